@@ -1,0 +1,22 @@
+"""Minibatch MCMC for NumPyro models."""
+
+from numpyro_minibatch import accept, batch, estimate, proposal
+from numpyro_minibatch.accept import Decision
+from numpyro_minibatch.batch import Batch
+from numpyro_minibatch.estimate import Estimate
+from numpyro_minibatch.kernels import MINT, MHMinibatch, MinibatchMH
+from numpyro_minibatch.target import Target
+
+__all__ = [
+    "MINT",
+    "Batch",
+    "Decision",
+    "Estimate",
+    "MHMinibatch",
+    "MinibatchMH",
+    "Target",
+    "accept",
+    "batch",
+    "estimate",
+    "proposal",
+]

@@ -1,0 +1,488 @@
+"""What every kernel shares: setup, start, vectorised chains, identity, pickling."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Hashable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.flatten_util import ravel_pytree
+from numpyro.infer import init_to_uniform
+from numpyro.infer.mcmc import MCMCKernel
+from numpyro.util import is_prng_key
+
+from numpyro_minibatch._preflight import Layout, find_nan, inspect_model
+from numpyro_minibatch.batch import BatchSize, Scheme, without_replacement
+from numpyro_minibatch.estimate import Reader, Weights
+from numpyro_minibatch.target import ModelTarget, Target
+
+__all__ = ["MinibatchKernel"]
+
+_MAX_TRIES = 100  # starting points tried, as many as NumPyro tries
+
+
+class Static(NamedTuple):
+    """The part of a model's arguments that is not arrays; a key of compiled functions.
+
+    :param treedef: the structure of ``(args, kwargs)``.
+    :param leaves: its leaves, with ``None`` where an array goes.
+    """
+
+    treedef: Any
+    leaves: tuple[Any, ...]
+
+    @classmethod
+    def split(cls, args: tuple, kwargs: Mapping[str, Any]) -> tuple[Static, list[Any]]:
+        """Separate the arrays of a model's arguments from the rest."""
+        leaves, treedef = jax.tree.flatten((args, dict(kwargs)))
+        is_array = [isinstance(leaf, np.ndarray | Array) for leaf in leaves]
+        arrays = [leaf for leaf, yes in zip(leaves, is_array, strict=True) if yes]
+        rest = [
+            _ARRAY if yes else leaf for leaf, yes in zip(leaves, is_array, strict=True)
+        ]
+        return cls(treedef, tuple(rest)), arrays
+
+    def join(self, arrays: list[Any]) -> tuple[tuple, dict[str, Any]]:
+        """Put the arrays back."""
+        remaining = iter(arrays)
+        leaves = [next(remaining) if leaf is _ARRAY else leaf for leaf in self.leaves]
+        return jax.tree.unflatten(self.treedef, leaves)
+
+
+class _ArrayMark:
+    def __repr__(self) -> str:
+        return "<array>"
+
+
+_ARRAY = _ArrayMark()
+
+
+class MinibatchKernel(MCMCKernel):
+    """Base class of the kernels: a target read through a batch scheme.
+
+    A concrete kernel says what a state is made of (:meth:`_first_state`) and how one
+    chain moves (:meth:`_transition`); everything that NumPyro's driver asks for is
+    here.
+
+    :param model: a NumPyro model with a data plate, or ``None``.
+    :param target: a :class:`~numpyro_minibatch.Target` written by hand, instead of a
+        model; then ``init_params`` must be passed to ``MCMC.run``.
+    :param batch_size: rows of a batch, or ``{plate: rows}``; by default each plate's
+        own ``subsample_size``.
+    :param batch: a ``batch.*`` scheme instead of ``batch_size``.
+    :param temperature: temperature ``T > 0`` of the likelihood.
+    :param temper_prior: whether the prior has the same temperature.
+    :param init_strategy: one of :mod:`numpyro.infer.initialization`.
+    """
+
+    def __init__(
+        self,
+        model: Callable | None = None,
+        *,
+        target: Target | None = None,
+        batch_size: BatchSize | None = None,
+        batch: Scheme | None = None,
+        temperature: float = 1.0,
+        temper_prior: bool = False,
+        init_strategy: Callable = init_to_uniform,
+    ) -> None:
+        name = type(self).__name__
+        if (model is None) == (target is None):
+            raise ValueError(
+                f"{name} takes either a model or target=, got "
+                f"{'neither' if model is None else 'both'}. Write {name}(model, ...)."
+            )
+        if model is not None and not callable(model):
+            raise TypeError(
+                f"{name}(model) must be a function with NumPyro primitives, got "
+                f"{type(model).__name__}."
+            )
+        if target is not None and not isinstance(target, Target):
+            raise TypeError(
+                f"{name}(target=...) must be a numpyro_minibatch.Target, got "
+                f"{type(target).__name__}."
+            )
+        if isinstance(batch_size, Scheme):
+            batch, batch_size = batch_size, None
+        if batch is not None and not isinstance(batch, Scheme):
+            raise TypeError(
+                f"{name}(batch=...) must be one of the numpyro_minibatch.batch "
+                f"schemes, such as batch.without_replacement(100), got {batch!r}."
+            )
+        if batch is not None and batch_size is not None:
+            raise ValueError(
+                f"{name} got both batch_size={batch_size!r} and batch={batch!r}; "
+                "the scheme says the size: pass batch alone."
+            )
+        check_positive(name, "temperature", temperature)
+        self._model = model
+        self._target = target
+        self._scheme = without_replacement(batch_size) if batch is None else batch
+        self._temperature = float(temperature)
+        self._temper_prior = bool(temper_prior)
+        self._init_strategy = init_strategy
+        self._num_warmup = 0
+        self._layout: Layout | None = None
+        self._frozen: dict[str, Any] = {}
+        self._sample_fn: Callable | None = None
+
+    # what the driver and the analysis read -----------------------------------------
+
+    @property
+    def model(self) -> Callable | None:
+        """The NumPyro model."""
+        return self._model
+
+    @property
+    def sample_field(self) -> str:
+        """The field of the state that holds the unconstrained position."""
+        return "z"
+
+    @property
+    def temperature(self) -> float:
+        """The temperature of the likelihood."""
+        return self._temperature
+
+    @property
+    def plates(self) -> dict[str, int]:
+        """The number of rows of each data plate, once the kernel has seen the data."""
+        return dict(self._require_layout().plates)
+
+    @property
+    def batch_sizes(self) -> dict[str, int]:
+        """The rows of one draw of each data plate, once the data have been seen."""
+        return dict(self._require_layout().widths)
+
+    @property
+    def frozen(self) -> dict[str, Any]:
+        """Values of the model's ``param`` sites, fixed at setup."""
+        return self._frozen
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings that define what the kernel does, for records."""
+        return {
+            "batch": repr(self._scheme),
+            "temperature": self.temperature,
+            "temper_prior": self._temper_prior,
+        }
+
+    def _require_layout(self) -> Layout:
+        if self._layout is None:
+            raise RuntimeError(
+                f"{type(self).__name__} has not seen the model's data yet; it does in "
+                "MCMC.run."
+            )
+        return self._layout
+
+    # identity: compiled steps are found again by value -------------------------------
+
+    def _identity(self) -> tuple[Hashable, ...]:
+        """Everything the constructor was given, hashable."""
+        return (
+            self._model,
+            self._target,
+            self._scheme,
+            self._temperature,
+            self._temper_prior,
+        )
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            type(self) is type(other)
+            and isinstance(other, MinibatchKernel)
+            and self._identity() == other._identity()
+            and self._init_strategy == other._init_strategy
+            and self._num_warmup == other._num_warmup
+            and self._layout == other._layout
+        )
+
+    def __hash__(self) -> int:
+        return hash((type(self), self._identity()))
+
+    def __getstate__(self) -> dict[str, Any]:
+        # the driver initialises a kernel without a _sample_fn again
+        return {**self.__dict__, "_sample_fn": None}
+
+    # setup ---------------------------------------------------------------------------
+
+    def _setup(self, args: tuple, kwargs: Mapping[str, Any]) -> None:
+        """Check the model and its data, and remember its layout."""
+        name = type(self).__name__
+        size = self._scheme.size
+        sizes = dict(size) if isinstance(size, tuple) else size
+        if self._target is not None:
+            plates = self._target.plates
+            widths = dict.fromkeys(plates, sizes) if not isinstance(sizes, dict) else sizes
+            for plate, rows in plates.items():
+                width = widths.get(plate)
+                if width is None and self._scheme.single_round:
+                    raise ValueError(
+                        f"{name} needs a batch_size for plate {plate!r} of the target, "
+                        f"which has {rows} rows: pass batch_size={{{plate!r}: 100}}."
+                    )
+                if width is not None and width > rows:
+                    raise ValueError(
+                        f"{name} got batch_size={width} for plate {plate!r}, which has "
+                        f"only {rows} rows. Use at most {rows}, the full batch."
+                    )
+            unknown = set(widths) - set(plates)
+            if unknown:
+                raise ValueError(
+                    f"{name} got batch_size for plate {unknown.pop()!r}, which the "
+                    f"target does not have; its plates are: {', '.join(plates)}."
+                )
+            ordered = tuple(sorted(plates.items()))
+            bound = tuple((n, widths.get(n) or rows) for n, rows in ordered)
+            self._layout, self._frozen = Layout(ordered, bound, ()), {}
+        else:
+            assert self._model is not None
+            self._layout, self._frozen = inspect_model(
+                name, self._model, args, kwargs, sizes
+            )
+
+    def _make_target(self, args: tuple, kwargs: Mapping[str, Any]) -> Target:
+        if self._target is not None:
+            return self._target
+        return ModelTarget(
+            model=self._model,
+            args=args,
+            kwargs=kwargs or {},
+            sizes=dict(self._require_layout().plates),
+            frozen=self._frozen,
+        )
+
+    def _reader(self, target: Target, unravel: Callable[[Array], Any]) -> Reader:
+        layout = self._require_layout()
+        plates = dict(layout.plates)
+        weight = 1.0 / self.temperature
+        return Reader(
+            evaluate=lambda flat, indices: target.terms(unravel(flat), indices),
+            plates=plates,
+            scheme=self._scheme.bound(dict(layout.widths), plates),
+            weights=Weights(weight if self._temper_prior else 1.0, weight),
+        )
+
+    # the driver's interface ------------------------------------------------------------
+
+    def init(  # type: ignore[no-untyped-def]
+        self, rng_key, num_warmup, init_params=None, model_args=(), model_kwargs=None
+    ):
+        """Check the model, find a starting point and return the first state.
+
+        :param rng_key: a PRNG key, or one per chain for vectorised chains.
+        :param num_warmup: number of warmup draws, during which settings adapt.
+        :param init_params: unconstrained starting point, a dict of arrays by site
+            (with a leading axis of chains for vectorised chains); by default drawn by
+            ``init_strategy``.
+        :param model_args: positional arguments of the model.
+        :param model_kwargs: keyword arguments of the model.
+        :return: the first state.
+        :raises ValueError: the model cannot be sampled from minibatches, or its log
+            density is not finite at the start.
+        """
+        kwargs = {} if model_kwargs is None else dict(model_kwargs)
+        self._num_warmup = int(num_warmup)
+        self._setup(model_args, kwargs)
+        self._check_init_params(init_params)
+        static, arrays = Static.split(model_args, kwargs)
+        vectorized = not is_prng_key(rng_key)
+        start = partial(_start, self, static)
+        if vectorized:
+            axes = (0, None if init_params is None else 0, None)
+            start = jax.vmap(start, in_axes=axes)
+        state, log_density = jax.jit(start)(rng_key, init_params, arrays)
+        if not isinstance(log_density, jax.core.Tracer):
+            self._check_start(state, np.asarray(log_density), model_args, kwargs)
+        transition = self._transition
+        if vectorized:
+            transition = partial(_vectorized, transition)
+        self._sample_fn = transition
+        return state
+
+    def sample(self, state, model_args, model_kwargs):  # type: ignore[no-untyped-def]
+        """One draw from the current state."""
+        assert self._sample_fn is not None
+        target = self._make_target(model_args, model_kwargs or {})
+        return self._sample_fn(target, state)
+
+    def postprocess_fn(self, args, kwargs):  # type: ignore[no-untyped-def]
+        """A function from a position to the model's constrained values.
+
+        Deterministic sites are included where they lie outside the data plates.
+        """
+        if self._target is not None:
+            return lambda z: z
+        target = self._make_target(args, kwargs or {})
+        assert isinstance(target, ModelTarget)
+        return target.constrain
+
+    @abstractmethod
+    def _first_state(self, reader: Reader, z: Any, flat: Array, key: Array) -> Any:
+        """The state of a chain that starts at ``z``."""
+
+    @abstractmethod
+    def _transition(self, target: Target, state: Any) -> Any:
+        """One draw of one chain."""
+
+    # checks of the starting point ----------------------------------------------------
+
+    def _check_init_params(self, init_params: Any) -> None:
+        latents = self._require_layout().latents
+        if init_params is None:
+            if self._target is not None:
+                raise ValueError(
+                    f"{type(self).__name__}(target=...) cannot choose a starting point: "
+                    "pass init_params=... to MCMC.run."
+                )
+        elif latents and (
+            not isinstance(init_params, Mapping) or set(init_params) != set(latents)
+        ):
+            got = (
+                sorted(init_params)
+                if isinstance(init_params, Mapping)
+                else type(init_params).__name__
+            )
+            raise ValueError(
+                "init_params must be a dict of unconstrained values for the latent "
+                f"sites {sorted(latents)}, got {got}."
+            )
+
+    def _check_start(
+        self, state: Any, log_density: np.ndarray, args: tuple, kwargs: dict[str, Any]
+    ) -> None:
+        nan = find_nan((args, kwargs))
+        finite = np.isfinite(log_density).all()
+        if finite and not nan:
+            return
+        bad = self._non_finite_rows(state, args, kwargs)
+        if bad:
+            where = "; ".join(f"plate {p!r}, rows {rows}" for p, rows in bad.items())
+            cause = f" The arguments contain NaN ({'; '.join(nan)})." if nan else ""
+            raise ValueError(
+                f"{type(self).__name__}: the log likelihood is not finite at the "
+                f"starting point for some rows ({where}).{cause} Drop or mask those "
+                "rows (numpyro.handlers.mask), or start elsewhere with "
+                "init_strategy=init_to_value(values=...)."
+            )
+        if not finite:
+            raise ValueError(
+                f"{type(self).__name__}: the log density is not finite at the starting "
+                f"point, after {_MAX_TRIES} tries: the log prior is not. Start from "
+                "values that the model allows, init_strategy=init_to_value(values=...), "
+                "or check the priors."
+            )
+
+    def _non_finite_rows(
+        self, state: Any, args: tuple, kwargs: dict[str, Any]
+    ) -> dict[str, list[int]]:
+        """The first rows of each plate whose log likelihood is not finite."""
+        target = self._make_target(args, kwargs)
+        z = state.z
+        if np.ndim(state.i):
+            z = jax.tree.map(lambda x: x[0], z)
+        plates = dict(self._require_layout().plates)
+        start = {name: jnp.zeros(min(2, size), jnp.int32) for name, size in plates.items()}
+        rows_fn = jax.jit(lambda z, indices: target.terms(z, indices).rows)
+        bad: dict[str, list[int]] = {}
+        for name, size in plates.items():
+            chunk = min(size, 65_536)
+            for first in range(0, size, chunk):
+                positions = np.minimum(np.arange(first, first + chunk), size - 1)
+                rows = rows_fn(z, {**start, name: jnp.asarray(positions, jnp.int32)})
+                wrong = positions[~np.isfinite(np.asarray(rows[name]))]
+                if wrong.size:
+                    bad[name] = sorted({int(row) for row in wrong[:5]})
+                    break
+        return bad
+
+
+def check_positive(who: str, name: str, value: Any) -> None:
+    """Raise unless ``value`` is a positive, finite number."""
+    if isinstance(value, bool) or not isinstance(value, int | float | np.number):
+        raise TypeError(
+            f"{who}({name}=...) must be a positive number, got {value!r} "
+            f"({type(value).__name__})."
+        )
+    if not (np.isfinite(value) and value > 0):
+        raise ValueError(f"{who}({name}=...) must be positive and finite, got {value!r}.")
+
+
+def _start(
+    kernel: MinibatchKernel, static: Static, key: Array, init: Any, arrays: list[Any]
+) -> tuple[Any, Array]:
+    """The first state of one chain, and its log density."""
+    args, kwargs = static.join(arrays)
+    target = kernel._make_target(args, kwargs)
+    key, init_key, batch_key = jax.random.split(key, 3)
+    plates = dict(kernel._require_layout().plates)
+    probe = without_replacement().bound(
+        {name: min(size, 1000) for name, size in plates.items()}, plates
+    )
+    rows = {
+        name: jnp.arange(min(size, 1000), dtype=jnp.int32)
+        if not probe.single_round
+        else probe.draw(batch_key, plates)[name].indices
+        for name, size in plates.items()
+    }
+
+    def log_density(z: Any) -> Array:
+        terms = target.terms(z, rows)
+        return terms.log_prior + sum(r.sum() for r in terms.rows.values())
+
+    if init is None:
+        assert isinstance(target, ModelTarget)
+        z = _find_start(kernel, target, init_key, rows, log_density)
+    else:
+        z = jax.tree.map(jnp.asarray, init)
+    flat, unravel = ravel_pytree(z)
+    state = kernel._first_state(kernel._reader(target, unravel), z, flat, key)
+    return state, log_density(z)
+
+
+def _find_start(
+    kernel: MinibatchKernel,
+    target: ModelTarget,
+    key: Array,
+    rows: Mapping[str, Array],
+    log_density: Callable[[Any], Array],
+) -> Any:
+    """Draw starting points until the log density is finite."""
+    strategy = kernel._init_strategy
+    strategy = strategy if isinstance(strategy, partial) else strategy()
+
+    def draw(key: Array) -> Any:
+        sites = target.trace(rows, key, substitute_fn=strategy)
+        z = target.unconstrain(sites, kernel._require_layout().latents)
+        return jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(float)), z)
+
+    def try_again(carry: tuple[Array, Array, Any, Array]) -> Any:
+        tries, key, _, _ = carry
+        key, draw_key = jax.random.split(key)
+        z = draw(draw_key)
+        return tries + 1, key, z, jnp.isfinite(log_density(z))
+
+    shapes = jax.eval_shape(draw, key)
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    first = (jnp.int32(0), key, zeros, jnp.array(False))
+    return jax.lax.while_loop(
+        lambda carry: (carry[0] < _MAX_TRIES) & ~carry[3], try_again, first
+    )[2]
+
+
+def _vectorized(transition: Callable, target: Target, state: Any) -> Any:
+    """One draw of several chains, which share their iteration count."""
+    # an unbatched count keeps `cond(i < num_warmup, ...)` a branch: batched, it would
+    # run the adaptation at every draw
+    fields = state._fields
+    axes = type(state)(*[None if name == "i" else 0 for name in fields])
+    count = state.i
+    moved = jax.vmap(partial(transition, target), in_axes=(axes,), out_axes=axes)(
+        state._replace(i=count[0])
+    )
+    return moved._replace(i=jnp.broadcast_to(moved.i, count.shape))

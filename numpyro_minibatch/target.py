@@ -1,0 +1,264 @@
+"""What is sampled: a NumPyro model as a prior and one log likelihood per row.
+
+This is the only module that uses NumPyro's effect handlers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+from jax import Array
+from numpyro import handlers
+from numpyro.distributions import biject_to
+from numpyro.distributions.util import sum_rightmost
+from numpyro.primitives import Messenger
+
+__all__ = ["ModelTarget", "Target", "Terms"]
+
+Position = Any  # a pytree of unconstrained parameters; a dict for a model
+Indices = Mapping[str, Array]
+
+
+class Terms(NamedTuple):
+    """The log density at one position, kept apart until it is safe to add up.
+
+    :param prior: a pytree of log densities whose total is the log prior; kept
+        unsummed because a difference of two large float32 sums loses what the
+        sum of the differences keeps.
+    :param rows: for each data plate the log likelihood of each row asked for,
+        shape ``(len(indices),)``.
+    """
+
+    prior: Any
+    rows: dict[str, Array]
+
+    @property
+    def log_prior(self) -> Array:
+        """The log prior density, a scalar."""
+        return sum((jnp.sum(t) for t in jax.tree.leaves(self.prior)), jnp.zeros(()))
+
+
+@dataclass(frozen=True)
+class Target:
+    """Two pure functions of an unconstrained position, and how many rows there are.
+
+    Written by hand, or built from a NumPyro model by the kernels.
+
+    :param log_prior: ``log_prior(z)``, a scalar: everything that is not a
+        subsampled row.
+    :param log_likelihood: ``log_likelihood(z, indices)``, the log likelihood of
+        each of the rows ``indices`` (an int32 vector), shape ``(len(indices),)``.
+        With several data plates ``indices`` is a dict ``{plate: vector}`` and so is
+        the result.
+    :param sizes: the number of rows; for several plates a dict ``{plate: rows}``.
+
+    :raises ValueError: a size is not a positive integer.
+
+    **Example**
+
+    .. doctest::
+
+        >>> import jax.numpy as jnp
+        >>> from numpyro_minibatch import Target
+        >>> y = jnp.array([0.5, 1.5, 1.0])
+        >>> target = Target(
+        ...     log_prior=lambda z: -0.5 * z**2,
+        ...     log_likelihood=lambda z, i: -0.5 * (y[i] - z) ** 2,
+        ...     sizes=3,
+        ... )
+        >>> terms = target.terms(jnp.array(1.0), {"data": jnp.array([0, 2])})
+        >>> float(terms.log_prior), terms.rows["data"].tolist()
+        (-0.5, [-0.125, -0.0])
+    """
+
+    log_prior: Callable[[Position], Array]
+    log_likelihood: Callable[[Position, Any], Any]
+    sizes: int | Mapping[str, int]
+
+    def __post_init__(self) -> None:
+        for name, size in self.plates.items():
+            if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+                raise ValueError(
+                    f"Target(sizes=...) must count the rows of plate {name!r} with a "
+                    f"positive integer, got {size!r}."
+                )
+
+    @property
+    def plates(self) -> dict[str, int]:
+        """The number of rows of each data plate; one plate is called ``"data"``."""
+        return dict(self.sizes) if isinstance(self.sizes, Mapping) else {
+            "data": self.sizes
+        }
+
+    def terms(self, z: Position, indices: Indices) -> Terms:
+        """The prior and the log likelihood of the rows ``indices`` at ``z``."""
+        if isinstance(self.sizes, Mapping):
+            return Terms(self.log_prior(z), dict(self.log_likelihood(z, indices)))
+        rows = self.log_likelihood(z, indices["data"])
+        return Terms(self.log_prior(z), {"data": rows})
+
+
+class Subsample(Messenger):
+    """Set the rows that each data plate draws, whatever its own ``subsample_size``.
+
+    The plate reads its subsample size back from the message after the handlers
+    ran, so setting both keeps its scale factor and its shapes consistent.
+    """
+
+    def __init__(self, fn: Callable | None, indices: Indices) -> None:
+        self.indices = indices
+        super().__init__(fn)
+
+    def process_message(self, msg: Any) -> None:
+        if msg["type"] == "plate" and msg["name"] in self.indices:
+            indices = self.indices[msg["name"]]
+            msg["value"] = indices
+            msg["args"] = (msg["args"][0], len(indices))
+
+
+def _unconstrained(z: Mapping[str, Array]) -> Callable:
+    """A ``substitute_fn`` that maps ``z`` into each site's support.
+
+    The log determinant of the map is emitted as a factor beside the site, inside
+    the site's own plates and scales, so that it survives ``scan`` and ``cond``.
+    """
+
+    def substitute_fn(site: Any) -> Array | None:
+        name = site["name"]
+        if site["type"] != "sample" or name not in z:
+            return None
+        transform = biject_to(site["fn"].support)
+        value = z[name]
+        step = site["infer"].get("_scan_current_index")
+        if step is not None:
+            event_shift = transform.codomain.event_dim - transform.domain.event_dim
+            if jnp.ndim(value) > len(site["fn"].shape()) - event_shift:
+                value = value[step]
+        constrained = transform(value)
+        log_det = transform.log_abs_det_jacobian(value, constrained)
+        extra = jnp.ndim(log_det) - jnp.ndim(constrained) + site["fn"].event_dim
+        log_det = sum_rightmost(log_det, extra)
+        numpyro.factor(f"_{name}_log_det", log_det)
+        return constrained
+
+    return substitute_fn
+
+
+def _site_log_prob(site: Any) -> Array:
+    intermediates = site["intermediates"]
+    if intermediates:
+        log_prob = site["fn"].log_prob(site["value"], intermediates)
+    else:
+        log_prob = site["fn"].log_prob(site["value"])
+    return log_prob if site["scale"] is None else site["scale"] * log_prob
+
+
+def _rows_of(site: Any, frame: Any, size: int) -> Array:
+    """The log likelihood of each row: the plate's scale off, the user's kept."""
+    # site["scale"] holds the plate's own size / batch beside the user's scales
+    log_prob = _site_log_prob(site) * (frame.size / size)
+    shape = jnp.broadcast_shapes(jnp.shape(log_prob), tuple(site["fn"].batch_shape))
+    rows = jnp.moveaxis(jnp.broadcast_to(log_prob, shape), frame.dim, 0)
+    return rows.reshape(rows.shape[0], -1).sum(-1)
+
+
+def _indexable(leaf: Any) -> Any:
+    """A numpy array as a JAX array: numpy's cannot be indexed by a traced batch."""
+    numeric = isinstance(leaf, np.ndarray) and leaf.dtype.kind in "biufc"
+    return jnp.asarray(leaf) if numeric else leaf
+
+
+def data_frames(site: Any, plates: Mapping[str, int]) -> list[Any]:
+    """The frames of ``site`` that belong to data plates."""
+    return [f for f in site["cond_indep_stack"] if f.name in plates]
+
+
+@dataclass(frozen=True)
+class ModelTarget(Target):
+    """The target of a NumPyro model at given arguments.
+
+    :param model: the model, a callable with NumPyro primitives.
+    :param args: positional arguments of the model, the data among them.
+    :param kwargs: keyword arguments of the model.
+    :param frozen: values of ``param`` sites, fixed once at setup: a model draws
+        them anew each time it runs.
+    :param sizes: the number of rows of each data plate.
+    """
+
+    log_prior: Any = field(init=False, default=None)
+    log_likelihood: Any = field(init=False, default=None)
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    model: Callable = field(kw_only=True)
+    args: tuple = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    frozen: Mapping[str, Any] = field(default_factory=dict)
+
+    def trace(
+        self, indices: Indices, key: Array | None = None, **substitution: Any
+    ) -> dict[str, Any]:
+        """Run the model on the rows ``indices`` and return the sites it visits.
+
+        :param indices: the rows of each data plate.
+        :param key: PRNG key for sites that are not substituted; by default a fixed
+            one, because everything random in the target is substituted.
+        :param substitution: ``data=`` or ``substitute_fn=`` of
+            :class:`numpyro.handlers.substitute` for the latent sites.
+        """
+        # seed innermost: an init strategy reads the site's key
+        model = handlers.seed(self.model, jax.random.PRNGKey(0) if key is None else key)
+        if substitution:
+            model = handlers.substitute(model, **substitution)
+        model = handlers.substitute(model, data=dict(self.frozen))
+        args, kwargs = jax.tree.map(_indexable, (self.args, dict(self.kwargs)))
+        return handlers.trace(Subsample(model, indices)).get_trace(*args, **kwargs)
+
+    def site_rows(self, sites: Mapping[str, Any]) -> dict[str, Array]:
+        """The log likelihood of each row, for each observed site of a data plate."""
+        rows = {}
+        for name, site in sites.items():
+            if site["type"] == "sample":
+                for frame in data_frames(site, self.sizes):
+                    rows[name] = _rows_of(site, frame, self.sizes[frame.name])
+        return rows
+
+    def terms(self, z: Position, indices: Indices) -> Terms:
+        """The prior and the log likelihood of the rows ``indices`` at ``z``."""
+        sites = self.trace(indices, substitute_fn=_unconstrained(z))
+        rows: dict[str, Array] = {}
+        prior = []
+        by_site = self.site_rows(sites)
+        for name, site in sites.items():
+            if name in by_site:
+                plate = data_frames(site, self.sizes)[0].name
+                rows[plate] = rows.get(plate, 0.0) + by_site[name]
+            elif site["type"] == "sample":
+                prior.append(_site_log_prob(site))
+        return Terms(prior, rows)
+
+    def constrain(self, z: Position) -> dict[str, Array]:
+        """The model's latent and deterministic values at ``z``.
+
+        Deterministic sites inside a data plate are left out: they have a value
+        per row. One row per plate is enough to replay the model.
+        """
+        one_row = {name: jnp.zeros(1, jnp.int32) for name in self.sizes}
+        sites = self.trace(one_row, substitute_fn=_unconstrained(z))
+        return {
+            name: site["value"]
+            for name, site in sites.items()
+            if name in z
+            or (site["type"] == "deterministic" and not data_frames(site, self.sizes))
+        }
+
+    def unconstrain(self, sites: Mapping[str, Any], latents: Any) -> dict[str, Array]:
+        """The unconstrained values of the ``latents`` in a trace."""
+        return {
+            name: biject_to(sites[name]["fn"].support).inv(sites[name]["value"])
+            for name in latents
+        }

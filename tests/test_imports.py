@@ -1,0 +1,224 @@
+"""Imports inside the package run one way, and none needs an optional package."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+PACKAGE = "numpyro_minibatch"
+ROOT = Path(__file__).resolve().parent.parent
+
+LAYERS = {"target", "batch", "estimate", "accept", "proposal"}
+
+# Module -> the modules of the package that it may import. A new module needs a row;
+# a new entry in a row is a decision about the design, so docs/design.md says why.
+# No row but those of `kernels` itself and of the package names `kernels`.
+ALLOWED: dict[str, set[str]] = {
+    # which rows, how noisy, take it?
+    "_permutation": set(),
+    "_correction": set(),
+    "target": set(),
+    "batch": {"_permutation"},
+    "estimate": {"target", "batch"},
+    "accept": {"estimate", "_correction"},
+    # where to: feeds only the kernels
+    "proposal": set(),
+    # the kernels, which compose all of the above
+    "_preflight": {"target", "batch"},
+    "kernels._base": LAYERS | {"_preflight"},
+    "kernels.metropolis": LAYERS | {"kernels._base"},
+    "kernels": {"kernels.metropolis"},
+    # what analyses a result reads plain attributes of the kernel that made it
+    "inference_data": {"target", "_version"},
+    "diagnostics": {"inference_data"},
+    "plots": {"inference_data", "diagnostics"},
+    # on their own
+    "datasets": set(),
+    "_version": set(),
+    # the package re-exports
+    "": LAYERS
+    | {"_version", "datasets", "diagnostics", "inference_data", "kernels", "plots"},
+}
+
+
+class Import(NamedTuple):
+    """One imported thing: a module of the package, or a top-level name outside it."""
+
+    line: int
+    name: str
+    inside: bool
+
+
+def modules() -> dict[str, Path]:
+    """Every module of the package, by its dotted name below the package."""
+    found = {}
+    for path in sorted((ROOT / PACKAGE).rglob("*.py")):
+        parts = path.relative_to(ROOT / PACKAGE).with_suffix("").parts
+        found[".".join(part for part in parts if part != "__init__")] = path
+    return found
+
+
+def imports(
+    source: str, module: str, *, is_package: bool, known: set[str], lazy: bool = True
+) -> Iterator[Import]:
+    """What a module imports, type-checking blocks included.
+
+    :param lazy: whether imports inside functions count as well.
+    """
+    tree = ast.parse(source)
+    nodes: list[ast.AST] = [tree]
+    while nodes:
+        node = nodes.pop()
+        if not lazy and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        nodes.extend(ast.iter_child_nodes(node))
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                here = [PACKAGE, *filter(None, module.split("."))]
+                here = here[: len(here) - node.level + is_package]
+                base = ".".join([*here, *filter(None, [base])])
+            names = [f"{base}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for name in names:
+            top, _, rest = name.partition(".")
+            if top == PACKAGE:
+                # `from package.module import thing` depends on the module.
+                while rest and rest not in known:
+                    rest = rest.rpartition(".")[0]
+                yield Import(node.lineno, rest, inside=True)
+            else:
+                yield Import(node.lineno, top, inside=False)
+
+
+def violations(
+    source: str, module: str, *, is_package: bool = False, known: set[str] | None = None
+) -> list[str]:
+    """The imports of a module that its row of the table does not allow."""
+    known = set(ALLOWED) if known is None else known
+    return [
+        f"{PACKAGE}.{module}, line {line}: imports {name or PACKAGE!r}"
+        for line, name, inside in imports(
+            source, module, is_package=is_package, known=known
+        )
+        if inside and name not in ALLOWED[module]
+    ]
+
+
+def dependencies() -> set[str]:
+    """Top-level names that pyproject.toml lets every module import."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return {requirement.partition(">")[0] for requirement in project["dependencies"]}
+
+
+@pytest.mark.parametrize("module", modules())
+def test_imports_run_one_way(module: str) -> None:
+    assert module in ALLOWED, f"{PACKAGE}.{module} needs a row in the table ALLOWED"
+    path = modules()[module]
+    assert not violations(
+        path.read_text(),
+        module,
+        is_package=path.name == "__init__.py",
+        known=set(modules()),
+    )
+
+
+def test_the_table_has_no_cycle() -> None:
+    order: list[str] = []
+    remaining = dict(ALLOWED)
+    while remaining:
+        free = [name for name, needs in remaining.items() if needs <= set(order)]
+        assert free, f"these modules may import each other: {sorted(remaining)}"
+        order += free
+        for name in free:
+            del remaining[name]
+
+
+def test_only_kernels_and_the_package_know_kernels() -> None:
+    knowing = {
+        module
+        for module, needs in ALLOWED.items()
+        if any(name.partition(".")[0] == "kernels" for name in needs)
+    }
+    assert knowing == {"", "kernels", "kernels.metropolis"}
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("batch", "import numpyro_minibatch.estimate"),
+        ("target", "from numpyro_minibatch.batch import Batch"),
+        ("target", "from numpyro_minibatch import batch"),
+        ("target", "from . import batch"),
+        ("target", "from .batch import Batch"),
+        ("kernels._base", "from .metropolis import MINT"),
+        ("kernels._base", "from ..datasets import load_covertype"),
+        ("kernels", "from . import unknown"),
+        ("estimate", "from numpyro_minibatch import Batch"),
+        ("estimate", "if TYPE_CHECKING:\n    from numpyro_minibatch import accept"),
+        ("diagnostics", "def f():\n    from numpyro_minibatch.kernels import MINT"),
+        ("inference_data", "from numpyro_minibatch.kernels._base import State"),
+        ("proposal", "try:\n    from .accept import penalty\nexcept ValueError: ..."),
+    ],
+)
+def test_the_check_can_fail(module: str, source: str) -> None:
+    assert len(violations(source, module, is_package=module == "kernels")) == 1
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("estimate", "from numpyro_minibatch import batch"),
+        ("estimate", "from .batch import Batch"),
+        ("kernels._base", "from ..target import Target"),
+        ("kernels", "from .metropolis import MINT"),
+        ("kernels", "from numpyro_minibatch.kernels.metropolis import MINT"),
+        ("target", "import jax.numpy as jnp\nfrom numpyro import handlers"),
+    ],
+)
+def test_the_check_can_pass(module: str, source: str) -> None:
+    assert not violations(source, module, is_package=module == "kernels")
+
+
+@pytest.mark.parametrize("module", modules())
+def test_modules_import_only_dependencies(module: str) -> None:
+    path = modules()[module]
+    outside = {
+        name
+        for _, name, inside in imports(
+            path.read_text(),
+            module,
+            is_package=path.name == "__init__.py",
+            known=set(modules()),
+            lazy=False,
+        )
+        if not inside
+    }
+    optional = {"matplotlib"} if module == "plots" else set()
+    assert outside <= dependencies() | optional | set(sys.stdlib_module_names)
+
+
+def test_importing_the_package_loads_nothing_optional() -> None:
+    script = (
+        f"import sys, {PACKAGE}; "
+        "print(*{'flax', 'pooch', 'sklearn'} & set(sys.modules))"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.split() == []
