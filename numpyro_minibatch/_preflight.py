@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from numpyro.infer import init_to_uniform
 
 from numpyro_minibatch.target import ModelTarget
 
@@ -103,7 +104,7 @@ def _abstract_sites(target: ModelTarget) -> tuple[list[Site], dict[str, Any]]:
 
     def run() -> dict[str, Any]:
         found.clear()
-        trace = target.trace({})
+        trace = target.trace({}, substitute_fn=init_to_uniform())
         found.extend(_static(site) for site in trace.values())
         return {n: s["value"] for n, s in trace.items() if s["type"] == "param"}
 
@@ -227,7 +228,9 @@ def _check_sites(
                 "is discrete. Sum it out, for example with MixtureSameFamily."
             )
     for name in plates:
-        if not any(s.type == "sample" and s.observed and s.inside({name}) for s in sites):
+        if not any(
+            s.type == "sample" and s.observed and s.inside({name}) for s in sites
+        ):
             raise ValueError(
                 f"plate {name!r} has no observed site, so subsampling it estimates "
                 "nothing. Put the observations inside it, or leave it out of "
@@ -261,7 +264,7 @@ def _check_indexing(who: str, target: ModelTarget, plates: Mapping[str, int]) ->
 
     def run() -> dict[str, Array]:
         nonlocal problem
-        trace = target.trace(probe)
+        trace = target.trace(probe, substitute_fn=init_to_uniform())
         for site in trace.values():
             if site["type"] == "sample" and site["is_observed"]:
                 problem = problem or _shape_problem(_static(site), plates)
@@ -302,7 +305,9 @@ def find_nan(args: Any) -> list[str]:
     """The array arguments that contain NaN, described."""
     found = []
     for path, leaf in jax.tree_util.tree_flatten_with_path(args)[0]:
-        if isinstance(leaf, jax.core.Tracer) or not isinstance(leaf, np.ndarray | Array):
+        if isinstance(leaf, jax.core.Tracer) or not isinstance(
+            leaf, np.ndarray | Array
+        ):
             continue
         if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             continue

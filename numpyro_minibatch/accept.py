@@ -17,7 +17,7 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from numbers import Real
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,9 +25,7 @@ from jax import Array
 from jax.scipy.special import erfc
 
 from numpyro_minibatch._correction import Series, Table, correction_table, refuse_unfit
-
-if TYPE_CHECKING:  # no cycle, should estimate.py need penalty_correction
-    from numpyro_minibatch.estimate import Estimate, penalty_correction
+from numpyro_minibatch.estimate import Estimate, penalty_correction
 
 __all__ = [
     "AcceptanceTest",

@@ -141,7 +141,7 @@ class Scheme:
 
     def fpc(self, count: ArrayLike, size: int) -> ArrayLike:
         """The finite-population correction after ``count`` of ``size`` rows."""
-        return 1.0 - count / size
+        return (size - count) / size  # exactly zero when all rows were read
 
     def draw(self, key: Array, plates: Mapping[str, int]) -> dict[str, Batch]:
         """One draw: a :class:`Batch` for each plate.

@@ -18,7 +18,7 @@ import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -273,10 +273,11 @@ def _download(source: _Source, cache: Path | None) -> dict[str, np.ndarray]:
         )
         arrays = source.parse(Path(path))
     cache.mkdir(parents=True, exist_ok=True)
+    entries: dict[str, Any] = {**arrays}  # savez's own options are no arrays
     # Written beside its place and then moved, so that an interrupted run or a
     # second one at the same time leaves no half-written file.
     with tempfile.TemporaryDirectory(dir=cache) as folder:
-        np.savez_compressed(Path(folder) / "arrays.npz", **arrays)
+        np.savez_compressed(Path(folder) / "arrays.npz", **entries)
         os.replace(Path(folder) / "arrays.npz", cache / f"{source.stem}.npz")
     return arrays
 

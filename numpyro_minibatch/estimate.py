@@ -271,7 +271,9 @@ class Reader(NamedTuple):
     @property
     def gradient_rows(self) -> int:
         """Rows that one :meth:`gradient` reads."""
-        sizes = self.plates if isinstance(self.scheme, FullBatch) else self.scheme.widths
+        sizes = (
+            self.plates if isinstance(self.scheme, FullBatch) else self.scheme.widths
+        )
         return sum(sizes.values())
 
     def gradient(self, key: Array, z: Array) -> Array:
@@ -376,8 +378,10 @@ class Shared:
         def rows_of(indices: Mapping[str, Array]) -> tuple[Any, dict[str, Array]]:
             prior, rows = jax.vmap(reader.evaluate, (0, None))(pair, indices)
             # float32: per-row and per-term differences first, sums afterwards
-            priors = [jnp.stack([(t[1] - t[0]).sum(), t[0].sum()]) for t in
-                      jax.tree.leaves(prior)]
+            priors = [
+                jnp.stack([(t[1] - t[0]).sum(), t[0].sum()])
+                for t in jax.tree.leaves(prior)
+            ]
             rows = {name: jnp.stack([r[1] - r[0], r[0]]) for name, r in rows.items()}
             return sum(priors, jnp.zeros(2, z.dtype)), rows
 
@@ -385,7 +389,9 @@ class Shared:
         likelihood = reader.weights.likelihood * sums
         density = likelihood + reader.weights.prior * prior
         log_ratio = jax.tree.map(lambda x: x[0] if jnp.ndim(x) else x, density)
-        log_density = density.value[1] + jnp.stack([jnp.zeros_like(z[0]), log_ratio.value])
+        log_density = density.value[1] + jnp.stack(
+            [jnp.zeros_like(z[0]), log_ratio.value]
+        )
         return Comparison(
             log_ratio,
             log_ratio.variance,

@@ -93,7 +93,9 @@ class _Langevin(Proposal):
             position, drift = carry
             new = whitening.whiten_gradient(gradient(position))
             moved = z + step_size * whitening.color(0.5 * step_size * new + noise)
-            return jnp.where(i == 0, moved, position), jnp.where(i == 0, new, drift + new)
+            return jnp.where(i == 0, moved, position), jnp.where(
+                i == 0, new, drift + new
+            )
 
         z_new, drifts = jax.lax.fori_loop(0, 2, half_step, (z, jnp.zeros_like(z)))
         # w = w' + eps^2/2 g' + eps xi'  gives  xi' = -(xi + eps/2 (g + g'))

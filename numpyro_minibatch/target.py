@@ -92,9 +92,11 @@ class Target:
     @property
     def plates(self) -> dict[str, int]:
         """The number of rows of each data plate; one plate is called ``"data"``."""
-        return dict(self.sizes) if isinstance(self.sizes, Mapping) else {
-            "data": self.sizes
-        }
+        return (
+            dict(self.sizes)
+            if isinstance(self.sizes, Mapping)
+            else {"data": self.sizes}
+        )
 
     def terms(self, z: Position, indices: Indices) -> Terms:
         """The prior and the log likelihood of the rows ``indices`` at ``z``."""

@@ -26,7 +26,7 @@ TESTS = {
     "penalty_large_sample": accept.penalty(small_sample=False),
     "barker": accept.barker(),
     "compensated": accept.compensated_barker(),
-    "compensated_small": accept.compensated_barker(variance=0.2),
+    "compensated_small": accept.compensated_barker(variance=np.float64(0.2)),
     "compensated_series": accept.compensated_barker(variance=0.5, table="series"),
 }
 every_test = pytest.mark.parametrize("test", TESTS.values(), ids=TESTS)

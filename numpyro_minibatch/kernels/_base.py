@@ -218,7 +218,9 @@ class MinibatchKernel(MCMCKernel):
         sizes = dict(size) if isinstance(size, tuple) else size
         if self._target is not None:
             plates = self._target.plates
-            widths = dict.fromkeys(plates, sizes) if not isinstance(sizes, dict) else sizes
+            widths = (
+                dict.fromkeys(plates, sizes) if not isinstance(sizes, dict) else sizes
+            )
             for plate, rows in plates.items():
                 width = widths.get(plate)
                 if width is None and self._scheme.single_round:
@@ -387,7 +389,9 @@ class MinibatchKernel(MCMCKernel):
         if np.ndim(state.i):
             z = jax.tree.map(lambda x: x[0], z)
         plates = dict(self._require_layout().plates)
-        start = {name: jnp.zeros(min(2, size), jnp.int32) for name, size in plates.items()}
+        start = {
+            name: jnp.zeros(min(2, size), jnp.int32) for name, size in plates.items()
+        }
         rows_fn = jax.jit(lambda z, indices: target.terms(z, indices).rows)
         bad: dict[str, list[int]] = {}
         for name, size in plates.items():
@@ -410,7 +414,9 @@ def check_positive(who: str, name: str, value: Any) -> None:
             f"({type(value).__name__})."
         )
     if not (np.isfinite(value) and value > 0):
-        raise ValueError(f"{who}({name}=...) must be positive and finite, got {value!r}.")
+        raise ValueError(
+            f"{who}({name}=...) must be positive and finite, got {value!r}."
+        )
 
 
 def _start(

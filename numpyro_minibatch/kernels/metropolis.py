@@ -286,7 +286,9 @@ class MinibatchMH(MinibatchKernel):
     ) -> MinibatchMHState:
         key, index_key, memory_key, adapt_key = jax.random.split(key, 4)
         init_adapter, _ = self._adapter()
-        adapt_state = init_adapter((flat,), adapt_key, jnp.asarray(self._step_size, flat.dtype))
+        adapt_state = init_adapter(
+            (flat,), adapt_key, jnp.asarray(self._step_size, flat.dtype)
+        )
         adapt_state = adapt_state._replace(rng_key=None)
         zero = jnp.zeros((), flat.dtype)
         return MinibatchMHState(
@@ -312,7 +314,9 @@ class MinibatchMH(MinibatchKernel):
         reader = self._reader(target, unravel)
         rng_key, draw_key = jax.random.split(state.rng_key)
 
-        def inner(carry: tuple[Array, Any], n: Array) -> tuple[tuple[Array, Any], _Step]:
+        def inner(
+            carry: tuple[Array, Any], n: Array
+        ) -> tuple[tuple[Array, Any], _Step]:
             t = state.i * self._num_steps + n
             keys = (
                 jax.random.fold_in(draw_key, n) if self._num_steps > 1 else draw_key,
