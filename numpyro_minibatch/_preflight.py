@@ -6,18 +6,25 @@ Everything here runs the model abstractly, so that it costs no arithmetic on the
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from numpyro.distributions import biject_to
 from numpyro.infer import init_to_uniform
+from numpyro.util import find_stack_level
 
-from numpyro_minibatch.target import ModelTarget
+from numpyro_minibatch._dataflow import inspect_flow
+from numpyro_minibatch.target import ModelTarget, Subsample, Target
 
-__all__ = ["Layout", "inspect_model"]
+__all__ = ["Layout", "explained", "find_nan", "inspect_model", "inspect_target"]
+
+# a warning about work on all rows is worth its noise from so many batches of rows on
+_WIDE = 10
 
 
 class Layout(NamedTuple):
@@ -26,11 +33,15 @@ class Layout(NamedTuple):
     :param plates: the data plates and their numbers of rows.
     :param widths: the rows of one draw of each data plate.
     :param latents: the latent sites.
+    :param shapes: the shapes of their unconstrained values.
+    :param value_shapes: the shapes of their constrained values.
     """
 
     plates: tuple[tuple[str, int], ...]
     widths: tuple[tuple[str, int], ...]
     latents: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...] = ()
+    value_shapes: tuple[tuple[int, ...], ...] = ()
 
 
 class Site(NamedTuple):
@@ -43,7 +54,10 @@ class Site(NamedTuple):
     discrete: bool
     frames: tuple[Any, ...]
     value_shape: tuple[int, ...] | None
+    shape: tuple[int, ...]
+    free_shape: tuple[int, ...]
     event_dim: int
+    scaled: bool
     args: tuple[Any, ...]
 
     def inside(self, plates: Mapping[str, Any]) -> list[Any]:
@@ -57,6 +71,7 @@ def inspect_model(
     args: tuple,
     kwargs: Mapping[str, Any],
     sizes: int | Mapping[str, int] | None,
+    full: bool = False,
 ) -> tuple[Layout, dict[str, Any]]:
     """Find the data plates of a model and check that they can be subsampled.
 
@@ -65,20 +80,110 @@ def inspect_model(
     :param args: its positional arguments.
     :param kwargs: its keyword arguments.
     :param sizes: rows of one draw, as the user gave them.
+    :param full: whether they are chunks of the full batch.
     :return: the layout, and the values of ``param`` sites to freeze.
     :raises ValueError: the model cannot be sampled from minibatches; the message says
         what was found and what to write instead.
     """
     target = ModelTarget(model=model, args=args, kwargs=kwargs, sizes={})
-    sites, frozen = _abstract_sites(target)
-    widths, plates = _choose_plates(who, sites, sizes)
+    sites, frozen = _sites_as_written(who, target)
+    widths, plates = _choose_plates(who, sites, sizes, full)
     latents = _check_sites(who, sites, plates)
     target = ModelTarget(
         model=model, args=args, kwargs=kwargs, sizes=plates, frozen=frozen
     )
-    _check_indexing(who, target, plates)
+    _check_indexing(who, target, plates, {site.name: site for site in sites})
+    found = {site.name: site for site in sites if site.name in latents}
+    z = {
+        name: jax.ShapeDtypeStruct(site.free_shape, jnp.result_type(float))
+        for name, site in found.items()
+    }
+    _check_flow(who, target, widths, z)
     ordered = tuple(sorted(plates.items()))
-    return Layout(ordered, tuple((n, widths[n]) for n, _ in ordered), latents), frozen
+    layout = Layout(
+        ordered,
+        tuple((n, widths[n]) for n, _ in ordered),
+        latents,
+        tuple(found[name].free_shape for name in latents),
+        tuple(found[name].value_shape or () for name in latents),
+    )
+    return layout, frozen
+
+
+def inspect_target(who: str, target: Target, widths: Mapping[str, int], z: Any) -> None:
+    """Check that a target written by hand gives one number per row.
+
+    :param who: the kernel's name, for the messages.
+    :param target: the target.
+    :param widths: rows of one draw of each plate.
+    :param z: a position.
+    :raises ValueError: it does not.
+    """
+    probe = _probe(target.plates)
+    rows = jax.eval_shape(lambda z, indices: target.terms(z, indices).rows, z, probe)
+    for name, indices in probe.items():
+        shape = getattr(rows.get(name), "shape", None)
+        if shape != indices.shape:
+            raise ValueError(
+                f"{who}: log_likelihood(z, indices) of the target must return one "
+                f"number for each of the indices of plate {name!r}, so for "
+                f"{len(indices)} indices an array of shape {indices.shape}, and "
+                f"returned {'nothing' if shape is None else f'shape {shape}'}. Take "
+                "the data by the indices, y[indices], and do not sum over them."
+            )
+    _check_flow(who, target, widths, z)
+
+
+@contextmanager
+def explained(who: str, args: tuple, kwargs: Mapping[str, Any]) -> Iterator[None]:
+    """Say what to write instead where a model cannot be traced by JAX.
+
+    :param who: the kernel's name, for the messages.
+    :param args: the model's positional arguments.
+    :param kwargs: its keyword arguments.
+    """
+    try:
+        yield
+    except (TypeError, KeyError, IndexError) as error:
+        unusable = _unusable(args, kwargs)
+        if unusable:
+            raise TypeError(
+                f"{who} cannot run the model, which got {', '.join(unusable)}: data "
+                "must be NumPy or JAX arrays of numbers. Convert them with "
+                f"numpy.asarray first. ({_first_line(error)})"
+            ) from error
+        if isinstance(
+            error,
+            jax.errors.ConcretizationTypeError
+            | jax.errors.NonConcreteBooleanIndexError
+            | jax.errors.TracerArrayConversionError
+            | jax.errors.TracerIntegerConversionError,
+        ):
+            raise TypeError(
+                f"{who} cannot run the model: its Python code needs the values of the "
+                f"data or of a plate's indices ({_first_line(error)}). Compute numbers "
+                "such as len(np.unique(group)) beforehand and pass them as arguments; "
+                "pass the data as arguments too, or as JAX arrays (jnp.asarray), which "
+                "can be indexed by a minibatch where NumPy arrays cannot."
+            ) from error
+        raise
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).partition("\n")[0].rstrip(".")
+
+
+def _unusable(args: tuple, kwargs: Mapping[str, Any]) -> list[str]:
+    """The arguments of a model that look like data but are not arrays of numbers."""
+    found = []
+    for name, value in [*((f"args[{i}]", x) for i, x in enumerate(args))] + [
+        *kwargs.items()
+    ]:
+        if isinstance(value, np.ndarray) and value.dtype.kind not in "biufc":
+            found.append(f"{name} of dtype {value.dtype}")
+        elif isinstance(value, list) or hasattr(value, "iloc"):
+            found.append(f"{name} of type {type(value).__name__}")
+    return found
 
 
 def _static(site: Any) -> Site:
@@ -93,9 +198,68 @@ def _static(site: Any) -> Site:
         discrete=bool(sample and fn.support is not None and fn.support.is_discrete),
         frames=tuple(site.get("cond_indep_stack", ())),
         value_shape=jnp.shape(value) if sample else None,
+        shape=tuple(fn.shape()) if sample else (),
+        free_shape=_free_shape(fn, value) if sample else (),
         event_dim=fn.event_dim if sample else 0,
+        scaled=site.get("scale") is not None,
         args=tuple(site.get("args", ())),
     )
+
+
+def _free_shape(fn: Any, value: Any) -> tuple[int, ...]:
+    """The shape of the unconstrained value of a site."""
+    if fn.support is None or fn.support.is_discrete:
+        return jnp.shape(value)
+    return tuple(biject_to(fn.support).inverse_shape(jnp.shape(value)))
+
+
+class _AllRows(Subsample):
+    """Give each plate all its rows, and note the subsample size that it asked for."""
+
+    def __init__(self, fn: Callable) -> None:
+        super().__init__(fn, {})
+        self.asked: dict[str, tuple[int, int]] = {}
+
+    def process_message(self, msg: Any) -> None:
+        if msg["type"] == "plate":
+            size, subsample_size = msg["args"]
+            self.asked[msg["name"]] = (size, subsample_size)
+            msg["value"] = jnp.arange(size)
+            msg["args"] = (size, size)
+
+
+def _sites_as_written(
+    who: str, target: ModelTarget
+) -> tuple[list[Site], dict[str, Any]]:
+    """The sites of a model that runs as written; where it does not run, say why."""
+    try:
+        with explained(who, target.args, target.kwargs):
+            return _abstract_sites(target)
+    except (ValueError, TypeError, AssertionError) as error:
+        model = _AllRows(target.model)
+        try:
+            _abstract_sites(
+                ModelTarget(model=model, args=target.args, kwargs=target.kwargs)
+            )
+            runs = True
+        except Exception:
+            runs = False
+        asked = {n: a for n, a in model.asked.items() if a[1] not in (None, a[0])}
+        for name, (size, subsample_size) in asked.items():
+            if subsample_size < 1:
+                raise ValueError(
+                    f"plate {name!r} has subsample_size={subsample_size}. Write a "
+                    f"number of its {size} rows, at least 2."
+                ) from error
+            if runs:
+                problem = (
+                    f"with all {size} rows the model runs, with {subsample_size} it "
+                    f"fails: {_first_line(error)}"
+                )
+                raise ValueError(_not_indexed(who, problem, size)) from error
+        if isinstance(error, AssertionError):
+            raise ValueError(f"{who} cannot run the model: {error}.") from error
+        raise
 
 
 def _abstract_sites(target: ModelTarget) -> tuple[list[Site], dict[str, Any]]:
@@ -108,7 +272,10 @@ def _abstract_sites(target: ModelTarget) -> tuple[list[Site], dict[str, Any]]:
         found.extend(_static(site) for site in trace.values())
         return {n: s["value"] for n, s in trace.items() if s["type"] == "param"}
 
-    frozen = jax.eval_shape(run)
+    with warnings.catch_warnings():
+        # what the message below says better
+        warnings.filterwarnings("ignore", "subsample_size does not match")
+        frozen = jax.eval_shape(run)
     if jax.tree.leaves(frozen):
         # every chain must share these values, so they come from a fixed key and are
         # computed for real even where the kernel is being initialised under a transform
@@ -121,12 +288,23 @@ def _example(size: int) -> str:
     return (
         f'\n    with numpyro.plate("data", {size}) as idx:'
         '\n        numpyro.sample("obs", dist.Normal(X[idx] @ beta, 1.0), obs=y[idx])'
-        '\nand pass batch_size={"data": 100}.'
+        f'\nand pass batch_size={{"data": {max(2, min(100, size // 10))}}}.'
+    )
+
+
+def _not_indexed(who: str, problem: str, size: int) -> str:
+    return (
+        f"{who}: the data of the model do not follow the indices of its plate "
+        f"({problem}). Inside the plate take every array by its indices, or by "
+        f"numpyro.subsample(y, event_dim=0):{_example(size)}"
     )
 
 
 def _choose_plates(
-    who: str, sites: list[Site], sizes: int | Mapping[str, int] | None
+    who: str,
+    sites: list[Site],
+    sizes: int | Mapping[str, int] | None,
+    full: bool,
 ) -> tuple[dict[str, int], dict[str, int]]:
     plates = {s.name: s.args for s in sites if s.type == "plate"}
     own = {
@@ -135,21 +313,25 @@ def _choose_plates(
         if len(args) > 1 and args[1] is not None and args[1] != args[0]
     }
     listing = ", ".join(f"{n!r} ({a[0]} rows)" for n, a in plates.items()) or "none"
-    in_scan = {f.name for s in sites for f in s.frames} - set(plates)
+    # sorted: the message must not depend on the hashes of strings
+    in_scan = sorted({f.name for s in sites for f in s.frames} - set(plates))
+    subsampled_in_scan = [
+        f.name for s in sites if s.scaled for f in s.frames if f.name in in_scan
+    ]
+    if subsampled_in_scan:
+        raise ValueError(_inside_scan(who, subsampled_in_scan[0]))
     if isinstance(sizes, Mapping):
         unknown = [name for name in sizes if name not in plates]
         if unknown and unknown[0] in in_scan:
-            raise ValueError(
-                f"{who} cannot subsample plate {unknown[0]!r}: it stands inside a scan "
-                "or another control flow primitive. Move the plate of the data out of "
-                "it."
-            )
+            raise ValueError(_inside_scan(who, unknown[0]))
         if unknown:
             raise ValueError(
                 f"{who} got batch_size for plate {unknown[0]!r}, which the model does "
                 f"not have; its plates are: {listing}."
             )
         widths = {**own, **sizes}
+    elif full:
+        widths = dict.fromkeys(list(own) or _candidates(sites, plates), 0)
     elif sizes is None:
         widths = own
     else:
@@ -161,6 +343,10 @@ def _choose_plates(
                 f"batch_size={{{names[0]!r}: {sizes}}}."
             )
         widths = dict.fromkeys(names, sizes)
+    if full:
+        widths = {name: plates[name][0] for name in widths}
+    if not widths and in_scan:
+        raise ValueError(_inside_scan(who, in_scan[0]))
     if not widths:
         advice = (
             "Put the observed sites into a plate and take the data by its indices:"
@@ -182,6 +368,14 @@ def _choose_plates(
                 f"{size} rows. Use at most {size}, the full batch."
             )
     return widths, {name: plates[name][0] for name in widths}
+
+
+def _inside_scan(who: str, plate: str) -> str:
+    return (
+        f"{who} cannot subsample plate {plate!r}: it stands inside a scan or another "
+        "control flow primitive. Move the plate of the data out of it; a plate that "
+        "stays inside needs all its rows, without a subsample_size or scale."
+    )
 
 
 def _candidates(sites: list[Site], plates: Mapping[str, Any]) -> list[str]:
@@ -254,37 +448,97 @@ def _local_latent(site: str, plate: str) -> str:
             f"{message} numpyro.sample(..., obs_mask=...) made it for the missing "
             "values; use numpyro.handlers.mask around a plain observed site instead."
         )
-    return f"{message} Sum it out, or move it out of the plate."
+    return (
+        f"{message} If it holds the observations, pass them: it got obs=None. "
+        "Otherwise sum it out, or move it out of the plate."
+    )
 
 
-def _check_indexing(who: str, target: ModelTarget, plates: Mapping[str, int]) -> None:
+def _probe(plates: Mapping[str, int]) -> dict[str, Any]:
+    """Two rows per plate, without values: nothing is computed."""
+    return {
+        name: jax.ShapeDtypeStruct((min(2, size),), jnp.int32)
+        for name, size in plates.items()
+    }
+
+
+def _check_indexing(
+    who: str,
+    target: ModelTarget,
+    plates: Mapping[str, int],
+    as_written: Mapping[str, Site],
+) -> None:
     """Run the model on two rows per plate: data that are not indexed do not fit."""
-    probe = {n: jnp.arange(min(2, size), dtype=jnp.int32) for n, size in plates.items()}
-    problem = ""
+    problem = crossed = ""
 
-    def run() -> dict[str, Array]:
-        nonlocal problem
-        trace = target.trace(probe, substitute_fn=init_to_uniform())
+    def run(indices: Mapping[str, Array]) -> dict[str, Array]:
+        nonlocal problem, crossed
+        trace = target.trace(indices, substitute_fn=init_to_uniform())
         for site in trace.values():
             if site["type"] == "sample" and site["is_observed"]:
-                problem = problem or _shape_problem(_static(site), plates)
+                found = _static(site)
+                problem = problem or _shape_problem(found, plates)
+                if not problem and found.inside(plates):
+                    crossed = crossed or _crossed(found, as_written[found.name], plates)
         return {} if problem else target.site_rows(trace)
 
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            jax.eval_shape(run)
+            jax.eval_shape(run, _probe(plates))
     except (ValueError, TypeError, AssertionError) as error:
         if not any(size > 2 for size in plates.values()):
             raise
         problem = f"running the model on 2 rows failed with: {error}"
     if problem:
-        name = next(iter(plates))
+        raise ValueError(_not_indexed(who, problem, next(iter(plates.values()))))
+    if crossed:
+        raise ValueError(f"{who}: {crossed}")
+
+
+def _crossed(site: Site, as_written: Site, plates: Mapping[str, int]) -> str:
+    """What is wrong if every row of the data meets every row of the distribution."""
+    shapes = []
+    for seen in (as_written, site):
+        shape = jnp.broadcast_shapes(seen.shape, seen.value_shape or ())
+        shapes.append(shape[: len(shape) - seen.event_dim])
+    written, probed = shapes
+    declared = {frame.dim for frame in site.frames}
+    for axis in range(-min(len(written), len(probed)), 0):
+        if axis not in declared and written[axis] != probed[axis]:
+            return (
+                f"observed site {site.name!r} has shape {written} in plate "
+                f"{site.inside(plates)[0].name!r}: it has the rows of the plate twice, "
+                "because its distribution and its data do not line up, as (n, 1) and "
+                "(n,) do not. Give both one entry per row, for example y[idx][:, 0] or "
+                "(X[idx] @ beta)[:, 0]."
+            )
+    return ""
+
+
+def _check_flow(who: str, target: Target, widths: Mapping[str, int], z: Any) -> None:
+    """Check what a target does with its data beyond the rows that it is asked for."""
+    plates, probe = target.plates, _probe(target.plates)
+    closed = jax.make_jaxpr(target.terms)(z, probe)
+    indices = [None] * len(jax.tree.leaves(z)) + sorted(probe)
+    found = inspect_flow(closed, plates, indices)
+    for plate, rows, shape in found.short:
         raise ValueError(
-            f"{who}: the data of the model do not follow the indices of its plate "
-            f"({problem}). Inside the plate take every array by its indices, or by "
-            f"numpyro.subsample(y, event_dim=0):{_example(plates[name])}"
+            f"{who}: an array of shape {shape} is taken by the indices of plate "
+            f"{plate!r}, which has {plates[plate]} rows: beyond its {rows} entries "
+            "JAX would repeat the last one without a word. Give the arrays of a plate "
+            "one length, and the plate that size."
         )
+    for plate, primitive in found.wide:
+        if plates[plate] > _WIDE * widths[plate]:
+            warnings.warn(
+                f"{who}: the model computes on all {plates[plate]} rows of plate "
+                f"{plate!r} ({primitive}) to use {widths[plate]} of them, at every "
+                "step. This is right but slow: take the data by the plate's indices "
+                "first, X[idx] @ beta instead of (X @ beta)[idx].",
+                stacklevel=find_stack_level(),
+            )
+            break
 
 
 def _shape_problem(site: Site, plates: Mapping[str, int]) -> str:
@@ -302,7 +556,7 @@ def _shape_problem(site: Site, plates: Mapping[str, int]) -> str:
 
 
 def find_nan(args: Any) -> list[str]:
-    """The array arguments that contain NaN, described."""
+    """The arrays in a model's ``(args, kwargs)`` that contain NaN, described."""
     found = []
     for path, leaf in jax.tree_util.tree_flatten_with_path(args)[0]:
         if isinstance(leaf, jax.core.Tracer) or not isinstance(
@@ -315,6 +569,7 @@ def find_nan(args: Any) -> list[str]:
         if np.issubdtype(values.dtype, np.floating):
             count = int(np.isnan(values).sum())
             if count:
-                where = jax.tree_util.keystr(path)
-                found.append(f"args{where}: {count} of {values.size} values")
+                kind = ("args", "kwargs")[path[0].idx]
+                where = jax.tree_util.keystr(path[1:])
+                found.append(f"{kind}{where}: {count} of {values.size} values")
     return found

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import NamedTuple
 
 import jax
@@ -49,10 +50,12 @@ class Batch(NamedTuple):
     fpc: ArrayLike
 
 
-def _check_count(name: str, value: object, minimum: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool):
+def _check_count(name: str, value: object, minimum: int) -> int:
+    if not isinstance(value, Integral) or isinstance(value, bool):
+        shape = getattr(value, "shape", ())
+        got = f"an array of shape {shape}" if shape else repr(value)
         raise TypeError(
-            f"{name} must be an integer number of rows, got {value!r} "
+            f"{name} must be an integer number of rows, got {got} "
             f"({type(value).__name__}). Write for example batch_size=100, or "
             'batch_size={"data": 100} for a model with several data plates.'
         )
@@ -62,6 +65,7 @@ def _check_count(name: str, value: object, minimum: int) -> None:
             f"{name} must be at least {minimum}, got {value}{why}. Write for example "
             "batch_size=100."
         )
+    return int(value)
 
 
 @dataclass(frozen=True)
@@ -77,13 +81,16 @@ class Scheme:
 
     def __post_init__(self) -> None:
         size = self.size
-        if isinstance(size, Mapping):
-            object.__setattr__(self, "size", tuple(sorted(size.items())))
-        elif size is not None and not isinstance(size, tuple):
-            _check_count("batch_size", size, 2)
-        if isinstance(self.size, tuple):
-            for plate, count in self.size:
-                _check_count(f"batch_size[{plate!r}]", count, 2)
+        # a tuple of pairs is what `replace` hands back
+        is_pairs = isinstance(size, tuple) and all(isinstance(x, tuple) for x in size)
+        if isinstance(size, Mapping) or is_pairs:
+            counts = {
+                plate: _check_count(f"batch_size[{plate!r}]", count, 2)
+                for plate, count in dict(size).items()
+            }
+            object.__setattr__(self, "size", tuple(sorted(counts.items())))
+        elif size is not None:
+            object.__setattr__(self, "size", _check_count("batch_size", size, 2))
 
     @property
     def widths(self) -> dict[str, int]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import jax
@@ -82,8 +83,13 @@ class Target:
     sizes: int | Mapping[str, int]
 
     def __post_init__(self) -> None:
+        if type(self) is Target and not self.plates:
+            raise ValueError(
+                "Target(sizes=...) must give the rows of at least one plate, got {}. "
+                'Write sizes=1000, or sizes={"data": 1000}.'
+            )
         for name, size in self.plates.items():
-            if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+            if not isinstance(size, Integral) or isinstance(size, bool) or size < 1:
                 raise ValueError(
                     f"Target(sizes=...) must count the rows of plate {name!r} with a "
                     f"positive integer, got {size!r}."

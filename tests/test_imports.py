@@ -31,7 +31,8 @@ ALLOWED: dict[str, set[str]] = {
     # where to: feeds only the kernels
     "proposal": set(),
     # the kernels, which compose all of the above
-    "_preflight": {"target", "batch"},
+    "_dataflow": set(),
+    "_preflight": {"target", "batch", "_dataflow"},
     "kernels._base": LAYERS | {"_preflight"},
     "kernels.metropolis": LAYERS | {"kernels._base"},
     "kernels": {"kernels.metropolis"},

@@ -173,7 +173,6 @@ def build(name):
     )
     everything = {n: jnp.arange(size) for n, size in layout.plates}
 
-
     @jax.jit
     def draw():
         sites = target.trace(everything, random.key(3), substitute_fn=init_to_uniform())

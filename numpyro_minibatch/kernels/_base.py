@@ -16,8 +16,14 @@ from numpyro.infer import init_to_uniform
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import is_prng_key
 
-from numpyro_minibatch._preflight import Layout, find_nan, inspect_model
-from numpyro_minibatch.batch import BatchSize, Scheme, without_replacement
+from numpyro_minibatch._preflight import (
+    Layout,
+    explained,
+    find_nan,
+    inspect_model,
+    inspect_target,
+)
+from numpyro_minibatch.batch import BatchSize, FullBatch, Scheme, without_replacement
 from numpyro_minibatch.estimate import Reader, Weights
 from numpyro_minibatch.target import ModelTarget, Target
 
@@ -112,7 +118,8 @@ class MinibatchKernel(MCMCKernel):
         if batch is not None and not isinstance(batch, Scheme):
             raise TypeError(
                 f"{name}(batch=...) must be one of the numpyro_minibatch.batch "
-                f"schemes, such as batch.without_replacement(100), got {batch!r}."
+                "schemes, such as batch.without_replacement(100), got "
+                f"{describe(batch)}."
             )
         if batch is not None and batch_size is not None:
             raise ValueError(
@@ -120,6 +127,13 @@ class MinibatchKernel(MCMCKernel):
                 "the scheme says the size: pass batch alone."
             )
         check_positive(name, "temperature", temperature)
+        check_flag(name, "temper_prior", temper_prior)
+        if not callable(init_strategy):
+            raise TypeError(
+                f"{name}(init_strategy=...) must be one of NumPyro's, such as "
+                "init_to_uniform or init_to_value(values=...), got "
+                f"{describe(init_strategy)}."
+            )
         self._model = model
         self._target = target
         self._scheme = without_replacement(batch_size) if batch is None else batch
@@ -221,31 +235,45 @@ class MinibatchKernel(MCMCKernel):
             widths = (
                 dict.fromkeys(plates, sizes) if not isinstance(sizes, dict) else sizes
             )
+            if args or kwargs:
+                raise ValueError(
+                    f"{name}(target=...) got arguments for a model in MCMC.run, which "
+                    "a target written by hand has no use for: its two functions hold "
+                    "the data. Call mcmc.run(key, init_params=...)."
+                )
+            unknown = set(widths) - set(plates)
+            if unknown:
+                raise ValueError(
+                    f"{name} got batch_size for plate {min(unknown)!r}, which the "
+                    f"target does not have; its plates are: {', '.join(plates)}."
+                )
+            if isinstance(self._scheme, FullBatch):
+                widths = dict(plates)
             for plate, rows in plates.items():
                 width = widths.get(plate)
-                if width is None and self._scheme.single_round:
+                if width is None:
                     raise ValueError(
                         f"{name} needs a batch_size for plate {plate!r} of the target, "
-                        f"which has {rows} rows: pass batch_size={{{plate!r}: 100}}."
+                        f"which has {rows} rows: pass for example batch_size="
+                        f"{{{plate!r}: {max(2, min(100, rows // 10))}}}."
                     )
-                if width is not None and width > rows:
+                if width > rows:
                     raise ValueError(
                         f"{name} got batch_size={width} for plate {plate!r}, which has "
                         f"only {rows} rows. Use at most {rows}, the full batch."
                     )
-            unknown = set(widths) - set(plates)
-            if unknown:
-                raise ValueError(
-                    f"{name} got batch_size for plate {unknown.pop()!r}, which the "
-                    f"target does not have; its plates are: {', '.join(plates)}."
-                )
             ordered = tuple(sorted(plates.items()))
-            bound = tuple((n, widths.get(n) or rows) for n, rows in ordered)
+            bound = tuple((n, widths[n]) for n, _ in ordered)
             self._layout, self._frozen = Layout(ordered, bound, ()), {}
         else:
             assert self._model is not None
             self._layout, self._frozen = inspect_model(
-                name, self._model, args, kwargs, sizes
+                name,
+                self._model,
+                args,
+                kwargs,
+                sizes,
+                full=isinstance(self._scheme, FullBatch),
             )
 
     def _make_target(self, args: tuple, kwargs: Mapping[str, Any]) -> Target:
@@ -291,14 +319,15 @@ class MinibatchKernel(MCMCKernel):
         kwargs = {} if model_kwargs is None else dict(model_kwargs)
         self._num_warmup = int(num_warmup)
         self._setup(model_args, kwargs)
-        self._check_init_params(init_params)
         static, arrays = Static.split(model_args, kwargs)
         vectorized = not is_prng_key(rng_key)
+        self._check_init_params(init_params, (len(rng_key),) if vectorized else ())
         start = partial(_start, self, static)
         if vectorized:
             axes = (0, None if init_params is None else 0, None)
             start = jax.vmap(start, in_axes=axes)
-        state, log_density = jax.jit(start)(rng_key, init_params, arrays)
+        with explained(type(self).__name__, model_args, kwargs):
+            state, log_density = jax.jit(start)(rng_key, init_params, arrays)
         if not isinstance(log_density, jax.core.Tracer):
             self._check_start(state, np.asarray(log_density), model_args, kwargs)
         transition = self._transition
@@ -334,17 +363,31 @@ class MinibatchKernel(MCMCKernel):
 
     # checks of the starting point ----------------------------------------------------
 
-    def _check_init_params(self, init_params: Any) -> None:
-        latents = self._require_layout().latents
+    def _check_init_params(self, init_params: Any, chains: tuple[int, ...]) -> None:
+        """Check a starting point, which has a leading axis of vectorised chains."""
+        name, layout = type(self).__name__, self._require_layout()
         if init_params is None:
             if self._target is not None:
                 raise ValueError(
-                    f"{type(self).__name__}(target=...) cannot choose a starting point: "
-                    "pass init_params=... to MCMC.run."
+                    f"{name}(target=...) cannot choose a starting point: pass "
+                    "init_params=... to MCMC.run."
                 )
-        elif latents and (
-            not isinstance(init_params, Mapping) or set(init_params) != set(latents)
-        ):
+            self._check_init_values()
+            return
+        if self._target is not None:
+            z = jax.tree.map(lambda x: jnp.shape(x)[len(chains) :], init_params)
+            leaves, treedef = jax.tree.flatten(z, is_leaf=lambda x: type(x) is tuple)
+            if not leaves:
+                raise ValueError(
+                    f"{name}(target=...) got init_params without a number in it: "
+                    f"{init_params!r}. Pass a position of the target."
+                )
+            dtype = jnp.result_type(float)
+            z = treedef.unflatten([jax.ShapeDtypeStruct(x, dtype) for x in leaves])
+            inspect_target(name, self._target, dict(layout.widths), z)
+            return
+        shapes = dict(zip(layout.latents, layout.shapes, strict=True))
+        if not isinstance(init_params, Mapping) or set(init_params) != set(shapes):
             got = (
                 sorted(init_params)
                 if isinstance(init_params, Mapping)
@@ -352,17 +395,50 @@ class MinibatchKernel(MCMCKernel):
             )
             raise ValueError(
                 "init_params must be a dict of unconstrained values for the latent "
-                f"sites {sorted(latents)}, got {got}."
+                f"sites {sorted(shapes)}, got {got}."
             )
+        for site, shape in shapes.items():
+            value = init_params[site]
+            if not isinstance(value, np.ndarray | Array | np.number | float | int):
+                raise TypeError(
+                    f"init_params[{site!r}] must be an array of shape "
+                    f"{chains + shape}, got {type(value).__name__}. Write "
+                    "jnp.asarray(...)."
+                )
+            if jnp.shape(value) != chains + shape:
+                per_chain = ", one row per chain" if chains else ""
+                raise ValueError(
+                    f"init_params[{site!r}] must have shape {chains + shape}, that of "
+                    f"the unconstrained value of the site{per_chain}, got shape "
+                    f"{jnp.shape(value)}."
+                )
+
+    def _check_init_values(self) -> None:
+        """Check what init_to_value was given."""
+        values = getattr(self._init_strategy, "keywords", {}).get("values")
+        if not isinstance(values, Mapping):
+            return
+        layout = self._require_layout()
+        for site, shape in zip(layout.latents, layout.value_shapes, strict=True):
+            if site in values and jnp.shape(values[site]) != shape:
+                raise ValueError(
+                    f"init_to_value(values=...) must give site {site!r} a value of "
+                    f"shape {shape}, got shape {jnp.shape(values[site])}."
+                )
 
     def _check_start(
         self, state: Any, log_density: np.ndarray, args: tuple, kwargs: dict[str, Any]
     ) -> None:
+        self._check_position(state.z)
         nan = find_nan((args, kwargs))
         finite = np.isfinite(log_density).all()
         if finite and not nan:
             return
-        bad = self._non_finite_rows(state, args, kwargs)
+        z = state.z
+        if np.ndim(log_density):
+            chain = int(np.isfinite(log_density).argmin())
+            z = jax.tree.map(lambda x: x[chain], z)
+        bad = self._non_finite_rows(z, args, kwargs)
         if bad:
             where = "; ".join(f"plate {p!r}, rows {rows}" for p, rows in bad.items())
             cause = f" The arguments contain NaN ({'; '.join(nan)})." if nan else ""
@@ -380,14 +456,21 @@ class MinibatchKernel(MCMCKernel):
                 "or check the priors."
             )
 
+    def _check_position(self, z: Any) -> None:
+        for path, value in jax.tree_util.tree_leaves_with_path(z):
+            if not np.isfinite(np.asarray(value)).all():
+                raise ValueError(
+                    f"{type(self).__name__}: the starting point has values that are "
+                    f"not finite when unconstrained, at z{jax.tree_util.keystr(path)}: "
+                    "init_params must be finite, and init_to_value must give each site "
+                    "a value inside its support, not on its border."
+                )
+
     def _non_finite_rows(
-        self, state: Any, args: tuple, kwargs: dict[str, Any]
+        self, z: Any, args: tuple, kwargs: dict[str, Any]
     ) -> dict[str, list[int]]:
         """The first rows of each plate whose log likelihood is not finite."""
         target = self._make_target(args, kwargs)
-        z = state.z
-        if np.ndim(state.i):
-            z = jax.tree.map(lambda x: x[0], z)
         plates = dict(self._require_layout().plates)
         start = {
             name: jnp.zeros(min(2, size), jnp.int32) for name, size in plates.items()
@@ -406,11 +489,27 @@ class MinibatchKernel(MCMCKernel):
         return bad
 
 
+def describe(value: Any) -> str:
+    """A value as a message shows it: arrays by shape, anything else in short."""
+    if np.ndim(value) and hasattr(value, "dtype"):
+        return f"an array of shape {np.shape(value)} and dtype {value.dtype}"
+    shown = repr(value)
+    return shown if len(shown) <= 200 else f"{shown[:200]}..."
+
+
+def check_flag(who: str, name: str, value: Any) -> None:
+    """Raise unless ``value`` is true or false."""
+    if not isinstance(value, bool | np.bool_):
+        raise TypeError(
+            f"{who}({name}=...) must be True or False, got {describe(value)}."
+        )
+
+
 def check_positive(who: str, name: str, value: Any) -> None:
     """Raise unless ``value`` is a positive, finite number."""
     if isinstance(value, bool) or not isinstance(value, int | float | np.number):
         raise TypeError(
-            f"{who}({name}=...) must be a positive number, got {value!r} "
+            f"{who}({name}=...) must be a positive number, got {describe(value)} "
             f"({type(value).__name__})."
         )
     if not (np.isfinite(value) and value > 0):
@@ -445,7 +544,7 @@ def _start(
         assert isinstance(target, ModelTarget)
         z = _find_start(kernel, target, init_key, rows, log_density)
     else:
-        z = jax.tree.map(jnp.asarray, init)
+        z = jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(float)), init)
     flat, unravel = ravel_pytree(z)
     state = kernel._first_state(kernel._reader(target, unravel), z, flat, key)
     return state, log_density(z)

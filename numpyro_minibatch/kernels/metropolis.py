@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Mapping
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.flatten_util import ravel_pytree
+from jax.typing import ArrayLike
 from numpyro.infer import init_to_uniform
 from numpyro.infer.hmc_util import warmup_adapter
 
@@ -24,7 +26,12 @@ from numpyro_minibatch import accept, batch, estimate, proposal
 from numpyro_minibatch.accept import AcceptanceTest
 from numpyro_minibatch.batch import BatchSize, Scheme
 from numpyro_minibatch.estimate import Augmented, Reader, Shared
-from numpyro_minibatch.kernels._base import MinibatchKernel, check_positive
+from numpyro_minibatch.kernels._base import (
+    MinibatchKernel,
+    check_flag,
+    check_positive,
+    describe,
+)
 from numpyro_minibatch.proposal import Proposal, Whitening
 from numpyro_minibatch.target import Target
 
@@ -70,6 +77,14 @@ class MinibatchMHState(NamedTuple):
     log_ratio_variance: Array
     reliable: Array
     num_rows: Array
+
+
+class _Carry(NamedTuple):
+    """What changes from one inner step to the next."""
+
+    rng_key: Array
+    z: Array
+    memory: Any
 
 
 class _Step(NamedTuple):
@@ -183,17 +198,18 @@ class MinibatchMH(MinibatchKernel):
         if not isinstance(self._acceptance, AcceptanceTest):
             raise TypeError(
                 f"{name}(acceptance=...) must be one of the accept.* tests, such as "
-                f"accept.penalty(), got {acceptance!r}."
+                f"accept.penalty(), got {describe(acceptance)}."
             )
         if not isinstance(self._proposal, Proposal):
             raise TypeError(
                 f"{name}(proposal=...) must be one of the proposal.* choices, such as "
-                f"proposal.random_walk(), got {proposal!r}."
+                f"proposal.random_walk(), got {describe(proposal)}."
             )
         check_positive(name, "step_size", step_size)
-        if isinstance(num_steps, bool) or not isinstance(num_steps, int):
+        if isinstance(num_steps, bool) or not isinstance(num_steps, Integral):
             raise TypeError(
-                f"{name}(num_steps=...) must be a positive integer, got {num_steps!r}."
+                f"{name}(num_steps=...) must be a positive integer, got "
+                f"{describe(num_steps)}."
             )
         if num_steps < 1:
             raise ValueError(
@@ -210,12 +226,15 @@ class MinibatchMH(MinibatchKernel):
                 f"{self._acceptance.highest_accept_prob}, the highest acceptance rate "
                 f"of {self._acceptance!r}."
             )
+        check_flag(name, "adapt_step_size", adapt_step_size)
+        check_flag(name, "adapt_mass_matrix", adapt_mass_matrix)
+        check_flag(name, "dense_mass", dense_mass)
         self._step_size = float(step_size)
         self._adapt_step_size = bool(adapt_step_size)
         self._adapt_mass_matrix = bool(adapt_mass_matrix)
         self._dense_mass = bool(dense_mass)
         self._target_accept_prob = float(target_accept_prob)
-        self._num_steps = num_steps
+        self._num_steps = int(num_steps)
 
     @property
     def default_fields(self) -> tuple[str, ...]:
@@ -312,62 +331,47 @@ class MinibatchMH(MinibatchKernel):
     def _transition(self, target: Target, state: MinibatchMHState) -> MinibatchMHState:
         flat, unravel = ravel_pytree(state.z)
         reader = self._reader(target, unravel)
-        rng_key, draw_key = jax.random.split(state.rng_key)
 
-        def inner(
-            carry: tuple[Array, Any], n: Array
-        ) -> tuple[tuple[Array, Any], _Step]:
-            t = state.i * self._num_steps + n
-            keys = (
-                jax.random.fold_in(draw_key, n) if self._num_steps > 1 else draw_key,
-                jax.random.fold_in(state.index_key, t),
+        def inner(carry: _Carry, n: ArrayLike) -> tuple[_Carry, _Step]:
+            batch_key = jax.random.fold_in(
+                state.index_key, state.i * self._num_steps + n
             )
-            return self._metropolis_step(reader, state.adapt_state, *keys, *carry)
+            return self._metropolis_step(reader, state.adapt_state, batch_key, carry)
 
-        carry = (flat, state.memory)
+        carry = _Carry(state.rng_key, flat, state.memory)
         if self._num_steps == 1:
-            (flat, memory), step = inner(carry, jnp.int32(0))
-            last, mean_accept, reliable, num_rows = (
-                step,
-                step.accept_prob,
-                step.reliable,
-                step.num_rows,
-            )
+            carry, last = inner(carry, 0)
+            steps = jax.tree.map(lambda x: x[None], last)
         else:
-            (flat, memory), steps = jax.lax.scan(
-                inner, carry, jnp.arange(self._num_steps, dtype=jnp.int32)
-            )
+            count = jnp.arange(self._num_steps, dtype=jnp.int32)
+            carry, steps = jax.lax.scan(inner, carry, count)
             last = jax.tree.map(lambda x: x[-1], steps)
-            mean_accept = steps.accept_prob.mean()
-            reliable = steps.reliable.mean()
-            num_rows = steps.num_rows.sum()
         return self._adapted(
             state._replace(
-                z=unravel(flat),
-                rng_key=rng_key,
-                memory=memory,
-                accept_prob=mean_accept,
+                z=unravel(carry.z),
+                rng_key=carry.rng_key,
+                memory=carry.memory,
+                accept_prob=steps.accept_prob.mean(),
                 diverging=~jnp.isfinite(last.lp_estimate),
                 lp_estimate=last.lp_estimate,
                 log_ratio=last.log_ratio,
                 log_ratio_variance=last.log_ratio_variance,
-                reliable=reliable,
-                num_rows=num_rows,
+                reliable=steps.reliable.mean(),
+                num_rows=steps.num_rows.sum(),
             ),
-            flat,
+            carry.z,
         )
 
     def _metropolis_step(
         self,
         reader: Reader,
         adapt_state: Any,
-        key: Array,
         batch_key: Array,
-        z: Array,
-        memory: Any,
-    ) -> tuple[tuple[Array, Any], _Step]:
+        carry: _Carry,
+    ) -> tuple[_Carry, _Step]:
         """Propose, compare on a batch, decide."""
-        key_proposal, key_accept = jax.random.split(key)
+        rng_key, z, memory = carry
+        rng_key, key_proposal, key_accept = jax.random.split(rng_key, 3)
         gradient_rows = 0
         if self._proposal.uses_gradient:
             batch_key, gradient_key = jax.random.split(batch_key)
@@ -389,7 +393,7 @@ class MinibatchMH(MinibatchKernel):
             (proposed.z, seen.memory, seen.log_density[1]),
             (z, memory, seen.log_density[0]),
         )
-        return (z, memory), _Step(
+        return _Carry(rng_key, z, memory), _Step(
             accept_prob=decision.accept_prob,
             lp_estimate=lp,
             log_ratio=jnp.asarray(log_ratio.value),
@@ -400,13 +404,15 @@ class MinibatchMH(MinibatchKernel):
 
     def _adapted(self, state: MinibatchMHState, flat: Array) -> MinibatchMHState:
         """Adapt the settings in warmup, and count."""
-        _, update = self._adapter()
-        step_size = state.adapt_state.step_size
-        adapt_state = jax.lax.cond(
-            state.i < self._num_warmup,
-            lambda: update(state.i, state.accept_prob, (flat,), state.adapt_state),
-            lambda: state.adapt_state,
-        )
+        adapt_state = state.adapt_state
+        step_size = adapt_state.step_size
+        if self._num_warmup and (self._adapt_step_size or self._adapt_mass_matrix):
+            _, update = self._adapter()
+            adapt_state = jax.lax.cond(
+                state.i < self._num_warmup,
+                lambda: update(state.i, state.accept_prob, (flat,), adapt_state),
+                lambda: adapt_state,
+            )
         i = state.i + 1
         n = jnp.where(i <= self._num_warmup, i, i - self._num_warmup)
         mean = state.mean_accept_prob
@@ -441,7 +447,7 @@ def _estimator(
     if not isinstance(estimate_, str) or estimate_ not in named:
         raise ValueError(
             f'{name}(estimate=...) must be "shared", "augmented", "exact" or an '
-            f"estimate.* object, got {estimate_!r}."
+            f"estimate.* object, got {describe(estimate_)}."
         )
     return named[estimate_](), scheme
 
@@ -535,6 +541,7 @@ class MINT(MinibatchMH):
                 "and alpha = lam / tau. For the untempered posterior pass "
                 "temperature=1.0."
             )
+        check_flag("MINT", "penalty", penalty)
         self._exponent = None if key == "temperature" else (key, float(value))
         if estimate == "augmented" and not penalty:
             estimate = Augmented(penalty=False)
@@ -639,6 +646,7 @@ class MHMinibatch(MinibatchMH):
                 "MHMinibatch is a choice of batch and acceptance; for others write "
                 "MinibatchMH(model, batch=..., acceptance=...)."
             )
+        check_flag("MHMinibatch", "sequential", sequential)
         grow = batch.growing if sequential else batch.pilot
         super().__init__(
             model,

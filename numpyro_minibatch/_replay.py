@@ -1,0 +1,334 @@
+"""A model run once more on all its rows: its sites, its data, each row's likelihood.
+
+What analyses a run asks this module about the model that the run sampled.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, NamedTuple
+from warnings import warn
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from numpyro.infer import init_to_uniform
+
+from numpyro_minibatch.target import ModelTarget, Target
+
+__all__ = [
+    "CHUNK",
+    "Program",
+    "Run",
+    "Site",
+    "compute_rows",
+    "data_sites",
+    "inspect_sites",
+    "log_likelihoods",
+]
+
+CHUNK = 262_144  # log likelihoods that are computed at a time
+_CHUNK_ROWS = 16_384  # rows that are evaluated at a time
+
+
+class Site(NamedTuple):
+    """What is known of a site of a model that reads all its rows, without its value.
+
+    :param observed: whether it is data; factors are not.
+    :param latent: whether it has a value in each draw, which the density depends on.
+    :param shape: of its value.
+    :param event_dim: of its distribution; ``None`` where it has none.
+    :param frames: its plates, as ``(name, dim, size)``, the outermost first.
+    :param event_names: names of its last axes, from ``infer={"event_dims": [...]}``,
+        which ArviZ reads too.
+    """
+
+    observed: bool
+    latent: bool
+    shape: tuple[int, ...]
+    event_dim: int | None
+    frames: tuple[tuple[str, int, int], ...]
+    event_names: tuple[str, ...]
+
+    @classmethod
+    def of(cls, site: Mapping[str, Any]) -> Site:
+        """The static part of a site of a trace."""
+        is_sample = site["type"] == "sample"
+        given = is_sample and site["is_observed"]
+        infer = site.get("infer") or {}
+        frames = [(f.name, f.dim, f.size) for f in site.get("cond_indep_stack", ())]
+        return cls(
+            observed=given and not infer.get("is_auxiliary", False),  # not a factor
+            latent=is_sample and not given,
+            shape=jnp.shape(site["value"]) if is_sample else (),
+            event_dim=site["fn"].event_dim if is_sample else None,
+            frames=tuple(sorted(frames, key=lambda frame: frame[1])),
+            event_names=tuple(infer.get("event_dims", ())),
+        )
+
+    def axes(self, shape: tuple[int, ...]) -> list[str | None]:
+        """Names for the axes of a value of this site; ``None`` where it has none."""
+        names: list[str | None] = [None] * len(shape)
+        for place, (name, dim, size) in enumerate(self.frames):
+            # the axes of plates stand left of those of the distribution; where there
+            # is no distribution they are taken to be the first ones
+            axis = (
+                place if self.event_dim is None else len(shape) - self.event_dim + dim
+            )
+            if 0 <= axis < len(shape) and shape[axis] == size:
+                names[axis] = name
+        if 0 < len(self.event_names) <= len(shape):
+            names[-len(self.event_names) :] = self.event_names
+        return names
+
+
+class Program:
+    """A function of a model, compiled so that the model's arrays are its inputs.
+
+    Arrays that are constants of a compiled program are copied into it.
+
+    :param target: the model with its arguments.
+    :param fn: ``fn(target, *inputs)``.
+    """
+
+    def __init__(self, target: ModelTarget, fn: Callable[..., Any]) -> None:
+        leaves, treedef = jax.tree.flatten((target.args, dict(target.kwargs)))
+        places = [i for i, leaf in enumerate(leaves) if _is_numeric(leaf)]
+
+        def with_arrays(arrays: list[Any], *inputs: Any) -> Any:
+            filled = list(leaves)
+            for place, array in zip(places, arrays, strict=True):
+                filled[place] = array
+            args, kwargs = jax.tree.unflatten(treedef, filled)
+            return fn(replace(target, args=args, kwargs=kwargs), *inputs)
+
+        self._plain = partial(fn, target)
+        self._with_arrays = with_arrays
+        self._compiled = jax.jit(with_arrays)
+        self._arrays = [leaves[place] for place in places]
+
+    def __call__(self, *inputs: Any) -> Any:
+        """The value of ``fn`` at ``inputs``."""
+        try:
+            return self._compiled(self._arrays, *inputs)
+        except jax.errors.JAXTypeError:
+            # a model may take its shapes from the values of its data
+            return self._plain(*inputs)
+
+    def trace(self, *inputs: Any) -> None:
+        """Run ``fn`` for what it notes in passing, without any arithmetic."""
+        try:
+            jax.eval_shape(self._with_arrays, self._arrays, *inputs)
+        except jax.errors.JAXTypeError:
+            self._plain(*inputs)
+
+
+def _is_numeric(leaf: Any) -> bool:
+    if isinstance(leaf, np.ndarray):
+        return leaf.dtype.kind in "biufc"
+    return isinstance(leaf, Array)
+
+
+def _sites_at_all_rows(target: ModelTarget) -> dict[str, Any]:
+    rows = {n: jnp.arange(size, dtype=jnp.int32) for n, size in target.sizes.items()}
+    return target.trace(rows, substitute_fn=init_to_uniform)
+
+
+def inspect_sites(target: ModelTarget) -> dict[str, Site]:
+    """The sites of a model that reads all rows of its data plates."""
+    found: dict[str, Site] = {}
+
+    def note(target: ModelTarget) -> None:
+        found.clear()
+        found.update({n: Site.of(s) for n, s in _sites_at_all_rows(target).items()})
+
+    Program(target, note).trace()
+    return found
+
+
+def _subsampled_plates(target: ModelTarget) -> dict[str, int]:
+    """The plates that have a ``subsample_size`` of their own, and their rows."""
+    found: dict[str, int] = {}
+
+    def note(target: ModelTarget) -> None:
+        for name, site in _sites_at_all_rows(target).items():
+            if site["type"] == "plate" and len(site["value"]) != site["args"][0]:
+                found[name] = site["args"][0]
+
+    Program(target, note).trace()
+    return found
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run sampled.
+
+    :param kernel: the kernel.
+    :param of_package: whether it is a kernel of this package.
+    :param target: the model with its arguments, if the kernel has a model.
+    :param sites: the sites of the model.
+    :param observed: the values of its observed sites, all rows of them.
+    """
+
+    kernel: Any
+    of_package: bool
+    target: ModelTarget | None = None
+    sites: Mapping[str, Site] = field(default_factory=dict)
+    observed: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, mcmc: Any) -> Run:
+        """Replay the model of an ``MCMC`` that has run."""
+        kernel = mcmc.sampler
+        # attributes that only the kernels of this package have; on the class, because
+        # reading them from a kernel that has not run raises
+        of_package = hasattr(type(kernel), "plates") and hasattr(type(kernel), "frozen")
+        run = cls(kernel, of_package)
+        model = getattr(kernel, "model", None)
+        if not callable(model):
+            return run
+        target = ModelTarget(model=model, args=mcmc._args, kwargs=mcmc._kwargs)
+        if of_package:
+            return run._replay(
+                replace(target, sizes=kernel.plates, frozen=kernel.frozen)
+            )
+        try:
+            return run._replay(replace(target, sizes=_subsampled_plates(target)))
+        except Exception as error:  # nothing is known of the models of other kernels
+            warn(
+                f"to_inference_data could not replay the model of "
+                f"{type(kernel).__name__} ({type(error).__name__}: {error}); its data "
+                "and the names of its plates are left out.",
+                stacklevel=3,
+            )
+            return run
+
+    def _replay(self, target: ModelTarget) -> Run:
+        sites = inspect_sites(target)
+        names = [name for name, site in sites.items() if site.observed]
+
+        def values(target: ModelTarget) -> dict[str, Any]:
+            trace = _sites_at_all_rows(target)
+            return {name: trace[name]["value"] for name in names}
+
+        # compiled, so that nothing but the values asked for is computed
+        observed = {n: np.asarray(v) for n, v in Program(target, values)().items()}
+        return replace(self, target=target, sites=sites, observed=observed)
+
+    @property
+    def arguments(self) -> dict[str, np.ndarray]:
+        """The array arguments of the model, by the names of its signature."""
+        if self.target is None:
+            return {}
+        model: Any = self.target.model
+        args, kwargs = self.target.args, self.target.kwargs
+        while callable(getattr(model, "fn", None)):  # an effect handler
+            model = model.fn
+        try:
+            signature = inspect.signature(model)
+            given = signature.bind(*args, **kwargs).arguments
+            for name, parameter in signature.parameters.items():
+                if parameter.kind is parameter.VAR_KEYWORD:
+                    given |= given.pop(name, {})
+        except (TypeError, ValueError):
+            given = {f"arg_{i}": arg for i, arg in enumerate(args)} | dict(kwargs)
+        return {
+            jax.tree_util.keystr(path, simple=True, separator="."): np.asarray(leaf)
+            for path, leaf in jax.tree_util.tree_flatten_with_path(given)[0]
+            if _is_numeric(leaf)
+            and leaf.ndim
+            and not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        }
+
+
+def data_sites(sites: Mapping[str, Site], target: Target) -> dict[str, str]:
+    """The data plate of each observed site that is in one."""
+    return {
+        name: plate
+        for name, site in sites.items()
+        if site.observed
+        for plate, _, _ in site.frames
+        if plate in target.plates
+    }
+
+
+def log_likelihoods(
+    target: ModelTarget,
+    sites: Mapping[str, Site],
+    draws: Mapping[str, Any],
+    chunk_size: int = CHUNK,
+) -> dict[str, np.ndarray]:
+    """The log likelihood of each row at each draw, for each site of a data plate.
+
+    :param target: the model with its arguments.
+    :param sites: its sites.
+    :param draws: constrained values of every latent site, along a first axis.
+    :param chunk_size: how many log likelihoods are computed at a time.
+    :return: for each site shape ``(draws, rows)``.
+    """
+    plates = data_sites(sites, target)
+    draws = {name: draws[name] for name, site in sites.items() if site.latent}
+    found: dict[str, np.ndarray] = {}
+    for plate in dict.fromkeys(plates.values()):
+        names = [name for name in plates if plates[name] == plate]
+
+        def rows_of(
+            target: ModelTarget, draw: Any, rows: Any, names: list[str] = names
+        ) -> dict[str, Array]:
+            by_site = target.site_rows(target.trace(rows, data=draw))
+            return {name: by_site[name] for name in names}
+
+        found |= compute_rows(target, plate, rows_of, draws, chunk_size)
+    return {name: found[name] for name in plates}
+
+
+def compute_rows(
+    target: Target,
+    plate: str,
+    rows_of: Callable[..., dict[str, Array]],
+    draws: Any,
+    chunk_size: int,
+) -> dict[str, np.ndarray]:
+    """Numbers that each row of a plate has at each draw, computed in chunks.
+
+    :param target: what the rows belong to.
+    :param plate: the data plate.
+    :param rows_of: ``rows_of(target, draw, indices)``, a dict of vectors with an entry
+        for each index of the plate.
+    :param draws: arrays with a first axis of draws.
+    :param chunk_size: how many numbers are computed at a time.
+    :return: arrays of shape ``(draws, rows)``, by the keys of ``rows_of``.
+    """
+    sizes = target.plates
+    # of other plates as few rows as there can be, for their sites are evaluated too
+    few = {n: jnp.arange(min(2, size), dtype=jnp.int32) for n, size in sizes.items()}
+
+    def chunk(target: Target, draws: Any, rows: Array) -> dict[str, Array]:
+        indices = few | {plate: rows}
+        return jax.vmap(lambda draw: rows_of(target, draw, indices))(draws)
+
+    program = (
+        Program(target, chunk)
+        if isinstance(target, ModelTarget)
+        else jax.jit(partial(chunk, target))
+    )
+    size, num_draws = sizes[plate], len(jax.tree.leaves(draws)[0])
+    width = min(size, chunk_size, _CHUNK_ROWS)
+    height = min(num_draws, max(1, chunk_size // width))
+    out: dict[str, np.ndarray] = {}
+    for top in range(0, num_draws, height):
+        # the last chunks repeat a draw or a row: one shape is compiled once
+        which = np.minimum(np.arange(top, top + height), num_draws - 1)
+        some = jax.tree.map(lambda x, which=which: x[which], draws)
+        for left in range(0, size, width):
+            rows = np.minimum(np.arange(left, left + width, dtype=np.int32), size - 1)
+            for name, value in program(some, jnp.asarray(rows)).items():
+                if name not in out:
+                    out[name] = np.empty((num_draws, size), value.dtype)
+                part = out[name][top : top + height, left : left + width]
+                part[:] = np.asarray(value)[: part.shape[0], : part.shape[1]]
+    return out
