@@ -566,10 +566,14 @@ def find_nan(args: Any) -> list[str]:
         if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             continue
         values = np.asarray(leaf)
-        if np.issubdtype(values.dtype, np.floating):
+        # the minimum is NaN if any value is, and needs no memory
+        if (
+            np.issubdtype(values.dtype, np.floating)
+            and values.size
+            and np.isnan(values.min())
+        ):
+            kind = ("args", "kwargs")[path[0].idx]
+            where = jax.tree_util.keystr(path[1:])
             count = int(np.isnan(values).sum())
-            if count:
-                kind = ("args", "kwargs")[path[0].idx]
-                where = jax.tree_util.keystr(path[1:])
-                found.append(f"{kind}{where}: {count} of {values.size} values")
+            found.append(f"{kind}{where}: {count} of {values.size} values")
     return found

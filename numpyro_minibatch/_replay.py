@@ -29,6 +29,7 @@ __all__ = [
     "data_sites",
     "inspect_sites",
     "log_likelihoods",
+    "subsampled_plates",
 ]
 
 CHUNK = 262_144  # log likelihoods that are computed at a time
@@ -150,7 +151,7 @@ def inspect_sites(target: ModelTarget) -> dict[str, Site]:
     return found
 
 
-def _subsampled_plates(target: ModelTarget) -> dict[str, int]:
+def subsampled_plates(target: ModelTarget) -> dict[str, int]:
     """The plates that have a ``subsample_size`` of their own, and their rows."""
     found: dict[str, int] = {}
 
@@ -197,7 +198,7 @@ class Run:
                 replace(target, sizes=kernel.plates, frozen=kernel.frozen)
             )
         try:
-            return run._replay(replace(target, sizes=_subsampled_plates(target)))
+            return run._replay(replace(target, sizes=subsampled_plates(target)))
         except Exception as error:  # nothing is known of the models of other kernels
             warn(
                 f"to_inference_data could not replay the model of "
@@ -220,7 +221,7 @@ class Run:
         return replace(self, target=target, sites=sites, observed=observed)
 
     @property
-    def arguments(self) -> dict[str, np.ndarray]:
+    def arguments(self) -> dict[str, Any]:
         """The array arguments of the model, by the names of its signature."""
         if self.target is None:
             return {}
@@ -237,7 +238,7 @@ class Run:
         except (TypeError, ValueError):
             given = {f"arg_{i}": arg for i, arg in enumerate(args)} | dict(kwargs)
         return {
-            jax.tree_util.keystr(path, simple=True, separator="."): np.asarray(leaf)
+            jax.tree_util.keystr(path, simple=True, separator="."): leaf
             for path, leaf in jax.tree_util.tree_flatten_with_path(given)[0]
             if _is_numeric(leaf)
             and leaf.ndim

@@ -117,8 +117,8 @@ def to_inference_data(
     groups = {
         "posterior": labels.draws(samples, attrs),
         "sample_stats": labels.draws(stats, attrs),
-        "observed_data": labels.data(run.observed, _created()),
-        "constant_data": labels.data(data, _created()),
+        "observed_data": labels.data(run.observed, _created(run)),
+        "constant_data": labels.data(data, _created(run)),
     }
     if log_likelihood:
         rows = _log_likelihood(run, samples, log_likelihood_thin, chunk_size, max_bytes)
@@ -221,7 +221,7 @@ def _numpy(value: Any) -> np.ndarray:
 
 
 def _without_observed(
-    arguments: Mapping[str, np.ndarray], observed: Mapping[str, np.ndarray]
+    arguments: Mapping[str, Any], observed: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
     def is_observed(array: np.ndarray) -> bool:
         # the model saw float64 data as float32 unless x64 is enabled
@@ -234,7 +234,8 @@ def _without_observed(
             for value in observed.values()
         )
 
-    return {name: a for name, a in arguments.items() if not is_observed(a)}
+    arrays = {name: np.asarray(leaf) for name, leaf in arguments.items()}
+    return {name: array for name, array in arrays.items() if not is_observed(array)}
 
 
 def _log_likelihood(
@@ -441,27 +442,32 @@ class _Labels:
 # attributes -------------------------------------------------------------------------
 
 
-def _created() -> dict[str, Any]:
+def _created(run: Run) -> dict[str, Any]:
     """What ArviZ notes in every group, and the versions that matter here."""
+    library = "numpyro_minibatch" if run.of_package else "numpyro"
     return {
         "created_at": datetime.datetime.now(datetime.UTC).isoformat(),
         "arviz_version": version("arviz"),
         "numpyro_version": version("numpyro"),
         "jax_version": version("jax"),
-        "inference_library": "numpyro_minibatch",
-        "inference_library_version": __version__,
+        "inference_library": library,
+        "inference_library_version": (
+            __version__ if run.of_package else version("numpyro")
+        ),
     }
 
 
 def _attrs(mcmc: Any, run: Run, labels: _Labels) -> dict[str, Any]:
     """What was sampled, in strings and numbers, which is what netCDF can hold."""
     kernel = run.kernel
-    attrs = {**_created(), "kernel": type(kernel).__name__, "thinning": mcmc.thinning}
+    attrs = {
+        **_created(run),
+        "kernel": type(kernel).__name__,
+        "thinning": mcmc.thinning,
+    }
     if labels.renamed:
         attrs["renamed_sites"] = json.dumps(labels.renamed)
     if not run.of_package:
-        attrs["inference_library"] = "numpyro"
-        attrs["inference_library_version"] = attrs["numpyro_version"]
         return attrs
     settings = dict(getattr(kernel, "settings", {}))
     attrs["settings"] = json.dumps(settings, default=repr)

@@ -431,6 +431,8 @@ def _random_walk() -> Proposal:
 def _estimator(
     name: str, estimate_: Any, scheme: Scheme | None, batch_size: BatchSize | None
 ) -> tuple[Shared | Augmented, Scheme | None]:
+    if not isinstance(estimate_, str | Shared | Augmented):
+        raise TypeError(_unknown_estimate(name, estimate_))
     if estimate_ == "exact":
         if scheme is not None or batch_size is not None:
             raise ValueError(
@@ -444,12 +446,16 @@ def _estimator(
         "shared": estimate.shared,
         "augmented": estimate.augmented,
     }
-    if not isinstance(estimate_, str) or estimate_ not in named:
-        raise ValueError(
-            f'{name}(estimate=...) must be "shared", "augmented", "exact" or an '
-            f"estimate.* object, got {describe(estimate_)}."
-        )
+    if estimate_ not in named:
+        raise ValueError(_unknown_estimate(name, estimate_))
     return named[estimate_](), scheme
+
+
+def _unknown_estimate(name: str, estimate_: Any) -> str:
+    return (
+        f'{name}(estimate=...) must be "shared", "augmented", "exact" or an '
+        f"estimate.* object such as estimate.shared(), got {describe(estimate_)}."
+    )
 
 
 class MINT(MinibatchMH):
@@ -543,7 +549,7 @@ class MINT(MinibatchMH):
             )
         check_flag("MINT", "penalty", penalty)
         self._exponent = None if key == "temperature" else (key, float(value))
-        if estimate == "augmented" and not penalty:
+        if isinstance(estimate, str) and estimate == "augmented" and not penalty:
             estimate = Augmented(penalty=False)
         super().__init__(
             model,

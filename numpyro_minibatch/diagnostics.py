@@ -1,0 +1,812 @@
+"""Numbers and advice: what a run on minibatches was worth, and what to change."""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import xarray as xr
+from jax import Array
+from scipy.special import erfcx
+from scipy.stats import kurtosis, norm, skew
+
+from numpyro_minibatch._replay import (
+    CHUNK,
+    compute_rows,
+    data_sites,
+    inspect_sites,
+    log_likelihoods,
+    subsampled_plates,
+)
+from numpyro_minibatch.batch import without_replacement
+from numpyro_minibatch.inference_data import get_group
+from numpyro_minibatch.target import ModelTarget, Target
+
+if TYPE_CHECKING:
+    from numpyro_minibatch.inference_data import InferenceData
+
+__all__ = [
+    "Diagnosis",
+    "Normality",
+    "diagnose",
+    "log_ratio_rows",
+    "normal_error_bound",
+    "normality",
+]
+
+_RELIABLE = 0.9  # share of decisions inside the test's domain below which to speak up
+_NORMAL_ROWS = 50  # rows below which neither a mean nor its variance is to be trusted
+_ESS_PER_CHAIN = 100
+_MAX_RHAT = 1.01
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What :func:`diagnose` found; ``print`` it.
+
+    A number that the run did not record, or that has no meaning for it, is NaN.
+
+    :param kernel: the name of the kernel.
+    :param target: what was sampled, such as ``prior * likelihood ** (1 / 100)``.
+    :param temperature: the temperature of the likelihood.
+    :param plates: the number of rows of each data plate.
+    :param batch_sizes: the rows of one draw of each data plate.
+    :param num_chains: the chains.
+    :param num_draws: the draws of each chain.
+    :param acceptance_rate: the mean acceptance rate.
+    :param unreliable: the share of the decisions whose noise was outside the domain of
+        the acceptance test.
+    :param diverging: the share of the draws where the log density is not finite.
+    :param noise_sd_median: the median standard deviation of the log ratios.
+    :param noise_sd_95: their 95% quantile.
+    :param rows_per_draw: rows of data read for a draw, thinned-away ones included.
+    :param total_rows: rows of data read for all draws, without the warmup.
+    :param rows_per_effective_draw: ``total_rows`` by the smallest bulk ESS.
+    :param max_rhat: the largest R-hat; NaN with one chain.
+    :param max_rhat_name: the parameter that has it.
+    :param still_chains: the number of chains that never moved.
+    :param min_ess_bulk: the smallest bulk effective sample size of all parameters that
+        vary; 0 for one that is constant in a chain or not a number.
+    :param min_ess_bulk_name: the parameter that has it.
+    :param min_ess_tail: the smallest tail effective sample size.
+    :param min_ess_tail_name: the parameter that has it.
+    :param advice: what is wrong and what to write instead; empty if nothing is.
+    :param notes: what to keep in mind.
+    """
+
+    kernel: str
+    target: str
+    temperature: float
+    plates: Mapping[str, int]
+    batch_sizes: Mapping[str, int]
+    num_chains: int
+    num_draws: int
+    acceptance_rate: float
+    unreliable: float
+    diverging: float
+    noise_sd_median: float
+    noise_sd_95: float
+    rows_per_draw: float
+    total_rows: float
+    rows_per_effective_draw: float
+    max_rhat: float
+    max_rhat_name: str
+    still_chains: int
+    min_ess_bulk: float
+    min_ess_bulk_name: str
+    min_ess_tail: float
+    min_ess_tail_name: str
+    advice: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        batches = ", ".join(
+            f"{name}: {self.batch_sizes.get(name, size)} of {size} rows"
+            for name, size in self.plates.items()
+        )
+        plural = "s" if self.num_chains > 1 else ""
+        source = f" from {self.target}" if self.target else ""
+        lines = {
+            "draws": f"{self.num_chains} chain{plural} of {self.num_draws}{source}",
+            "batch": batches,
+            "acceptance rate": _show("{:.2f}", self.acceptance_rate),
+            "unreliable": _show("{:.1%} of the decisions", self.unreliable),
+            "diverging": _show("{:.1%} of the draws", self.diverging),
+            "noise sd": _show(
+                "median {:.2g}, 95% {:.2g}", self.noise_sd_median, self.noise_sd_95
+            ),
+            "rows": _show(
+                "{:.4g} a draw, {:.3g} in all", self.rows_per_draw, self.total_rows
+            )
+            + _show(", {:.3g} an effective draw", self.rows_per_effective_draw),
+            "R-hat": _show(f"{{:.3f}} ({self.max_rhat_name})", self.max_rhat),
+            "ESS": _show(f"bulk {{:.0f}} ({self.min_ess_bulk_name})", self.min_ess_bulk)
+            + _show(f", tail {{:.0f}} ({self.min_ess_tail_name})", self.min_ess_tail),
+        }
+        text = [self.kernel or "MCMC"]
+        text += [f"  {name:<16} {value}" for name, value in lines.items() if value]
+        for title, sentences in (("Advice", self.advice), ("Notes", self.notes)):
+            text += [title] * bool(sentences) + [f"  - {s}" for s in sentences]
+        return "\n".join(text)
+
+
+def _show(text: str, *numbers: float) -> str:
+    """The text with its numbers, or nothing if one of them is not there."""
+    return "" if any(map(math.isnan, numbers)) else text.format(*numbers)
+
+
+def diagnose(
+    idata: InferenceData, *, var_names: Sequence[str] | None = None
+) -> Diagnosis:
+    """Summarise a run in numbers, and say what to change.
+
+    :param idata: what :func:`~numpyro_minibatch.to_inference_data` returned, also read
+        back from a file.
+    :param var_names: the parameters whose R-hat and effective sample size are computed,
+        by default all; some are enough for a large network.
+    :return: the numbers and the advice.
+    :raises TypeError: ``idata`` is not an InferenceData or DataTree.
+    :raises ValueError: it has no ``posterior``, or not the variables ``var_names``.
+
+    **Example**
+
+    .. doctest::
+
+        >>> import jax, numpyro, numpyro.distributions as dist
+        >>> from numpyro.infer import MCMC
+        >>> from numpyro_minibatch import MINT, diagnose, to_inference_data
+
+        >>> def model(y):
+        ...     mu = numpyro.sample("mu", dist.Normal(0, 10))
+        ...     with numpyro.plate("data", len(y), subsample_size=100) as idx:
+        ...         numpyro.sample("obs", dist.Normal(mu, 1), obs=y[idx])
+
+        >>> y = 3 + jax.random.normal(jax.random.key(0), (10_000,))
+        >>> mcmc = MCMC(MINT(model, temperature=20.0), num_warmup=500,
+        ...             num_samples=1000, progress_bar=False)
+        >>> mcmc.run(jax.random.key(1), y)
+        >>> diagnosis = diagnose(to_inference_data(mcmc))
+        >>> diagnosis.rows_per_draw
+        100.0
+        >>> print(diagnosis.advice[0])
+        ... of the decisions were unreliable: ...
+    """
+    is_idata = isinstance(idata, xr.DataTree) or hasattr(idata, "groups")
+    if not is_idata:
+        raise TypeError(
+            "diagnose(idata) takes what to_inference_data(mcmc) returned, got "
+            f"{type(idata).__name__}."
+        )
+    posterior = get_group(idata, "posterior")
+    if posterior is None:
+        raise ValueError("diagnose(idata): there is no group posterior in it.")
+    if var_names is not None:
+        missing = [name for name in var_names if name not in posterior]
+        if missing:
+            raise ValueError(
+                f"diagnose(var_names=...) has {missing}, the posterior has "
+                f"{list(posterior)}."
+            )
+    attrs = posterior.attrs
+    stats = get_group(idata, "sample_stats")
+    settings = _Settings.of(attrs)
+    diagnosis = _numbers(
+        posterior if var_names is None else posterior[list(var_names)],
+        xr.Dataset() if stats is None else stats,
+        settings,
+    )
+    return replace(
+        diagnosis,
+        advice=tuple(s for rule in _RULES for s in rule(diagnosis, settings)),
+        notes=tuple(_notes(diagnosis, settings)),
+    )
+
+
+def _numbers(posterior: xr.Dataset, stats: xr.Dataset, s: _Settings) -> Diagnosis:
+    attrs = posterior.attrs
+    thinning = int(attrs.get("thinning", 1))
+
+    def mean(name: str) -> float:
+        return float(stats[name].astype(float).mean()) if name in stats else math.nan
+
+    median = high = rows = math.nan
+    if "log_ratio_variance" in stats:
+        variance = stats["log_ratio_variance"].values
+        noise = np.sqrt(variance[np.isfinite(variance)].astype(float))
+        median, high = np.quantile(noise, [0.5, 0.95]) if noise.size else (rows, rows)
+    if "num_rows" in stats:
+        rows = float(stats["num_rows"].astype(float).sum()) * thinning
+    mixing = _mixing(posterior)
+    ess = mixing["min_ess_bulk"]
+    plates = json.loads(attrs.get("plates", "{}"))
+    batch_sizes = json.loads(attrs.get("batch_sizes", "{}"))
+    return Diagnosis(
+        kernel=attrs.get("kernel", ""),
+        target=attrs.get("target", ""),
+        temperature=float(attrs.get("temperature", math.nan)),
+        plates=plates,
+        batch_sizes=plates if s.batch.startswith("FullBatch") else batch_sizes,
+        num_chains=posterior.sizes["chain"],
+        num_draws=posterior.sizes["draw"],
+        acceptance_rate=mean("acceptance_rate"),
+        unreliable=1.0 - mean("reliable"),
+        diverging=mean("diverging"),
+        noise_sd_median=float(median),
+        noise_sd_95=float(high),
+        rows_per_draw=mean("num_rows") * thinning,
+        total_rows=rows,
+        rows_per_effective_draw=rows / ess if ess > 0 else math.nan,
+        **mixing,
+    )
+
+
+def _mixing(posterior: xr.Dataset) -> dict[str, Any]:
+    """R-hat and effective sample sizes, the worst of all parameters."""
+    columns, names = _parameters(posterior)
+    chains, draws = columns.shape[:2]
+    with np.errstate(invalid="ignore"):
+        span = np.ptp(columns, axis=1)
+        varies = ~(np.ptp(columns, axis=(0, 1)) == 0)  # NaN does
+    if not varies.any():
+        varies = ~varies
+    still = (span == 0)[:, varies]
+    columns, stuck = columns[:, :, varies], still.any(0)
+    names = [name for name, yes in zip(names, varies, strict=True) if yes]
+    result: dict[str, Any] = {"still_chains": int(still.all(1).sum())}
+    for key, method in (("min_ess_bulk", "bulk"), ("min_ess_tail", "tail")):
+        values = _arviz("ess", columns, method=method) if draws >= 4 else None
+        if values is not None:
+            # ArviZ gives a constant all its draws, and NaN nothing at all
+            values = np.where(stuck | np.isnan(values), 0.0, values)
+        result |= _worst(key, values, names, np.argmin)
+    rhat = _arviz("rhat", columns) if chains > 1 and draws >= 4 else None
+    if rhat is not None:
+        rhat = np.where(stuck | np.isnan(rhat), np.inf, rhat)
+    return result | _worst("max_rhat", rhat, names, np.argmax)
+
+
+def _worst(
+    key: str, values: np.ndarray | None, names: Sequence[str], pick: Callable
+) -> dict[str, Any]:
+    if values is None or not values.size:
+        return {key: math.nan, f"{key}_name": ""}
+    place = int(pick(values))
+    return {key: float(values[place]), f"{key}_name": names[place]}
+
+
+def _parameters(posterior: xr.Dataset) -> tuple[np.ndarray, list[str]]:
+    """All scalars of a posterior, shape ``(chain, draw, parameter)``, and names."""
+    columns, names = [], []
+    for name, values in posterior.data_vars.items():
+        values = values.transpose("chain", "draw", ...)
+        columns.append(values.values.reshape(*values.shape[:2], -1).astype(float))
+        labels = [values[dim].values for dim in values.dims[2:]]
+        for place in np.ndindex(*values.shape[2:]):
+            which = ", ".join(
+                str(label[i]) for label, i in zip(labels, place, strict=True)
+            )
+            names.append(f"{name}[{which}]" if which else str(name))
+    return np.concatenate(columns, axis=-1), names
+
+
+def _arviz(function: str, columns: np.ndarray, **options: Any) -> np.ndarray:
+    import arviz as az  # here because it takes long and announces ArviZ 1
+
+    data = xr.Dataset({"x": (("chain", "draw", "parameter"), columns)})
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")  # of constants and NaN, which are dealt with
+        return getattr(az, function)(data, **options)["x"].values
+
+
+# advice -----------------------------------------------------------------------------
+
+
+class _Settings(NamedTuple):
+    """What the advice has to know of the kernel's settings."""
+
+    estimate: str
+    acceptance: str
+    batch: str
+    max_variance: float
+    target_accept_prob: float
+
+    @classmethod
+    def of(cls, attrs: Mapping[str, Any]) -> _Settings:
+        given = json.loads(attrs.get("settings", "{}"))
+        return cls(
+            given.get("estimate", ""),
+            given.get("acceptance", ""),
+            given.get("batch", ""),
+            given.get("max_variance", math.nan),
+            given.get("target_accept_prob", math.nan),
+        )
+
+    @property
+    def ceiling(self) -> float:
+        """The highest acceptance rate that the test has."""
+        return 0.5 if "Barker" in self.acceptance else 1.0
+
+    @property
+    def augmented(self) -> bool:
+        return self.estimate.startswith("Augmented")
+
+    @property
+    def sizes_itself(self) -> bool:
+        """Whether a decision reads as many rows as its noise needs."""
+        return self.batch.startswith(("_Pilot", "_Growing", "FullBatch"))
+
+
+def _frozen(d: Diagnosis, s: _Settings) -> bool:
+    """Whether kept estimates are too noisy for the chain to move."""
+    return s.augmented and d.acceptance_rate < 0.1 and d.noise_sd_median > 1
+
+
+def _advise_frozen(d: Diagnosis, s: _Settings) -> Iterator[str]:
+    if not _frozen(d, s):
+        return
+    each = d.noise_sd_median / math.sqrt(2)  # the log ratio has the noise of two
+    expected = 2 * norm.cdf(-each / math.sqrt(2))
+    larger = _larger_batch(d, s, each**2)
+    yield (
+        f"the chain is held by lucky estimates: with estimate='augmented' each log "
+        f"density has noise of sd {each:.2g}, which alone limits acceptance to "
+        f"{expected:.2g} (it was {d.acceptance_rate:.2g}). Write estimate='shared', "
+        f"{larger}or temperature={_round_up(d.temperature * each)}."
+    )
+
+
+def _advise_ignored_noise(d: Diagnosis, s: _Settings) -> Iterator[str]:
+    if not (s.max_variance == 0 and d.unreliable > 1 - _RELIABLE):
+        return
+    sd = d.noise_sd_median
+    if s.ceiling < 1:
+        test, better, heat = "barker", "accept.compensated_barker()", _barker_heat(sd)
+    else:
+        test, better, heat = "metropolis", "accept.penalty()", _metropolis_heat(sd)
+    yield (
+        f"accept.{test}() takes log ratios for exact, and these had noise of sd "
+        f"{sd:.2g} (median): to small moves that looks like {heat:.3g} times the "
+        f"temperature, so the draws spread too far. Write acceptance={better}"
+        f"{', or penalty=True for MINT' if test == 'metropolis' else ''}."
+    )
+
+
+def _advise_noise(d: Diagnosis, s: _Settings) -> Iterator[str]:
+    if not (s.max_variance > 0 and d.unreliable > 1 - _RELIABLE) or _frozen(d, s):
+        return
+    variance = d.noise_sd_95**2 / (2 if s.augmented else 1)
+    excess = variance / s.max_variance
+    seen = f"{d.unreliable:.0%} of the decisions were unreliable: "
+    if not (np.isfinite(excess) and excess > 1):
+        yield (
+            f"{seen}not because of their noise (sd {d.noise_sd_95:.2g} at 95%, and the "
+            f"test takes {math.sqrt(s.max_variance):.2g}) but because a log ratio was "
+            "not a number. Look for proposals where the model overflows."
+        )
+        return
+    ways = [
+        _larger_batch(d, s, excess) + f"or temperature="
+        f"{_round_up(d.temperature * math.sqrt(excess))} instead of {d.temperature:g}"
+    ]
+    rate = s.target_accept_prob / s.ceiling
+    if not s.augmented and 0 < rate < 1:
+        # a random walk in many dimensions: rate = 2 Phi(-step / constant)
+        slower = 2 * norm.cdf(norm.ppf(rate / 2) / math.sqrt(excess)) * s.ceiling
+        slower = min(slower, 0.9 * s.ceiling)
+        ways.append(
+            f"or smaller steps with target_accept_prob={slower:.2f} instead of "
+            f"{s.target_accept_prob:g}"
+        )
+    if s.augmented:
+        ways.append("or estimate='shared', whose noise is that of a difference")
+    if not s.sizes_itself:
+        ways.append(
+            "or MHMinibatch (batch=batch.pilot(...)), which reads as many rows as each "
+            "decision needs"
+        )
+    yield (
+        f"{seen}their noise has sd {math.sqrt(variance):.2g} at 95%, and the test "
+        f"takes {math.sqrt(s.max_variance):.2g}. Its variance falls like step_size**2 / "
+        f"(rows * temperature**2): write {', '.join(ways)}."
+    )
+
+
+def _advise_acceptance(d: Diagnosis, s: _Settings) -> Iterator[str]:
+    if not s.acceptance or math.isnan(d.acceptance_rate) or _frozen(d, s):
+        return
+    aim = (
+        f"or a longer num_warmup with adapt_step_size=True, which aims at "
+        f"{s.target_accept_prob:g}"
+    )
+    if d.acceptance_rate < 0.05:
+        yield (
+            f"the acceptance rate is {d.acceptance_rate:.2g}, so most draws repeat the "
+            f"one before. Write a smaller step_size, {aim}."
+        )
+    if d.acceptance_rate > max(0.95 * s.ceiling, s.target_accept_prob + 0.05):
+        yield (
+            f"the acceptance rate is {d.acceptance_rate:.2g} of at most {s.ceiling:g}: "
+            f"the steps are so small that the chain hardly moves. Write a larger "
+            f"step_size, {aim}."
+        )
+
+
+def _advise_diverging(d: Diagnosis, s: _Settings) -> Iterator[str]:
+    if d.diverging > 0:
+        count = round(d.diverging * d.num_chains * d.num_draws)
+        yield (
+            f"the log density was not finite at {count} draws ({d.diverging:.2g} of "
+            "them). Look for parameters that overflow the model, and write tighter "
+            "priors, a smaller step_size or "
+            "init_strategy=init_to_value(values=...)."
+        )
+
+
+def _advise_mixing(d: Diagnosis, s: _Settings) -> Iterator[str]:
+    if d.still_chains:
+        yield (
+            f"{d.still_chains} of {d.num_chains} chains never moved. Write a smaller "
+            "step_size, or start elsewhere with init_strategy."
+        )
+        return
+    if d.min_ess_bulk == 0:
+        yield (
+            f"{d.min_ess_bulk_name} has one value in all draws of a chain, or a value "
+            "that is not a number; R-hat and ESS mean nothing for it."
+        )
+        return
+    if d.max_rhat > _MAX_RHAT:
+        yield (
+            f"R-hat is {d.max_rhat:.3f} for {d.max_rhat_name}, above {_MAX_RHAT}: the "
+            "chains disagree. Write a larger num_warmup and num_samples; if R-hat "
+            "stays, they are in different modes."
+        )
+    wanted = _ESS_PER_CHAIN * d.num_chains
+    if d.min_ess_bulk < wanted:
+        times = wanted / d.min_ess_bulk
+        yield (
+            f"the bulk effective sample size of {d.min_ess_bulk_name} is "
+            f"{d.min_ess_bulk:.0f}, below {_ESS_PER_CHAIN} a chain: about "
+            f"{_round_up(d.num_draws * (times - 1))} more draws a chain are needed. "
+            f"Write num_samples={_round_up(d.num_draws * times)}, or "
+            f"num_steps={math.ceil(times)} to have as many draws with that many steps "
+            "in each."
+        )
+
+
+def _advise_small_batch(d: Diagnosis, s: _Settings) -> Iterator[str]:
+    for name, rows in d.batch_sizes.items():
+        if rows < min(_NORMAL_ROWS, d.plates.get(name, rows)):
+            yield (
+                f"a batch of {rows} rows of plate {name!r} is small for its mean to be "
+                f"normal and its variance to be known. Write batch_size={_NORMAL_ROWS} "
+                "or more, or check the rows with diagnostics.normality."
+            )
+
+
+_RULES: tuple[Callable[[Diagnosis, _Settings], Iterator[str]], ...] = (
+    _advise_noise,
+    _advise_ignored_noise,
+    _advise_frozen,
+    _advise_acceptance,
+    _advise_diverging,
+    _advise_mixing,
+    _advise_small_batch,
+)
+
+
+def _notes(d: Diagnosis, s: _Settings) -> Iterator[str]:
+    if d.temperature == d.temperature and d.temperature != 1:
+        wider = math.sqrt(d.temperature)
+        yield (
+            f"these are draws from {d.target}, not from the posterior: where the data "
+            f"dominate, their standard deviations are {wider:.3g} times the "
+            "posterior's."
+        )
+    if d.num_chains == 1:
+        yield "R-hat compares chains: write num_chains=4, chain_method='vectorized'."
+    rows = sum(d.plates.values())
+    if rows and (s.batch.startswith("FullBatch") or d.batch_sizes == d.plates):
+        yield (
+            f"every step read all {rows} rows, so its decision is exact and costs "
+            f"{rows} rows; a batch_size makes it cheaper."
+        )
+
+
+def _larger_batch(d: Diagnosis, s: _Settings, factor: float) -> str:
+    """The batch sizes that bring the variance down by a factor, as a setting."""
+    if not d.batch_sizes or s.sizes_itself:
+        return ""
+    sizes = {}
+    for name, rows in d.batch_sizes.items():
+        size = d.plates[name]
+        wanted = rows * factor
+        if not s.batch.startswith("_WithReplacement"):
+            # the variance of rows drawn without replacement goes like 1 / m - 1 / N
+            wanted = 1 / ((1 / rows - 1 / size) / factor + 1 / size)
+        sizes[name] = min(_round_up(wanted), size)
+    if len(sizes) == 1:
+        ((name, rows),) = sizes.items()
+        return f"batch_size={rows} instead of {d.batch_sizes[name]}, "
+    return f"batch_size={sizes} instead of {dict(d.batch_sizes)}, "
+
+
+def _round_up(value: float) -> int:
+    """Up to two significant digits."""
+    unit = 10 ** max(0, math.floor(math.log10(max(value, 1))) - 1)
+    return math.ceil(value / unit) * unit
+
+
+def _metropolis_heat(sd: float) -> float:
+    """What small moves take the temperature for, under a Metropolis test with noise.
+
+    The slope at 0 of the log of A(delta) / A(-delta), A being the probability of
+    acceptance averaged over normal noise, is what detailed balance wants to be 1.
+    """
+    r = 0.5 * erfcx(sd / math.sqrt(2))  # exp(sd ** 2 / 2) * Phi(-sd)
+    return float((0.5 + r) / (2 * r))
+
+
+def _barker_heat(sd: float) -> float:
+    """The same for Barker's test, where the slope is four times a mean."""
+    nodes, weights = np.polynomial.hermite_e.hermegauss(80)
+    p = 1 / (1 + np.exp(-sd * nodes))
+    return float(weights.sum() / (4 * (weights * p * (1 - p)).sum()))
+
+
+# is the mean of a batch normal? -----------------------------------------------------
+
+
+class Normality(NamedTuple):
+    """How far the means of batches are from normal; see :func:`normality`.
+
+    :param distance: the largest difference between the distribution functions of the
+        standardised means and of the standard normal law.
+    :param resolution: what ``distance`` stays below 95 times in 100 if the means are
+        normal, because it was measured on finitely many batches.
+    :param skewness: of the means.
+    :param excess_kurtosis: of the means.
+    """
+
+    distance: float
+    resolution: float
+    skewness: float
+    excess_kurtosis: float
+
+
+def _standardised(name: str, rows: Any) -> np.ndarray:
+    """Rows with mean 0 and mean square 1."""
+    values = np.asarray(rows, float)
+    if values.ndim != 1 or values.size < 2:
+        raise ValueError(
+            f"{name}(rows) takes one number for each of at least 2 rows, got shape "
+            f"{values.shape}."
+        )
+    bad = int((~np.isfinite(values)).sum())
+    if bad:
+        raise ValueError(
+            f"{name}(rows): {bad} of {values.size} numbers are not finite."
+        )
+    values = values - values.mean()
+    sd = math.sqrt(np.square(values).mean())
+    if sd == 0:
+        raise ValueError(
+            f"{name}(rows): all {values.size} numbers are equal: their mean is exact."
+        )
+    return values / sd
+
+
+def normal_error_bound(rows: Any, batch_size: int | None = None) -> float:
+    r"""Bound how far the mean of a batch can be from normal [1]_ [2]_.
+
+    With ``X`` a row, standardised, and ``m`` the batch size, the distribution function
+    of the mean over its own standard error is within
+
+    .. math:: (6.4 \, E|X|^3 + 2 \, E|X|) / \sqrt m
+
+    of the normal one. Both papers print this without standardising ``X``, which cannot
+    be meant: their left side does not change with the scale of the rows, but the right
+    side does, and for small numbers it is below the true distance.
+
+    This is a guarantee for independent rows and not an estimate: for normal rows and
+    ``m = 100`` it is 1.18, which says nothing, where the distance is 0.0016. It falls
+    below 0.05 at 56,000 rows. :func:`normality` measures the distance.
+
+    :param rows: a number for each row, for example from :func:`log_ratio_rows`, or for
+        each row of a batch.
+    :param batch_size: the batch size ``m``; by default the number of ``rows``.
+    :return: the bound, at times above 1.
+    :raises ValueError: a number is not finite, all are equal, or ``batch_size`` is not
+        positive.
+
+    **References:**
+
+    .. [1] Dangna Li, Wing H. Wong (2017), *Mini-batch Tempered MCMC*, Lemma 1.
+    .. [2] Daniel Seita, Xinlei Pan, Haoyu Chen, John Canny (2017), *An Efficient
+       Minibatch Acceptance Test for Metropolis-Hastings*, Lemma 2.
+
+    **Example**
+
+    .. doctest::
+
+        >>> import jax
+        >>> from numpyro_minibatch.diagnostics import normal_error_bound
+        >>> rows = jax.random.normal(jax.random.key(0), (100_000,))
+        >>> round(normal_error_bound(rows, batch_size=100), 1)
+        1.2
+    """
+    size = np.abs(_standardised("normal_error_bound", rows))
+    m = size.size if batch_size is None else batch_size
+    if isinstance(m, bool) or not isinstance(m, int | np.integer) or m < 1:
+        raise ValueError(
+            f"normal_error_bound(batch_size={batch_size!r}): expected a positive "
+            "number of rows, such as 100."
+        )
+    return float((6.4 * (size**3).mean() + 2 * size.mean()) / math.sqrt(m))
+
+
+def normality(
+    rows: Any, batch_size: int, key: Array, num_batches: int = 5000
+) -> Normality:
+    """Measure how far the means of batches of these rows are from normal.
+
+    Batches are drawn as the kernels draw them, without replacement, and their means
+    standardised by the true mean and standard deviation. A few rows that carry most of
+    the variance, which most batches miss and then take for absent, show as a large
+    distance.
+
+    :param rows: a number for each row of the data, for example from
+        :func:`log_ratio_rows`.
+    :param batch_size: the rows of a batch, fewer than there are.
+    :param key: a JAX random key.
+    :param num_batches: the batches that are drawn.
+    :return: the distance from the normal law, with its resolution, and moments.
+    :raises TypeError: ``batch_size`` is not an integer.
+    :raises ValueError: a number is not finite, all are equal, or ``batch_size`` is not
+        below their number.
+
+    **Example**
+
+    .. doctest::
+
+        >>> import jax, jax.numpy as jnp
+        >>> from numpyro_minibatch.diagnostics import normality
+        >>> rows = jax.random.normal(jax.random.key(0), (10_000,))
+        >>> normality(rows, 100, jax.random.key(1)).distance < 0.03
+        True
+        >>> one_row_matters = jnp.zeros(10_000).at[0].set(1.0)
+        >>> normality(one_row_matters, 100, jax.random.key(1)).distance > 0.3
+        True
+    """
+    values = _standardised("normality", rows)
+    size = values.size
+    scheme = without_replacement(batch_size)
+    if batch_size >= size:
+        raise ValueError(
+            f"normality(batch_size={batch_size}): a batch of all {size} rows has no "
+            "noise. Pass fewer."
+        )
+    if isinstance(num_batches, bool) or not isinstance(num_batches, int):
+        raise TypeError(f"normality(num_batches={num_batches!r}): expected an integer.")
+    if num_batches < 100:
+        raise ValueError(
+            f"normality(num_batches={num_batches}): at least 100 are needed to see "
+            "anything."
+        )
+    plates = {"data": size}
+    scheme = scheme.bound({"data": batch_size}, plates)
+    array = jnp.asarray(values, jnp.result_type(float))
+
+    def mean_of(array: Array, key: Array) -> Array:
+        return array[scheme.draw(key, plates)["data"].indices].mean()
+
+    @jax.jit
+    def means_of(array: Array, keys: Array) -> Array:
+        block = max(1, min(num_batches, 2**20 // batch_size))
+        return jax.lax.map(lambda key: mean_of(array, key), keys, batch_size=block)
+
+    means = np.asarray(means_of(array, jax.random.split(key, num_batches)), float)
+    # the rows have mean square 1 with divisor N: hence N - 1 here
+    z = np.sort(means / math.sqrt((size - batch_size) / (size - 1) / batch_size))
+    below, steps = norm.cdf(z), np.arange(num_batches + 1) / num_batches
+    return Normality(
+        float(max((steps[1:] - below).max(), (below - steps[:-1]).max())),
+        1.358 / math.sqrt(num_batches),  # the 95% point of Kolmogorov's distribution
+        float(skew(z)),
+        float(kurtosis(z)),
+    )
+
+
+def log_ratio_rows(
+    model_or_target: Callable | Target,
+    z: Any,
+    z_new: Any,
+    model_args: tuple = (),
+    model_kwargs: Mapping[str, Any] | None = None,
+    plate: str | None = None,
+    chunk_size: int = CHUNK,
+) -> np.ndarray:
+    """The difference in log likelihood that each row sees between two positions.
+
+    These are the numbers whose mean over a batch decides a move; pass them to
+    :func:`normality` and :func:`normal_error_bound`.
+
+    :param model_or_target: a NumPyro model or a :class:`~numpyro_minibatch.Target`.
+    :param z: the current position: for a model constrained values by site, such as one
+        draw of ``mcmc.get_samples()``; for a target what its functions take.
+    :param z_new: the proposed position.
+    :param model_args: positional arguments of the model.
+    :param model_kwargs: keyword arguments of the model.
+    :param plate: the data plate, if there is more than one.
+    :param chunk_size: how many log likelihoods are computed at a time.
+    :return: ``log likelihood(z_new) - log likelihood(z)`` of each row, at temperature
+        1, shape ``(N,)``.
+    :raises ValueError: there is no such plate or more than one, or a position lacks a
+        site.
+
+    **Example**
+
+    .. doctest::
+
+        >>> import jax.numpy as jnp, numpyro, numpyro.distributions as dist
+        >>> from numpyro_minibatch.diagnostics import log_ratio_rows
+
+        >>> def model(y):
+        ...     mu = numpyro.sample("mu", dist.Normal(0, 10))
+        ...     with numpyro.plate("data", len(y), subsample_size=2) as idx:
+        ...         numpyro.sample("obs", dist.Normal(mu, 1), obs=y[idx])
+
+        >>> y = jnp.array([0.0, 1.0, 2.0])
+        >>> log_ratio_rows(model, {"mu": 0.0}, {"mu": 1.0}, (y,)).tolist()
+        [-0.5, 0.5, 1.5]
+    """
+    if isinstance(model_or_target, Target):
+        target = model_or_target
+        name = _choose_plate(plate, list(target.plates))
+        pair = jax.tree.map(lambda a, b: jnp.stack([a, b]), z, z_new)
+
+        def rows_of(target: Target, draw: Any, rows: Any) -> dict[str, Array]:
+            return {"rows": target.terms(draw, rows).rows[name]}
+
+        old, new = compute_rows(target, name, rows_of, pair, chunk_size)["rows"]
+        return new - old
+    model = ModelTarget(
+        model=model_or_target, args=tuple(model_args), kwargs=dict(model_kwargs or {})
+    )
+    sites, own = inspect_sites(model), subsampled_plates(model)
+    observed = [site for site in sites.values() if site.observed]
+    sizes = {name: size for site in observed for name, _, size in site.frames} | own
+    plate = _choose_plate(plate, [*own] or [*sizes])
+    model = replace(model, sizes=own | {plate: sizes[plate]})
+    sites = inspect_sites(model)
+    latents = [name for name, site in sites.items() if site.latent]
+    for position in (z, z_new):
+        missing = [name for name in latents if name not in position]
+        if missing:
+            raise ValueError(
+                f"log_ratio_rows: a position has no value for {missing}; it has "
+                f"{list(position)}. Pass constrained values of all latent sites, such "
+                "as one draw of mcmc.get_samples()."
+            )
+    pair = {n: jnp.stack([jnp.asarray(z[n]), jnp.asarray(z_new[n])]) for n in latents}
+    values = log_likelihoods(model, sites, pair, chunk_size)
+    inside = [n for n, where in data_sites(sites, model).items() if where == plate]
+    return sum((values[n][1] - values[n][0] for n in inside), np.zeros(sizes[plate]))
+
+
+def _choose_plate(plate: str | None, plates: list[str]) -> str:
+    if plate is None and len(plates) == 1:
+        return plates[0]
+    if plate is None or plate not in plates:
+        found = ", ".join(map(repr, plates)) or "none"
+        raise ValueError(
+            f"log_ratio_rows(plate={plate!r}): pass one of the data plates: {found}."
+        )
+    return plate

@@ -1,0 +1,1654 @@
+"""Everything a user can get wrong, in one table: what must be said about it, and that
+it is said before anything compiles."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpyro import handlers
+from numpyro.contrib.control_flow import cond, scan
+from numpyro.infer import init_to_value
+
+from numpyro_minibatch import (
+    MINT,
+    MHMinibatch,
+    MinibatchMH,
+    Target,
+    accept,
+    batch,
+    estimate,
+    proposal,
+)
+from numpyro_minibatch._preflight import inspect_model
+
+N, MANY = 40, 5_000
+KEY = jax.random.key(0)
+# NumPy, so that making the data compiles nothing
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(N, 2)).astype(np.float32)
+Y = RNG.normal(size=N).astype(np.float32)
+GROUP = np.arange(N, dtype=np.int32) % 3
+JAX_GROUP = jnp.asarray(GROUP)
+BIG = np.zeros(MANY, np.float32)
+
+
+# models ------------------------------------------------------------------------------
+
+
+def slope() -> Any:
+    return numpyro.sample("slope", dist.Normal(0.0, 1.0))
+
+
+def coefficients(size: int = 2) -> Any:
+    return numpyro.sample("beta", dist.Normal(0.0, 1.0).expand([size]).to_event(1))
+
+
+def regression(X: Any, y: Any, subsample_size: int | None = 10) -> None:
+    beta = coefficients()
+    with numpyro.plate("data", len(y), subsample_size=subsample_size) as idx:
+        numpyro.sample("obs", dist.Normal(X[idx] @ beta, 1.0), obs=y[idx])
+
+
+def full_plate(X: Any, y: Any) -> None:
+    regression(X, y, None)
+
+
+def no_plate(X: Any, y: Any) -> None:
+    numpyro.sample("obs", dist.Normal(X[:, 0] * slope(), 1.0), obs=y)
+
+
+def plate_of_latents(X: Any, y: Any) -> None:
+    with numpyro.plate("groups", 5):
+        mean = numpyro.sample("mean", dist.Normal(0.0, 1.0))
+    numpyro.sample("obs", dist.Normal(mean.sum(), 1.0), obs=y)
+
+
+def two_subsampled(X: Any, y: Any) -> None:
+    mean = slope()
+    with (
+        numpyro.plate("rows", N, 10, dim=-2) as i,
+        numpyro.plate("columns", 2, dim=-1) as j,
+    ):
+        numpyro.sample("obs", dist.Normal(mean, 1.0), obs=X[i][:, j])
+
+
+def local_latent(X: Any, y: Any) -> None:
+    with numpyro.plate("data", N, 10) as idx:
+        effect = numpyro.sample("effect", dist.Normal(0.0, 1.0))
+        numpyro.sample("obs", dist.Normal(effect, 1.0), obs=y[idx])
+
+
+def partly_observed(X: Any, y: Any) -> None:
+    mean = slope()
+    with numpyro.plate("data", N, 10) as idx:
+        numpyro.sample("obs", dist.Normal(mean, 1.0), obs=y[idx], obs_mask=y[idx] > 0)
+
+
+def discrete(X: Any, y: Any) -> None:
+    which = numpyro.sample("which", dist.Bernoulli(0.5))
+    with numpyro.plate("data", N, 10) as idx:
+        numpyro.sample("obs", dist.Normal(which, 1.0), obs=y[idx])
+
+
+def nothing_observed(X: Any, y: Any) -> None:
+    mean = slope()
+    with numpyro.plate("data", N, 10) as idx:
+        rows = y[idx]
+    numpyro.sample("obs", dist.Normal(mean, 1.0), obs=rows)
+
+
+def nothing_latent(X: Any, y: Any) -> None:
+    with numpyro.plate("data", N, 10) as idx:
+        numpyro.sample("obs", dist.Normal(X[idx, 0], 1.0), obs=y[idx])
+
+
+def obs_not_indexed(X: Any, y: Any) -> None:
+    mean = slope()
+    with numpyro.plate("data", N) as idx:
+        numpyro.sample("obs", dist.Normal(X[idx, 0] * mean, 1.0), obs=y)
+
+
+def lone_obs_not_indexed(X: Any, y: Any) -> None:
+    mean = slope()
+    with numpyro.plate("data", N, 10):
+        numpyro.sample("obs", dist.Normal(mean, 1.0), obs=y)
+
+
+def covariate_not_indexed(X: Any, y: Any) -> None:
+    mean = slope()
+    with numpyro.plate("data", N, 10) as idx:
+        numpyro.sample("obs", dist.Normal(X[:, 0] * mean, 1.0), obs=y[idx])
+
+
+def neither_indexed(X: Any = None, y: Any = None) -> None:
+    mean = slope()
+    with numpyro.plate("data", len(y)):
+        numpyro.sample("obs", dist.Normal(X[:, 0] * mean, 1.0), obs=y)
+
+
+def factor_not_indexed(X: Any, y: Any) -> None:
+    mean = slope()
+    with numpyro.plate("data", N, 10):
+        numpyro.factor("obs", dist.Normal(mean, 1.0).log_prob(y))
+
+
+def plate_too_long(X: Any, y: Any) -> None:
+    mean = slope()
+    with numpyro.plate("data", 1_000, 10) as idx:
+        numpyro.sample("obs", dist.Normal(X[idx, 0] * mean, 1.0), obs=y[idx])
+
+
+def subsample_too_short(X: Any, y: Any) -> None:
+    mean = slope()
+    with numpyro.plate("data", N, 10):
+        rows = numpyro.subsample(X, event_dim=1)[:, 0]
+        y_rows = numpyro.subsample(y, event_dim=0)
+        numpyro.sample("obs", dist.Normal(rows * mean, 1.0), obs=y_rows)
+
+
+def column_of_means(X: Any, y: Any) -> None:
+    beta = numpyro.sample("beta", dist.Normal(0.0, 1.0).expand([2, 1]).to_event(2))
+    with numpyro.plate("data", N, 10) as idx:
+        numpyro.sample("obs", dist.Normal(X[idx] @ beta, 1.0), obs=y[idx])
+
+
+def plate_in_scan(X: Any, y: Any, subsample_size: int | None = None) -> None:
+    mean = slope()
+
+    def body(carry: Any, rows: Any) -> Any:
+        with numpyro.plate("data", N, subsample_size) as idx:
+            numpyro.sample("obs", dist.Normal(mean, 1.0), obs=rows[idx])
+        return carry, None
+
+    scan(body, 0, jnp.stack([y, y]))
+
+
+def subsampled_in_scan_too(X: Any, y: Any) -> None:
+    regression(X, y)
+
+    def body(carry: Any, rows: Any) -> Any:
+        with numpyro.plate("days", N, 5) as idx:
+            numpyro.sample("other", dist.Normal(0.0, 1.0), obs=rows[idx])
+        return carry, None
+
+    scan(body, 0, jnp.stack([y, y]))
+
+
+def batch_normalised(X: Any, y: Any) -> None:
+    nn = pytest.importorskip("flax.linen")
+    from numpyro.contrib.module import flax_module
+
+    class Net(nn.Module):
+        @nn.compact
+        def __call__(self, x: Any) -> Any:
+            return nn.Dense(1)(nn.BatchNorm(use_running_average=False)(x))[:, 0]
+
+    net = flax_module("net", Net(), input_shape=(10, 2), mutable=["batch_stats"])
+    scale = numpyro.sample("scale", dist.HalfNormal(1.0))
+    with numpyro.plate("data", N, 10) as idx:
+        numpyro.sample("obs", dist.Normal(net(X[idx]), scale), obs=y[idx])
+
+
+def two_candidates(X: Any, y: Any) -> None:
+    mean = slope()
+    for name in ("men", "women"):
+        with numpyro.plate(name, N) as idx:
+            numpyro.sample(f"obs_{name}", dist.Normal(mean, 1.0), obs=y[idx])
+
+
+def counts_its_groups(group: Any, y: Any) -> None:
+    mean = coefficients(len(np.unique(group)))
+    with numpyro.plate("data", N, 10) as idx:
+        numpyro.sample("obs", dist.Normal(mean[group[idx]], 1.0), obs=y[idx])
+
+
+def selects_rows(X: Any, y: Any) -> None:
+    mean = slope()
+    y = y[y > 0]
+    with numpyro.plate("data", len(y), 10) as idx:
+        numpyro.sample("obs", dist.Normal(mean, 1.0), obs=y[idx])
+
+
+def closes_over_numpy() -> None:
+    regression(X, Y)
+
+
+def forgot_the_observations(X: Any, y: Any = None) -> None:
+    beta = coefficients()
+    with numpyro.plate("data", len(X), 10) as idx:
+        rows = None if y is None else y[idx]
+        numpyro.sample("obs", dist.Normal(X[idx] @ beta, 1.0), obs=rows)
+
+
+def duplicate_site(X: Any, y: Any) -> None:
+    slope()
+    slope()
+
+
+def impossible_prior(X: Any, y: Any) -> None:
+    regression(X, y)
+    numpyro.factor("never", -jnp.inf)
+
+
+def bounded(X: Any, y: Any) -> None:
+    scale = numpyro.sample("scale", dist.Uniform(0.0, 1.0))
+    with numpyro.plate("data", N, 10) as idx:
+        numpyro.sample("obs", dist.Normal(0.0, scale), obs=y[idx])
+
+
+def positive_data(X: Any, y: Any) -> None:
+    rate = numpyro.sample("rate", dist.HalfNormal(1.0))
+    with numpyro.plate("data", N, 10) as idx:
+        numpyro.sample(
+            "obs", dist.Exponential(rate, validate_args=False), obs=jnp.log(y[idx])
+        )
+
+
+def masked(X: Any, y: Any) -> None:
+    beta = coefficients()
+    with numpyro.plate("data", N, 10) as idx:
+        rows = y[idx]
+        with handlers.mask(mask=~jnp.isnan(rows)):
+            numpyro.sample("obs", dist.Normal(X[idx] @ beta, 1.0), obs=rows)
+
+
+# targets written by hand -------------------------------------------------------------
+
+
+def target(
+    log_likelihood: Callable | None = None, sizes: Any = N, y: Any = Y
+) -> Target:
+    def by_row(z: Any, i: Any) -> Any:
+        return -0.5 * (jnp.asarray(y)[i] - z) ** 2
+
+    return Target(lambda z: -0.5 * z**2, log_likelihood or by_row, sizes)
+
+
+# the table ---------------------------------------------------------------------------
+
+
+class Case(NamedTuple):
+    """One mistake.
+
+    :param name: what is wrong.
+    :param make: makes the mistake.
+    :param error: the exact type of the error.
+    :param says: what the message must contain: what was received, what to write.
+    :param compiles: what may be compiled before the mistake is found: nothing, the
+        model's initial ``"parameters"``, or its ``"start"``.
+    """
+
+    name: str
+    make: Callable[[], object]
+    error: type[Exception]
+    says: tuple[str, ...]
+    compiles: str = "nothing"
+
+
+def start(
+    kernel: MinibatchMH, *args: Any, init_params: Any = None, **kwargs: Any
+) -> Any:
+    return kernel.init(KEY, 10, init_params, args, kwargs)
+
+
+def run(model: Callable, *args: Any, init_params: Any = None, **settings: Any) -> Any:
+    """Start MINT on a model, by default with the data of all models above."""
+    data = args or (X, Y)
+    kernel = MINT(model, **{"temperature": 1.0, **settings})
+    return start(kernel, *data, init_params=init_params)
+
+
+def refuse(
+    name: str,
+    make: Callable[[], object],
+    error: type[Exception],
+    *says: str,
+    compiles: str = "nothing",
+) -> Case:
+    return Case(name, make, error, says, compiles)
+
+
+INDEXED = ("do not follow the indices of its plate", "with numpyro.plate(", "y[idx]")
+SUBSAMPLED = ("needs a data plate", "batch_size=")
+
+
+def with_nan(array: np.ndarray) -> np.ndarray:
+    array = array.copy()
+    array[7] = np.nan
+    return array
+
+
+MODELS = [
+    refuse(
+        "no plate at all",
+        lambda: run(no_plate, batch_size=10),
+        ValueError,
+        *SUBSAMPLED,
+        "plates: none",
+        "with numpyro.plate(",
+    ),
+    refuse(
+        "no plate that is subsampled",
+        lambda: run(full_plate),
+        ValueError,
+        *SUBSAMPLED,
+        "'data' (40 rows)",
+        "subsample_size",
+    ),
+    refuse(
+        "an empty batch_size",
+        lambda: run(full_plate, batch_size={}),
+        ValueError,
+        *SUBSAMPLED,
+        "'data' (40 rows)",
+    ),
+    refuse(
+        "no plate that can be subsampled",
+        lambda: run(plate_of_latents, batch_size=2),
+        ValueError,
+        *SUBSAMPLED,
+        "'groups' (5 rows)",
+    ),
+    refuse(
+        "a site in two subsampled plates",
+        lambda: run(two_subsampled, batch_size={"rows": 10, "columns": 2}),
+        ValueError,
+        "'obs' is inside two subsampled plates",
+        "'rows'",
+        "'columns'",
+        "Subsample one of them",
+    ),
+    refuse(
+        "a latent site with a value per row",
+        lambda: run(local_latent),
+        ValueError,
+        "'effect'",
+        "'data'",
+        "move it out of the plate",
+    ),
+    refuse(
+        "obs_mask",
+        lambda: run(partly_observed),
+        ValueError,
+        "'obs_unobserved'",
+        "obs_mask",
+        "numpyro.handlers.mask",
+    ),
+    refuse(
+        "observations left out",
+        lambda: run(forgot_the_observations, X),
+        ValueError,
+        "'obs' is inside the subsampled plate 'data'",
+        "obs=None",
+    ),
+    refuse(
+        "a discrete latent site",
+        lambda: run(discrete),
+        ValueError,
+        "'which'",
+        "discrete",
+        "MixtureSameFamily",
+    ),
+    refuse(
+        "a subsampled plate without an observed site",
+        lambda: run(nothing_observed),
+        ValueError,
+        "'data' has no observed site",
+        "Put the observations inside it",
+    ),
+    refuse("no latent site", lambda: run(nothing_latent), ValueError, "no latent site"),
+    refuse(
+        "observations not indexed",
+        lambda: run(obs_not_indexed, batch_size=10),
+        ValueError,
+        *INDEXED,
+        "'obs' has 40 rows of data",
+    ),
+    refuse(
+        "the only observations not indexed",
+        lambda: run(lone_obs_not_indexed),
+        ValueError,
+        *INDEXED,
+        "'obs' has 40 rows of data",
+    ),
+    refuse(
+        "a covariate not indexed",
+        lambda: run(covariate_not_indexed),
+        ValueError,
+        *INDEXED,
+        "with all 40 rows the model runs, with 10 it fails",
+    ),
+    refuse(
+        "neither indexed",
+        lambda: run(neither_indexed, batch_size=10),
+        ValueError,
+        *INDEXED,
+    ),
+    refuse(
+        "neither indexed, two of three rows",
+        lambda: run(neither_indexed, X[:3], Y[:3], batch_size=2),
+        ValueError,
+        *INDEXED,
+    ),
+    refuse(
+        "neither indexed, keyword data",
+        lambda: start(
+            MINT(neither_indexed, batch_size={"data": 10}, temperature=1.0), X=X, y=Y
+        ),
+        ValueError,
+        *INDEXED,
+    ),
+    refuse(
+        "a factor not indexed", lambda: run(factor_not_indexed), ValueError, *INDEXED
+    ),
+    refuse(
+        "fewer rows of X than of y",
+        lambda: run(regression, X[:30], Y),
+        ValueError,
+        "shape (30, 2)",
+        "'data', which has 40 rows",
+        "one length",
+    ),
+    refuse(
+        "a plate longer than its data",
+        lambda: run(plate_too_long),
+        ValueError,
+        "shape (40, 2)",
+        "'data', which has 1000 rows",
+        "one length",
+    ),
+    refuse(
+        "fewer rows of X than of y, numpyro.subsample",
+        lambda: run(subsample_too_short, X[:30], Y),
+        ValueError,
+        "(30, 2)",
+        "numpyro.plate(data, 40",
+    ),
+    refuse(
+        "observations in a column",
+        lambda: run(regression, X, Y[:, None]),
+        ValueError,
+        "'obs' has shape (10, 10)",
+        "y[idx][:, 0]",
+    ),
+    refuse(
+        "means in a column",
+        lambda: run(column_of_means),
+        ValueError,
+        "'obs' has shape (10, 10)",
+        "(X[idx] @ beta)[:, 0]",
+    ),
+    refuse(
+        "mutable state",
+        lambda: run(batch_normalised),
+        ValueError,
+        "mutable state",
+        "'net$state'",
+        "stateless layer",
+        compiles="parameters",
+    ),
+    refuse(
+        "a plate inside scan",
+        lambda: run(plate_in_scan, batch_size=10),
+        ValueError,
+        "'data'",
+        "inside a scan",
+        "Move the plate",
+    ),
+    refuse(
+        "a plate inside scan, by name",
+        lambda: run(plate_in_scan, batch_size={"data": 10}),
+        ValueError,
+        "'data'",
+        "inside a scan",
+        "Move the plate",
+    ),
+    refuse(
+        "a subsampled plate inside scan",
+        lambda: run(plate_in_scan, X, Y, 10),
+        ValueError,
+        "'data'",
+        "inside a scan",
+        "Move the plate",
+    ),
+    refuse(
+        "a second subsampled plate inside scan",
+        lambda: run(subsampled_in_scan_too),
+        ValueError,
+        "'days'",
+        "inside a scan",
+        "without a subsample_size",
+    ),
+    refuse(
+        "no rows",
+        lambda: run(regression, X[:0], Y[:0]),
+        ValueError,
+        "MINT cannot run the model",
+        "size of plate should be positive",
+    ),
+    refuse(
+        "two sites of one name",
+        lambda: run(duplicate_site),
+        ValueError,
+        "unique names",
+        "`slope`",
+    ),
+]
+
+SIZES = [
+    refuse(
+        "more rows than there are",
+        lambda: run(full_plate, batch_size=41),
+        ValueError,
+        "batch_size=41",
+        "'data'",
+        "Use at most 40",
+    ),
+    refuse(
+        "more rows than there are, by name",
+        lambda: run(full_plate, batch_size={"data": 41}),
+        ValueError,
+        "batch_size=41",
+        "'data'",
+        "Use at most 40",
+    ),
+    refuse(
+        "a subsample_size above the size",
+        lambda: run(regression, X, Y, 100),
+        ValueError,
+        "batch_size=100",
+        "'data'",
+        "Use at most 40",
+    ),
+    refuse(
+        "a negative subsample_size",
+        lambda: run(regression, X, Y, -5),
+        ValueError,
+        "subsample_size=-5",
+        "at least 2",
+    ),
+    refuse(
+        "a subsample_size of one",
+        lambda: run(regression, X, Y, 1),
+        ValueError,
+        "'data'",
+        "got 1",
+        "at least 2",
+    ),
+    refuse(
+        "several candidates",
+        lambda: run(two_candidates, batch_size=10),
+        ValueError,
+        "batch_size=10",
+        "'men', 'women'",
+        "batch_size={'men': 10}",
+    ),
+    refuse(
+        "an unknown plate",
+        lambda: run(full_plate, batch_size={"dta": 10}),
+        ValueError,
+        "'dta'",
+        "'data' (40 rows)",
+    ),
+    refuse(
+        "an unknown plate of a full batch",
+        lambda: start(MinibatchMH(full_plate, batch=batch.full({"dta": 10})), X, Y),
+        ValueError,
+        "'dta'",
+        "'data' (40 rows)",
+    ),
+    *(
+        refuse(
+            f"batch_size={how.format(repr(size))}",
+            lambda size=size, how=how: run(
+                full_plate, batch_size={"data": size} if "data" in how else size
+            ),
+            error,
+            f"got {size!r}",
+            "batch_size=100",
+        )
+        for how in ("{}", "{{'data': {}}}")
+        for size, error in [
+            (-1, ValueError),
+            (0, ValueError),
+            (1, ValueError),
+            (2.5, TypeError),
+            (10.0, TypeError),
+            (np.float32(10.0), TypeError),
+            (True, TypeError),
+            ("10", TypeError),
+            ([10], TypeError),
+            ((10,), TypeError),
+        ]
+    ),
+    refuse(
+        "an array as batch_size",
+        lambda: run(full_plate, batch_size=BIG),
+        TypeError,
+        "an array of shape (5000,)",
+        "batch_size=100",
+    ),
+    *(
+        refuse(
+            f"batch.{scheme.__name__}(0)",
+            lambda scheme=scheme: scheme(0),
+            ValueError,
+            "got 0",
+            "batch_size=100",
+        )
+        for scheme in (
+            batch.full,
+            batch.growing,
+            batch.pilot,
+            batch.with_replacement,
+            batch.without_replacement,
+        )
+    ),
+    refuse(
+        "a margin below one",
+        lambda: batch.pilot(10, margin=0.5),
+        ValueError,
+        "margin=0.5",
+        "1.25",
+    ),
+    refuse(
+        "batch and batch_size",
+        lambda: MinibatchMH(regression, batch=batch.pilot(10), batch_size=10),
+        ValueError,
+        "both batch_size=10 and batch=",
+        "pass batch alone",
+    ),
+    refuse(
+        "exact and batch_size",
+        lambda: MinibatchMH(regression, estimate="exact", batch_size=10),
+        ValueError,
+        "no batch_size",
+        "batch=batch.full(chunk_size)",
+    ),
+]
+
+SETTINGS = [
+    *(
+        refuse(
+            f"{name}={value!r}",
+            lambda name=name, value=value: run(regression, **{name: value}),
+            error,
+            f"MINT({name}",
+            f"{value!r}",
+            *says,
+        )
+        for name, value, error, *says in [
+            ("temperature", -1.0, ValueError, "positive and finite"),
+            ("temperature", 0, ValueError, "positive and finite"),
+            ("temperature", np.inf, ValueError, "positive and finite"),
+            ("temperature", np.nan, ValueError, "positive and finite"),
+            ("temperature", "1", TypeError, "positive number"),
+            ("temperature", True, TypeError, "positive number"),
+            ("step_size", -1.0, ValueError, "positive and finite"),
+            ("step_size", 0.0, ValueError, "positive and finite"),
+            ("step_size", np.nan, ValueError, "positive and finite"),
+            ("step_size", "1", TypeError, "positive number"),
+            ("step_size", None, TypeError, "positive number"),
+            ("num_steps", 0, ValueError, "at least 1"),
+            ("num_steps", -1, ValueError, "at least 1"),
+            ("num_steps", 1.5, TypeError, "positive integer"),
+            ("num_steps", True, TypeError, "positive integer"),
+            ("num_steps", "2", TypeError, "positive integer"),
+            ("target_accept_prob", 0.0, ValueError, "positive and finite"),
+            ("target_accept_prob", -0.1, ValueError, "positive and finite"),
+            ("target_accept_prob", 1.0, ValueError, "below 1.0"),
+            ("target_accept_prob", 1.5, ValueError, "below 1.0"),
+            ("target_accept_prob", "0.3", TypeError, "positive number"),
+            ("adapt_step_size", "no", TypeError, "True or False"),
+            ("adapt_mass_matrix", None, TypeError, "True or False"),
+            ("dense_mass", [("beta",)], TypeError, "True or False"),
+            ("temper_prior", 0.5, TypeError, "True or False"),
+            ("penalty", "no", TypeError, "True or False"),
+            ("init_strategy", 3, TypeError, "init_to_value"),
+            ("acceptance", "penalty", TypeError, "accept.penalty()"),
+            ("proposal", "langevin", TypeError, "proposal.random_walk()"),
+            ("batch", 10, TypeError, "batch.without_replacement(100)"),
+            ("estimate", "share", ValueError, '"shared", "augmented"'),
+            ("estimate", 1, TypeError, '"shared", "augmented"'),
+        ]
+    ),
+    *(
+        refuse(
+            f"MINT({name}={value!r})",
+            lambda name=name, value=value: start(MINT(regression, **{name: value})),
+            error,
+            f"{name}=",
+            f"{value!r}",
+            "must be",
+        )
+        for name in ("lam", "alpha")
+        for value, error in [
+            (-0.5, ValueError),
+            (0.0, ValueError),
+            (1.0, ValueError),
+            (1.5, ValueError),
+            ("0.5", TypeError),
+        ]
+    ),
+    refuse(
+        "lam above tau",
+        lambda: start(MINT(regression, lam=0.9), X, Y),
+        ValueError,
+        "lam=0.9",
+        "tau = log(10) / log(40) = 0.624",
+        "a larger batch_size, or temperature=",
+    ),
+    refuse(
+        "alpha with two data plates",
+        lambda: start(
+            MINT(two_candidates, alpha=0.5, batch_size={"men": 10, "women": 10}), X, Y
+        ),
+        ValueError,
+        "alpha=",
+        "has 2",
+        "temperature=",
+    ),
+    refuse(
+        "neither temperature, lam nor alpha",
+        lambda: MINT(regression),
+        ValueError,
+        "exactly one of temperature=, lam= and alpha=",
+        "none of them",
+        "temperature=100.0",
+    ),
+    refuse(
+        "temperature and lam",
+        lambda: MINT(regression, temperature=2.0, lam=0.5),
+        ValueError,
+        "'temperature': 2.0",
+        "'lam': 0.5",
+        "temperature=100.0",
+    ),
+    refuse(
+        "temperature, lam and alpha",
+        lambda: MINT(regression, temperature=2.0, lam=0.5, alpha=0.5),
+        ValueError,
+        "exactly one",
+        "'alpha': 0.5",
+    ),
+    refuse(
+        "an array as temperature",
+        lambda: MINT(regression, temperature=BIG),
+        TypeError,
+        "temperature",
+        "an array of shape (5000,)",
+    ),
+    *(
+        refuse(
+            f"an array as {name}",
+            lambda name=name: MinibatchMH(regression, **{name: BIG}),
+            error,
+            name,
+            "an array of shape (5000,)",
+        )
+        for name, error in [
+            ("acceptance", TypeError),
+            ("batch", TypeError),
+            ("estimate", TypeError),
+            ("init_strategy", TypeError),
+            ("num_steps", TypeError),
+            ("proposal", TypeError),
+            ("step_size", TypeError),
+            ("target_accept_prob", TypeError),
+        ]
+    ),
+    *(
+        refuse(
+            f"{name} without its brackets",
+            lambda name=name, choice=choice: MinibatchMH(regression, **{name: choice}),
+            error,
+            name,
+            f"<function {choice.__name__}",
+        )
+        for name, choice, error in [
+            ("acceptance", accept.penalty, TypeError),
+            ("batch", batch.pilot, TypeError),
+            ("estimate", estimate.shared, TypeError),
+            ("proposal", proposal.langevin, TypeError),
+        ]
+    ),
+    refuse(
+        "an unknown setting",
+        lambda: MINT(regression, temperature=1.0, stepsize=0.1),
+        TypeError,
+        "'stepsize'",
+    ),
+    refuse(
+        "a target rate that a Barker test cannot reach",
+        lambda: MHMinibatch(regression, target_accept_prob=0.6),
+        ValueError,
+        "target_accept_prob=0.6",
+        "below 0.5",
+    ),
+    refuse(
+        "a variance that no correction can complete",
+        lambda: MHMinibatch(regression, variance=5.0),
+        ValueError,
+        "variance=5.0",
+        "write variance=1.0",
+    ),
+    refuse(
+        "a variance that is no number",
+        lambda: MHMinibatch(regression, variance="1"),
+        ValueError,
+        "variance='1'",
+        "from 0.01 to 3.0",
+    ),
+    refuse(
+        "sequential is a word",
+        lambda: MHMinibatch(regression, sequential="yes"),
+        TypeError,
+        "sequential",
+        "True or False",
+        "'yes'",
+    ),
+    refuse(
+        "MHMinibatch with a batch",
+        lambda: MHMinibatch(regression, batch=batch.full()),
+        TypeError,
+        "MinibatchMH(model, batch=..., acceptance=...)",
+    ),
+    refuse(
+        "a negative max_variance",
+        lambda: accept.penalty(max_variance=-1.0),
+        ValueError,
+        "max_variance=-1.0",
+        "write 1.0",
+    ),
+    refuse(
+        "neither model nor target",
+        lambda: MINT(temperature=1.0),
+        ValueError,
+        "neither",
+        "MINT(model, ...)",
+    ),
+    refuse(
+        "model and target",
+        lambda: MINT(regression, target=target(), temperature=1.0),
+        ValueError,
+        "both",
+        "MINT(model, ...)",
+    ),
+    refuse(
+        "a model that is no function",
+        lambda: MINT("regression", temperature=1.0),
+        TypeError,
+        "must be a function",
+        "got str",
+    ),
+    refuse(
+        "a target that is none",
+        lambda: MinibatchMH(target=lambda z: z),
+        TypeError,
+        "numpyro_minibatch.Target",
+        "got function",
+    ),
+]
+
+DATA = [
+    refuse(
+        "NaN in X",
+        lambda: run(regression, with_nan(X), Y),
+        ValueError,
+        "plate 'data', rows [7]",
+        "args[0]: 2 of 80 values",
+        "numpyro.handlers.mask",
+        compiles="start",
+    ),
+    refuse(
+        "NaN in y",
+        lambda: run(regression, X, jnp.asarray(with_nan(Y))),
+        ValueError,
+        "plate 'data', rows [7]",
+        "args[1]: 1 of 40 values",
+        "numpyro.handlers.mask",
+        compiles="start",
+    ),
+    refuse(
+        "NaN in keyword data",
+        lambda: start(MINT(regression, temperature=1.0), X, y=with_nan(Y)),
+        ValueError,
+        "plate 'data', rows [7]",
+        "kwargs['y']: 1 of 40 values",
+        "numpyro.handlers.mask",
+        compiles="start",
+    ),
+    refuse(
+        "data outside of the support",
+        lambda: run(positive_data),
+        ValueError,
+        "not finite",
+        "plate 'data', rows [",
+        "init_to_value",
+        compiles="start",
+    ),
+    refuse(
+        "a prior that is nowhere finite",
+        lambda: run(impossible_prior),
+        ValueError,
+        "the log prior is not",
+        "after 100 tries",
+        "init_to_value",
+        compiles="start",
+    ),
+    refuse(
+        "a start outside of the support",
+        lambda: run(bounded, init_strategy=init_to_value(values={"scale": 2.0})),
+        ValueError,
+        "z['scale']",
+        "inside its support",
+        compiles="start",
+    ),
+    refuse(
+        "a start of the wrong shape",
+        lambda: run(
+            regression, init_strategy=init_to_value(values={"beta": np.zeros(3)})
+        ),
+        ValueError,
+        "'beta'",
+        "shape (2,), got shape (3,)",
+    ),
+    refuse(
+        "a list",
+        lambda: run(regression, X, Y.tolist()),
+        TypeError,
+        "args[1] of type list",
+        "numpy.asarray",
+    ),
+    refuse(
+        "words",
+        lambda: run(regression, X.astype(str), Y),
+        TypeError,
+        "args[0] of dtype <U32",
+        "arrays of numbers",
+    ),
+    refuse(
+        "objects in keyword data",
+        lambda: start(MINT(regression, temperature=1.0), X, y=Y.astype(object)),
+        TypeError,
+        "y of dtype object",
+        "arrays of numbers",
+    ),
+    refuse(
+        "NumPy data in a closure",
+        lambda: start(MINT(closes_over_numpy, temperature=1.0)),
+        TypeError,
+        "values of the data or of a plate's indices",
+        "jnp.asarray",
+    ),
+    refuse(
+        "values of the data read in Python",
+        lambda: run(counts_its_groups, GROUP, Y),
+        TypeError,
+        "values of the data",
+        "len(np.unique(group)) beforehand",
+    ),
+    refuse(
+        "values of JAX data read in Python",
+        lambda: run(counts_its_groups, JAX_GROUP, Y),
+        TypeError,
+        "values of the data",
+        "len(np.unique(group)) beforehand",
+    ),
+    refuse(
+        "rows selected by their values",
+        lambda: run(selects_rows),
+        TypeError,
+        "values of the data",
+        "beforehand",
+    ),
+    refuse(
+        "an argument missing", lambda: run(regression, X), TypeError, "argument: 'y'"
+    ),
+]
+
+STARTS = [
+    refuse(
+        "init_params for another site",
+        lambda: run(regression, init_params={"b": np.zeros(2)}),
+        ValueError,
+        "got ['b']",
+        "['beta']",
+    ),
+    refuse(
+        "init_params without a site",
+        lambda: run(regression, init_params={}),
+        ValueError,
+        "got []",
+        "['beta']",
+    ),
+    refuse(
+        "init_params without names",
+        lambda: run(regression, init_params=BIG),
+        ValueError,
+        "got ndarray",
+        "dict of unconstrained values",
+        "['beta']",
+    ),
+    *(
+        refuse(
+            f"init_params of shape {shape}",
+            lambda shape=shape: run(regression, init_params={"beta": np.zeros(shape)}),
+            ValueError,
+            "init_params['beta'] must have shape (2,)",
+            f"got shape {shape}",
+        )
+        for shape in [(), (3,), (1, 2), (MANY,)]
+    ),
+    refuse(
+        "init_params without the axis of chains",
+        lambda: MINT(regression, temperature=1.0).init(
+            np.zeros((3, 2), np.uint32), 10, {"beta": np.zeros(2)}, (X, Y), {}
+        ),
+        ValueError,
+        "init_params['beta'] must have shape (3, 2)",
+        "one row per chain",
+        "got shape (2,)",
+    ),
+    *(
+        refuse(
+            f"init_params of {type(value).__name__}",
+            lambda value=value: run(regression, init_params={"beta": value}),
+            TypeError,
+            "init_params['beta'] must be an array of shape (2,)",
+            f"got {type(value).__name__}",
+            "jnp.asarray",
+        )
+        for value in ([0.0, 0.0], "zero", None)
+    ),
+    refuse(
+        "init_params that are NaN",
+        lambda: run(regression, init_params={"beta": np.array([0.0, np.nan])}),
+        ValueError,
+        "z['beta']",
+        "init_params must be finite",
+        compiles="start",
+    ),
+]
+
+
+def begin(chosen: Target, z: Any = 0.0, **settings: Any) -> Any:
+    return start(
+        MinibatchMH(target=chosen, **{"batch_size": 10, **settings}), init_params=z
+    )
+
+
+TARGETS = [
+    refuse(
+        "a target without init_params",
+        lambda: begin(target(), None),
+        ValueError,
+        "cannot choose a starting point",
+        "init_params=",
+    ),
+    refuse(
+        "a target with an empty position",
+        lambda: begin(target(), {}),
+        ValueError,
+        "without a number",
+        "{}",
+    ),
+    *(
+        refuse(
+            f"Target(sizes={sizes!r})",
+            lambda sizes=sizes: target(sizes=sizes),
+            ValueError,
+            "Target(sizes=...)",
+            "got {}" if sizes == {} else f"got {wrong!r}",
+            *says,
+        )
+        for sizes, wrong, *says in [
+            (0, 0, "positive integer"),
+            (-3, -3, "positive integer"),
+            (1.5, 1.5, "positive integer"),
+            ("3", "3", "positive integer"),
+            (True, True, "positive integer"),
+            (None, None, "positive integer"),
+            ({"rows": 0}, 0, "'rows'", "positive integer"),
+            ({}, {}, "sizes=1000"),
+        ]
+    ),
+    refuse(
+        "a target without batch_size",
+        lambda: begin(target(), batch_size=None),
+        ValueError,
+        "'data' of the target",
+        "40 rows",
+        "batch_size={'data': 4}",
+    ),
+    refuse(
+        "a target without batch_size, MHMinibatch",
+        lambda: start(MHMinibatch(target=target()), init_params=0.0),
+        ValueError,
+        "'data' of the target",
+        "40 rows",
+        "batch_size={'data': 4}",
+    ),
+    refuse(
+        "a target with too large a batch",
+        lambda: begin(target(), batch_size=50),
+        ValueError,
+        "batch_size=50",
+        "Use at most 40",
+    ),
+    refuse(
+        "a target with an unknown plate",
+        lambda: begin(target(), batch_size={"dta": 10}),
+        ValueError,
+        "'dta'",
+        "its plates are: data",
+    ),
+    refuse(
+        "a target that reads all rows",
+        lambda: begin(target(lambda z, i: -0.5 * (jnp.asarray(Y) - z) ** 2)),
+        ValueError,
+        "one number for each of the indices of plate 'data'",
+        "returned shape (40,)",
+        "y[indices]",
+    ),
+    refuse(
+        "a target that sums its rows",
+        lambda: begin(
+            target(lambda z, i: -0.5 * jnp.sum((jnp.asarray(Y)[i] - z) ** 2))
+        ),
+        ValueError,
+        "one number for each of the indices of plate 'data'",
+        "returned shape ()",
+        "do not sum",
+    ),
+    refuse(
+        "a target with fewer data than rows",
+        lambda: begin(target(y=Y[:30])),
+        ValueError,
+        "shape (30,)",
+        "'data', which has 40 rows",
+        "one length",
+    ),
+    refuse(
+        "a target with the arguments of a model",
+        lambda: start(
+            MinibatchMH(target=target(), batch_size=10), X, Y, init_params=0.0
+        ),
+        ValueError,
+        "arguments for a model",
+        "mcmc.run(key, init_params=...)",
+    ),
+]
+
+CASES = [*MODELS, *SIZES, *SETTINGS, *DATA, *STARTS, *TARGETS]
+
+
+# the test ----------------------------------------------------------------------------
+
+_compiled: list[str] = []
+
+
+def _listen(event: str, duration: float, **details: Any) -> None:
+    if event == "/jax/core/compile/backend_compile_duration":
+        _compiled.append(str(details.get("fun_name")))
+
+
+jax.monitoring.register_event_duration_secs_listener(_listen)
+
+
+@contextmanager
+def compilations() -> Iterator[list[str]]:
+    """The names of the functions that are compiled inside."""
+    before = len(_compiled)
+    inside: list[str] = []
+    yield inside
+    inside += _compiled[before:]
+
+
+def complaints(case: Case) -> list[str]:
+    """What is wrong with the way in which a mistake is met."""
+    with compilations() as compiled:
+        try:
+            case.make()
+        except Exception as error:
+            caught: Exception | None = error
+        else:
+            caught = None
+    if caught is None:
+        return ["no error"]
+    message = str(caught)
+    found = []
+    if type(caught) is not case.error:
+        found.append(f"{type(caught).__name__} is not {case.error.__name__}")
+    found += [f"does not say {words!r}" for words in case.says if words not in message]
+    if re.search(r"(?i)array\(\s*\[|\[\s*-?\d+\.\d*\s", message):
+        found.append("shows the values of an array")
+    if len(message) > 700:
+        found.append(f"takes {len(message)} characters")
+    if case.compiles == "nothing" and compiled:
+        found.append(f"compiled {compiled}")
+    if case.compiles == "parameters" and any("_start" in name for name in compiled):
+        found.append(f"compiled the start: {compiled}")
+    return [f"{text}; the message was: {message}" for text in found]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_bad_input_is_refused(case: Case) -> None:
+    assert not complaints(case)
+
+
+def test_cases_have_different_names() -> None:
+    assert [n for n, count in Counter(c.name for c in CASES).items() if count > 1] == []
+
+
+def _raises(error: Exception) -> Callable[[], object]:
+    def make() -> object:
+        raise error
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("case", "complaint"),
+    [
+        (Case("silent", lambda: run(regression), ValueError, ()), "no error"),
+        (
+            Case("wrong words", lambda: run(no_plate), ValueError, ("cheese",)),
+            "does not say 'cheese'",
+        ),
+        (
+            Case("wrong type", lambda: run(no_plate), TypeError, ()),
+            "ValueError is not TypeError",
+        ),
+        (
+            Case("a subclass", _raises(UnicodeError("")), ValueError, ()),
+            "UnicodeError is not ValueError",
+        ),
+        (
+            Case("late", lambda: run(regression, X, with_nan(Y)), ValueError, ()),
+            "compiled [",
+        ),
+        (
+            Case("short array", _raises(ValueError(f"got {Y!r}")), ValueError, ()),
+            "shows the values",
+        ),
+        (
+            Case("printed array", _raises(ValueError(f"got {Y}")), ValueError, ()),
+            "shows the values",
+        ),
+        (
+            Case("JAX array", _raises(ValueError(f"{jnp.ones(3)!r}")), ValueError, ()),
+            "shows the values",
+        ),
+        (
+            Case("tuple", _raises(ValueError(f"got {tuple(BIG)}")), ValueError, ()),
+            "characters",
+        ),
+    ],
+    ids=lambda value: value.name if isinstance(value, Case) else "",
+)
+def test_the_check_can_fail(case: Case, complaint: str) -> None:
+    assert any(complaint in text for text in complaints(case))
+
+
+# what looks wrong and is right -------------------------------------------------------
+
+
+def test_masked_nan_is_accepted() -> None:
+    state = run(masked, X, with_nan(Y))
+    assert np.isfinite(state.z["beta"]).all()
+
+
+def test_rows_without_indices_are_accepted_where_all_are_read() -> None:
+    run(neither_indexed, X[:2], Y[:2], batch_size=2)
+
+
+@pytest.mark.parametrize("size", [np.int64(10), np.int32(10), np.uint8(10)])
+def test_numpy_integers_are_accepted(size: Any) -> None:
+    expected = MINT(regression, batch_size=10, num_steps=10, temperature=1.0)
+    assert expected == MINT(
+        regression, batch_size=size, num_steps=size, temperature=np.float32(1.0)
+    )
+    named = MINT(regression, batch_size={"data": size}, temperature=1.0)
+    assert named == MINT(regression, batch_size={"data": 10}, temperature=1.0)
+    assert type(named._scheme.widths["data"]) is int
+    assert batch.pilot(size) == batch.pilot(10)
+    assert target(sizes=size).plates == {"data": 10}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"estimate": "exact"},
+        {"batch": batch.full()},
+        {"batch": batch.full(1_000)},
+        {"batch": batch.full({"data": 7})},
+    ],
+    ids=str,
+)
+def test_the_full_batch_needs_no_batch_size(settings: dict[str, Any]) -> None:
+    kernel = MinibatchMH(full_plate, **settings)
+    kernel._setup((X, Y), {})
+    assert kernel.plates == {"data": N}
+
+
+def test_integers_are_a_start() -> None:
+    state = run(regression, init_params={"beta": np.array([0, 1])})
+    assert state.z["beta"].dtype == jnp.result_type(float)
+
+
+# work on all rows --------------------------------------------------------------------
+
+TALL = 2_000
+TALL_X = RNG.normal(size=(TALL, 2)).astype(np.float32)
+TALL_Y = RNG.normal(size=TALL).astype(np.float32)
+TALL_GROUP = RNG.integers(0, 5, TALL)
+
+
+def observe(y: Any, mean: Callable[[Any], Any]) -> None:
+    with numpyro.plate("data", len(y), 10) as idx:
+        numpyro.sample("obs", dist.Normal(mean(idx), 1.0), obs=y[idx])
+
+
+def product_outside(X: Any, y: Any, group: Any) -> None:
+    means = X @ coefficients()
+    observe(y, lambda idx: means[idx])
+
+
+def product_outside_subsampled(X: Any, y: Any, group: Any) -> None:
+    means = jax.nn.sigmoid(X @ coefficients())
+    with numpyro.plate("data", TALL, 10):
+        rows = numpyro.subsample(means, event_dim=0)
+        numpyro.sample("obs", dist.Normal(rows), obs=numpyro.subsample(y, event_dim=0))
+
+
+def product_in_jit(X: Any, y: Any, group: Any) -> None:
+    means = jax.jit(jnp.matmul)(X, coefficients())
+    observe(y, lambda idx: means[idx])
+
+
+def product_in_vmap(X: Any, y: Any, group: Any) -> None:
+    beta = coefficients()
+    means = jax.vmap(lambda row: row @ beta)(X)
+    observe(y, lambda idx: means[idx])
+
+
+def product_in_scan(X: Any, y: Any, group: Any) -> None:
+    beta = coefficients()
+    _, means = jax.lax.scan(lambda carry, row: (carry, row @ beta), 0.0, X)
+    observe(y, lambda idx: means[idx])
+
+
+def sum_outside(X: Any, y: Any, group: Any) -> None:
+    mean = slope()
+    numpyro.factor("penalty", -jnp.sum((X[:, 0] * mean) ** 2))
+    observe(y, lambda idx: mean)
+
+
+@pytest.mark.parametrize(
+    ("model", "primitive"),
+    [
+        (product_outside, "dot_general"),
+        (product_outside_subsampled, "dot_general"),
+        (product_in_jit, "dot_general"),
+        (product_in_vmap, "dot_general"),
+        (product_in_scan, "scan"),
+        (sum_outside, "reduce_sum"),
+    ],
+)
+def test_work_on_all_rows_is_pointed_out(model: Callable, primitive: str) -> None:
+    advice = rf"all 2000 rows of plate 'data' \({primitive}\) to use 10 .*X\[idx\]"
+    with compilations() as compiled, pytest.warns(UserWarning, match=advice) as caught:
+        inspect_model("MINT", model, (TALL_X, TALL_Y, TALL_GROUP), {}, None)
+    assert len(caught) == 1
+    assert not compiled
+
+
+def rows_inside(X: Any, y: Any, group: Any) -> None:
+    beta = coefficients()
+    observe(y, lambda idx: X[idx] @ beta)
+
+
+def elementwise_outside(X: Any, y: Any, group: Any) -> None:
+    # XLA fuses the exponential into the gather behind it
+    means = jnp.exp(X[:, 0] * slope())
+    observe(y, lambda idx: means[idx])
+
+
+def groups_outside(X: Any, y: Any, group: Any) -> None:
+    means = coefficients(5)[group]
+    observe(y, lambda idx: means[idx])
+
+
+def standardised(X: Any, y: Any, group: Any) -> None:
+    # does not depend on the position: folded, or done once before the loop
+    X = (X - X.mean(0)) / X.std(0)
+    beta = coefficients()
+    observe(y, lambda idx: X[idx] @ beta)
+
+
+def empirical_prior(X: Any, y: Any, group: Any) -> None:
+    mean = numpyro.sample("mean", dist.Normal(y.mean(), y.std()))
+    observe(y, lambda idx: mean)
+
+
+def fitted_values(X: Any, y: Any, group: Any) -> None:
+    # not part of the density
+    beta = coefficients()
+    numpyro.deterministic("fitted", X @ beta)
+    observe(y, lambda idx: X[idx] @ beta)
+
+
+def half_used_jit(X: Any, y: Any, group: Any) -> None:
+    beta = coefficients()
+    _, total = jax.jit(lambda X, beta: (X @ beta, beta.sum()))(X, beta)
+    observe(y, lambda idx: X[idx] @ beta + total)
+
+
+def tall_matrix(X: Any, y: Any, group: Any) -> None:
+    weights = numpyro.sample(
+        "weights", dist.Normal(0.0, 1.0).expand([TALL, 3]).to_event(2)
+    )
+    total = (weights @ jnp.ones(3)).sum()
+    observe(y, lambda idx: X[idx, 0] * total)
+
+
+def square_data(X: Any, y: Any, group: Any) -> None:
+    basis = jnp.ones((TALL, TALL))
+    weights = coefficients(TALL)
+    observe(y, lambda idx: basis[idx] @ weights)
+
+
+def square_data_subsampled(X: Any, y: Any, group: Any) -> None:
+    basis = jnp.ones((TALL, TALL))
+    weights = coefficients(TALL)
+    with numpyro.plate("data", TALL, 10):
+        means = numpyro.subsample(basis, event_dim=1) @ weights
+        numpyro.sample("obs", dist.Normal(means), obs=numpyro.subsample(y, event_dim=0))
+
+
+def scan_prior(X: Any, y: Any, group: Any) -> None:
+    def body(level: Any, _: Any) -> Any:
+        level = numpyro.sample("level", dist.Normal(level, 1.0))
+        return level, level
+
+    _, levels = scan(body, 0.0, jnp.arange(5))
+    observe(y, lambda idx: levels[group[idx]])
+
+
+def cond_prior(X: Any, y: Any, group: Any) -> None:
+    mean = cond(
+        True,
+        lambda _: numpyro.sample("mean", dist.Normal(0.0, 1.0)),
+        lambda _: numpyro.sample("mean", dist.Normal(0.0, 2.0)),
+        None,
+    )
+    observe(y, lambda idx: mean)
+
+
+def loop_inside(X: Any, y: Any, group: Any) -> None:
+    beta = coefficients()
+
+    def add(total: Any, _: Any) -> Any:
+        return total + X[idx_of[0]] @ beta, None
+
+    idx_of: list[Any] = []
+
+    def mean(idx: Any) -> Any:
+        idx_of[:] = [idx]
+        return jax.lax.scan(add, jnp.zeros(idx.shape), jnp.arange(3))[0]
+
+    observe(y, mean)
+
+
+def wide_network(X: Any, y: Any, group: Any, random: bool = False) -> None:
+    nn = pytest.importorskip("flax.linen")
+    from numpyro.contrib.module import flax_module, random_flax_module
+
+    class Net(nn.Module):
+        @nn.compact
+        def __call__(self, x: Any) -> Any:
+            return nn.Dense(1)(nn.tanh(nn.Dense(TALL)(x)))[:, 0]
+
+    if random:
+        net = random_flax_module("net", Net(), dist.Normal(), input_shape=(10, 2))
+    else:
+        net = flax_module("net", Net(), input_shape=(10, 2))
+    scale = numpyro.sample("scale", dist.HalfNormal(1.0))
+    observe(y, lambda idx: net(X[idx]) * scale)
+
+
+def random_network(X: Any, y: Any, group: Any) -> None:
+    wide_network(X, y, group, random=True)
+
+
+def correlated(X: Any, y: Any, group: Any) -> None:
+    factor = numpyro.sample("factor", dist.LKJCholesky(2, 1.0))
+    beta = numpyro.sample(
+        "beta", dist.MultivariateNormal(jnp.zeros(2), scale_tril=factor)
+    )
+    observe(y, lambda idx: X[idx] @ beta)
+
+
+def outputs(X: Any, y: Any, group: Any) -> None:
+    beta = numpyro.sample("beta", dist.Normal(0.0, 1.0).expand([2, 2]).to_event(2))
+    with (
+        numpyro.plate("data", TALL, 10, dim=-2) as idx,
+        numpyro.plate("outputs", 2, dim=-1),
+    ):
+        numpyro.sample("obs", dist.Normal(X[idx] @ beta, 1.0), obs=X[idx])
+
+
+def undeclared_axis(X: Any, y: Any, group: Any) -> None:
+    beta = coefficients(3)
+    observe(y, lambda idx: beta[:, None] * X[idx, 0])
+
+
+def mixture(X: Any, y: Any, group: Any) -> None:
+    weights = numpyro.sample("weights", dist.Dirichlet(jnp.ones(2)))
+    means = coefficients()
+    with numpyro.plate("data", TALL, 10) as idx:
+        parts = dist.Normal(means, 1.0)
+        numpyro.sample(
+            "obs",
+            dist.MixtureSameFamily(dist.Categorical(weights), parts),
+            obs=y[idx],
+        )
+
+
+def lagged(X: Any, y: Any, group: Any) -> None:
+    mean = slope()
+    with numpyro.plate("data", TALL - 1, 10) as idx:
+        numpyro.sample("obs", dist.Normal(y[idx] * mean, 1.0), obs=y[idx + 1])
+
+
+def blocks(X: Any, y: Any, group: Any) -> None:
+    means, parities = coefficients(TALL // 2), slope()
+    observe(y, lambda idx: means[idx // 2] + jnp.ones(7)[idx % 7] * parities)
+
+
+def clipped(X: Any, y: Any, group: Any) -> None:
+    short, mean = X[:900, 0], slope()
+    observe(
+        y,
+        lambda idx: (
+            mean
+            + short.at[idx].get(mode="clip")
+            + short[jnp.minimum(idx, 899)]
+            + short[jnp.where(idx < 900, idx, 0)]
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        rows_inside,
+        elementwise_outside,
+        groups_outside,
+        standardised,
+        empirical_prior,
+        fitted_values,
+        half_used_jit,
+        tall_matrix,
+        square_data,
+        square_data_subsampled,
+        scan_prior,
+        cond_prior,
+        loop_inside,
+        wide_network,
+        random_network,
+        correlated,
+        outputs,
+        undeclared_axis,
+        mixture,
+        lagged,
+        blocks,
+        clipped,
+    ],
+)
+def test_no_false_alarm(model: Callable) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        inspect_model("MINT", model, (TALL_X, TALL_Y, TALL_GROUP), {}, None)
+
+
+def gathered(take: Callable[[Any, Any, Any], Any]) -> Callable:
+    def model(X: Any, y: Any) -> None:
+        beta = coefficients()
+        shape = dist.Normal(0.0, 1.0).expand([len(X), 2]).to_event(2)
+        by_row = numpyro.sample("by_row", shape)
+        observe(y, lambda idx: take(X, by_row, idx) @ beta)
+
+    return model
+
+
+@pytest.mark.parametrize(
+    "take",
+    [
+        lambda X, latent, idx: X[idx],
+        lambda X, latent, idx: X[idx, :1] * jnp.ones(2),
+        lambda X, latent, idx: X[idx[:, None], jnp.arange(2)],
+        lambda X, latent, idx: X.T[:, idx].T,
+        lambda X, latent, idx: jnp.take(X, idx, axis=0),
+        lambda X, latent, idx: jnp.take_along_axis(X, idx[:, None], 0) * jnp.ones(2),
+        lambda X, latent, idx: jax.jit(lambda X, idx: X[idx])(X, idx),
+        lambda X, latent, idx: latent[idx],
+    ],
+    ids=["rows", "column", "points", "columns", "take", "along", "jit", "latent"],
+)
+def test_short_arrays_are_found_however_they_are_indexed(take: Callable) -> None:
+    with pytest.raises(ValueError, match="'data', which has 2000 rows"):
+        inspect_model("MINT", gathered(take), (TALL_X[:900], TALL_Y), {}, None)
+    inspect_model("MINT", gathered(take), (TALL_X, TALL_Y), {}, None)
