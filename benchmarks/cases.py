@@ -103,7 +103,9 @@ def by_hand(data: tuple[Array, Array]) -> Runner:
             proposed = beta + 0.05 * random.normal(proposal_key, (DIM,))
             rows = permute(random.fold_in(index_key, t), jnp.arange(BATCH), size)
             xb, yb = x[rows], y[rows]
-            both = jax.vmap(partial(log_likelihood, xb, yb))(jnp.stack([beta, proposed]))
+            both = jax.vmap(partial(log_likelihood, xb, yb))(
+                jnp.stack([beta, proposed])
+            )
             difference = both[1] - both[0]
             variance = scale**2 * difference.var(ddof=1) / BATCH * (1 - BATCH / size)
             ratio = scale * difference.mean()

@@ -1,9 +1,11 @@
 """Minibatch MCMC for NumPyro models."""
 
-from numpyro_minibatch import accept, batch, estimate, proposal
+from numpyro_minibatch import accept, batch, diagnostics, estimate, proposal
 from numpyro_minibatch.accept import Decision
 from numpyro_minibatch.batch import Batch
+from numpyro_minibatch.diagnostics import diagnose
 from numpyro_minibatch.estimate import Estimate
+from numpyro_minibatch.inference_data import to_inference_data
 from numpyro_minibatch.kernels import MINT, MHMinibatch, MinibatchMH
 from numpyro_minibatch.target import Target
 
@@ -17,6 +19,9 @@ __all__ = [
     "Target",
     "accept",
     "batch",
+    "diagnose",
+    "diagnostics",
     "estimate",
     "proposal",
+    "to_inference_data",
 ]

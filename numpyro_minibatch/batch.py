@@ -320,7 +320,7 @@ def with_replacement(size: BatchSize | None = None) -> Scheme:
 def growing(size: BatchSize | None = None) -> Scheme:
     """Disjoint slices of one permutation until the variance is inside the test.
 
-    This is the sequential rule of Seita et al. [1]_, Algorithm 1. Slices never repeat
+    This is the sequential rule of Seita et al. [1], Algorithm 1. Slices never repeat
     a row, and after N rows the batch is the full data, whose variance is zero.
 
     Stopping at the first small sample variance favours batches whose variance is

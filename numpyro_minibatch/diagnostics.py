@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 from jax import Array
-from scipy.special import erfcx
+from scipy.special import erfcx, expit
 from scipy.stats import kurtosis, norm, skew
 
 from numpyro_minibatch._replay import (
@@ -46,6 +46,10 @@ _NORMAL_ROWS = 50  # rows below which neither a mean nor its variance is to be t
 _ESS_PER_CHAIN = 100
 _MAX_RHAT = 1.01
 
+# nodes and weights for means over a standard normal variable
+_NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(80)
+_WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
+
 
 @dataclass(frozen=True)
 class Diagnosis:
@@ -64,6 +68,8 @@ class Diagnosis:
     :param unreliable: the share of the decisions whose noise was outside the domain of
         the acceptance test.
     :param diverging: the share of the draws where the log density is not finite.
+    :param mean_log_ratio: the mean of the log ratios; half the mean square of what they
+        are without noise, with the other sign.
     :param noise_sd_median: the median standard deviation of the log ratios.
     :param noise_sd_95: their 95% quantile.
     :param rows_per_draw: rows of data read for a draw, thinned-away ones included.
@@ -91,6 +97,7 @@ class Diagnosis:
     acceptance_rate: float
     unreliable: float
     diverging: float
+    mean_log_ratio: float
     noise_sd_median: float
     noise_sd_95: float
     rows_per_draw: float
@@ -216,13 +223,13 @@ def _numbers(posterior: xr.Dataset, stats: xr.Dataset, s: _Settings) -> Diagnosi
     def mean(name: str) -> float:
         return float(stats[name].astype(float).mean()) if name in stats else math.nan
 
-    median = high = rows = math.nan
-    if "log_ratio_variance" in stats:
-        variance = stats["log_ratio_variance"].values
-        noise = np.sqrt(variance[np.isfinite(variance)].astype(float))
-        median, high = np.quantile(noise, [0.5, 0.95]) if noise.size else (rows, rows)
-    if "num_rows" in stats:
-        rows = float(stats["num_rows"].astype(float).sum()) * thinning
+    def finite(name: str) -> np.ndarray:
+        values = stats[name].values.astype(float) if name in stats else np.empty(0)
+        kept = values[np.isfinite(values)]
+        return kept if kept.size else np.array([math.nan])
+
+    median, high = np.quantile(np.sqrt(finite("log_ratio_variance")), [0.5, 0.95])
+    rows = float(finite("num_rows").sum()) * thinning
     mixing = _mixing(posterior)
     ess = mixing["min_ess_bulk"]
     plates = json.loads(attrs.get("plates", "{}"))
@@ -238,6 +245,7 @@ def _numbers(posterior: xr.Dataset, stats: xr.Dataset, s: _Settings) -> Diagnosi
         acceptance_rate=mean("acceptance_rate"),
         unreliable=1.0 - mean("reliable"),
         diverging=mean("diverging"),
+        mean_log_ratio=float(finite("log_ratio").mean()),
         noise_sd_median=float(median),
         noise_sd_95=float(high),
         rows_per_draw=mean("num_rows") * thinning,
@@ -352,13 +360,12 @@ def _advise_frozen(d: Diagnosis, s: _Settings) -> Iterator[str]:
     if not _frozen(d, s):
         return
     each = d.noise_sd_median / math.sqrt(2)  # the log ratio has the noise of two
-    expected = 2 * norm.cdf(-each / math.sqrt(2))
-    larger = _larger_batch(d, s, each**2)
+    most = 2 * norm.cdf(-each / math.sqrt(2))
+    ways = ["estimate='shared'", *_less_noise(d, s, each**2, each)]
     yield (
-        f"the chain is held by lucky estimates: with estimate='augmented' each log "
+        "the chain is held by lucky estimates: with estimate='augmented' each log "
         f"density has noise of sd {each:.2g}, which alone limits acceptance to "
-        f"{expected:.2g} (it was {d.acceptance_rate:.2g}). Write estimate='shared', "
-        f"{larger}or temperature={_round_up(d.temperature * each)}."
+        f"{most:.2g} (it was {d.acceptance_rate:.2g}). Write {', or '.join(ways)}."
     )
 
 
@@ -381,41 +388,64 @@ def _advise_ignored_noise(d: Diagnosis, s: _Settings) -> Iterator[str]:
 def _advise_noise(d: Diagnosis, s: _Settings) -> Iterator[str]:
     if not (s.max_variance > 0 and d.unreliable > 1 - _RELIABLE) or _frozen(d, s):
         return
-    variance = d.noise_sd_95**2 / (2 if s.augmented else 1)
-    excess = variance / s.max_variance
+    high = d.noise_sd_95**2 / (2 if s.augmented else 1)
     seen = f"{d.unreliable:.0%} of the decisions were unreliable: "
-    if not (np.isfinite(excess) and excess > 1):
+    if not high > s.max_variance:
         yield (
-            f"{seen}not because of their noise (sd {d.noise_sd_95:.2g} at 95%, and the "
-            f"test takes {math.sqrt(s.max_variance):.2g}) but because a log ratio was "
-            "not a number. Look for proposals where the model overflows."
+            f"{seen}not because their noise is large, but because log ratios were not "
+            "numbers. Look for parameters at which the model overflows."
         )
         return
-    ways = [
-        _larger_batch(d, s, excess) + f"or temperature="
-        f"{_round_up(d.temperature * math.sqrt(excess))} instead of {d.temperature:g}"
-    ]
-    rate = s.target_accept_prob / s.ceiling
-    if not s.augmented and 0 < rate < 1:
-        # a random walk in many dimensions: rate = 2 Phi(-step / constant)
-        slower = 2 * norm.cdf(norm.ppf(rate / 2) / math.sqrt(excess)) * s.ceiling
-        slower = min(slower, 0.9 * s.ceiling)
-        ways.append(
-            f"or smaller steps with target_accept_prob={slower:.2f} instead of "
-            f"{s.target_accept_prob:g}"
-        )
-    if s.augmented:
-        ways.append("or estimate='shared', whose noise is that of a difference")
-    if not s.sizes_itself:
-        ways.append(
-            "or MHMinibatch (batch=batch.pilot(...)), which reads as many rows as each "
-            "decision needs"
-        )
+    ways = list(_ways_to_less_noise(d, s, high))
     yield (
-        f"{seen}their noise has sd {math.sqrt(variance):.2g} at 95%, and the test "
-        f"takes {math.sqrt(s.max_variance):.2g}. Its variance falls like step_size**2 / "
-        f"(rows * temperature**2): write {', '.join(ways)}."
+        f"{seen}their noise has sd {math.sqrt(high):.2g} at 95%, and the test takes "
+        f"{math.sqrt(s.max_variance):.2g}. Its variance goes like step_size**2 / "
+        f"(rows * temperature**2), and step sizes adapt. Write {', or '.join(ways)}."
     )
+
+
+def _ways_to_less_noise(d: Diagnosis, s: _Settings, high: float) -> Iterator[str]:
+    """What brings the 95% quantile of the noise variance, ``high``, into the domain."""
+    if s.augmented:
+        # the noise of a log density, which does not depend on the step size
+        factor = high / s.max_variance
+        yield "estimate='shared'"
+        yield from _less_noise(d, s, factor, math.sqrt(factor))
+        return
+    # With many parameters a log ratio without noise has a normal law with mean
+    # -jump / 2 and variance jump, which is proportional to step_size**2; the noise adds
+    # ratio * jump to the variance. The penalty test accepts 2 * Phi(-sqrt(all) / 2), so
+    # when the noise falls, a step size that adapts to a rate of acceptance grows until
+    # jump * (1 + ratio) is what it was.
+    typical = d.noise_sd_median**2
+    jump = max(-2 * d.mean_log_ratio, 1e-3 * typical)
+    ratio = typical / jump
+    paid = 1.0 if s.ceiling == 1 else 0.0  # Barker's test does not pay for the noise
+    domain = s.max_variance * typical / high
+    slower = domain * (1 / ratio + paid)
+    if paid:
+        rate = 2 * norm.cdf(-math.sqrt(slower) / 2)
+    else:
+        rate = _WEIGHTS @ expit(math.sqrt(slower) * _NODES - slower / 2)
+    if rate > s.target_accept_prob:
+        rate = min(rate, 0.9 * s.ceiling)
+        yield (
+            f"target_accept_prob={rate:.2f} instead of {s.target_accept_prob:g} "
+            "(smaller steps)"
+        )
+    if not s.sizes_itself:
+        yield "MHMinibatch, whose batches have the size that each decision needs"
+    if d.mean_log_ratio < 0:
+        factor = ratio * (jump * (1 + paid * ratio) / domain - paid)
+        yield from _less_noise(d, s, factor, factor)
+
+
+def _less_noise(d: Diagnosis, s: _Settings, batch: float, heat: float) -> Iterator[str]:
+    """Larger batches and a higher temperature, by these factors."""
+    larger = _larger_batch(d, s, batch)
+    if larger:
+        yield f"about {larger}"
+    yield f"about temperature={_round_up(d.temperature * heat)}"
 
 
 def _advise_acceptance(d: Diagnosis, s: _Settings) -> Iterator[str]:
@@ -450,6 +480,8 @@ def _advise_diverging(d: Diagnosis, s: _Settings) -> Iterator[str]:
 
 
 def _advise_mixing(d: Diagnosis, s: _Settings) -> Iterator[str]:
+    if d.still_chains and _frozen(d, s):
+        return  # the advice on the noise says it
     if d.still_chains:
         yield (
             f"{d.still_chains} of {d.num_chains} chains never moved. Write a smaller "
@@ -532,10 +564,12 @@ def _larger_batch(d: Diagnosis, s: _Settings, factor: float) -> str:
             # the variance of rows drawn without replacement goes like 1 / m - 1 / N
             wanted = 1 / ((1 / rows - 1 / size) / factor + 1 / size)
         sizes[name] = min(_round_up(wanted), size)
-    if len(sizes) == 1:
-        ((name, rows),) = sizes.items()
-        return f"batch_size={rows} instead of {d.batch_sizes[name]}, "
-    return f"batch_size={sizes} instead of {dict(d.batch_sizes)}, "
+    new, old = sizes, dict(d.batch_sizes)
+    return (
+        f"batch_size={new} instead of {old}"
+        if len(sizes) > 1
+        else f"batch_size={[*new.values()][0]} instead of {[*old.values()][0]}"
+    )
 
 
 def _round_up(value: float) -> int:
@@ -556,9 +590,8 @@ def _metropolis_heat(sd: float) -> float:
 
 def _barker_heat(sd: float) -> float:
     """The same for Barker's test, where the slope is four times a mean."""
-    nodes, weights = np.polynomial.hermite_e.hermegauss(80)
-    p = 1 / (1 + np.exp(-sd * nodes))
-    return float(weights.sum() / (4 * (weights * p * (1 - p)).sum()))
+    p = expit(sd * _NODES)
+    return float(1 / (4 * (_WEIGHTS @ (p * (1 - p)))))
 
 
 # is the mean of a batch normal? -----------------------------------------------------
@@ -604,7 +637,7 @@ def _standardised(name: str, rows: Any) -> np.ndarray:
 
 
 def normal_error_bound(rows: Any, batch_size: int | None = None) -> float:
-    r"""Bound how far the mean of a batch can be from normal [1]_ [2]_.
+    r"""Bound how far the mean of a batch can be from normal [1, 2].
 
     With ``X`` a row, standardised, and ``m`` the batch size, the distribution function
     of the mean over its own standard error is within
@@ -628,8 +661,8 @@ def normal_error_bound(rows: Any, batch_size: int | None = None) -> float:
 
     **References:**
 
-    .. [1] Dangna Li, Wing H. Wong (2017), *Mini-batch Tempered MCMC*, Lemma 1.
-    .. [2] Daniel Seita, Xinlei Pan, Haoyu Chen, John Canny (2017), *An Efficient
+    1. Dangna Li, Wing H. Wong (2017), *Mini-batch Tempered MCMC*, Lemma 1.
+    2. Daniel Seita, Xinlei Pan, Haoyu Chen, John Canny (2017), *An Efficient
        Minibatch Acceptance Test for Metropolis-Hastings*, Lemma 2.
 
     **Example**

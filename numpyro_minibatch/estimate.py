@@ -120,7 +120,7 @@ class Moments(NamedTuple):
     Merged by Chan's rule, so that no two large sums are ever subtracted.
     """
 
-    count: Array
+    seen: Array
     mean: Array
     m2: Array
 
@@ -135,18 +135,18 @@ class Moments(NamedTuple):
 
     def merge(self, other: Moments) -> Moments:
         """The moments of both sets of rows together."""
-        count = self.count + other.count
-        share = other.count / jnp.maximum(count, 1).astype(self.mean.dtype)
+        seen = self.seen + other.seen
+        share = other.seen / jnp.maximum(seen, 1).astype(self.mean.dtype)
         delta = other.mean - self.mean
         return Moments(
-            count,
+            seen,
             self.mean + delta * share,
-            self.m2 + other.m2 + jnp.square(delta) * self.count * share,
+            self.m2 + other.m2 + jnp.square(delta) * self.seen * share,
         )
 
     def total(self, size: int) -> Estimate:
         """The sum over all ``size`` rows, drawn as if with replacement."""
-        count = self.count.astype(self.mean.dtype)
+        count = self.seen.astype(self.mean.dtype)
         dof = jnp.maximum(count - 1.0, 1.0)
         return Estimate(
             size * self.mean, float(size) ** 2 * self.m2 / (dof * count), dof
@@ -212,7 +212,7 @@ class Reader(NamedTuple):
             keys = scheme.plate_keys(stream)
             indices, fresh = {}, {}
             for name, width in scheme.widths.items():
-                start = state.moments[name].count
+                start = state.moments[name].seen
                 positions = start + jnp.arange(width, dtype=jnp.int32)
                 indices[name] = scheme.rows_at(keys[name], positions, plates[name])
                 fresh[name] = jnp.clip(state.needed[name] - start, 0, width)
@@ -222,8 +222,11 @@ class Reader(NamedTuple):
                 for name in plates
             }
             num_rows = state.num_rows + sum(fresh.values())
-            counts = {name: m.count for name, m in moments.items()}
-            variances = {n: m.total(plates[n]).variance[0] for n, m in moments.items()}
+            counts = {name: m.seen for name, m in moments.items()}
+            variances = {
+                n: jnp.asarray(m.total(plates[n]).variance)[0]
+                for n, m in moments.items()
+            }
             needed, restart = scheme.extend(
                 counts, variances, plates, state.reached, limit
             )
@@ -241,7 +244,7 @@ class Reader(NamedTuple):
             )
 
         def unfinished(state: _Rounds) -> Array:
-            counts = {name: m.count for name, m in state.moments.items()}
+            counts = {name: m.seen for name, m in state.moments.items()}
             return ~_all_read(counts, state.needed)
 
         first = scheme.draw(key, plates)
@@ -264,7 +267,7 @@ class Reader(NamedTuple):
         parts = []
         for name, moments in end.moments.items():
             total = moments.total(plates[name])
-            fpc = scheme.fpc(moments.count, plates[name])
+            fpc = scheme.fpc(moments.seen, plates[name])
             parts.append(replace(total, variance=total.variance * fpc))
         return end.extra, _add_up(parts), end.num_rows
 
@@ -414,7 +417,7 @@ class Remembered(NamedTuple):
 class Augmented:
     """A fresh batch for the proposed position; the current one keeps its estimate.
 
-    The chain then lives on pairs of a position and its batch [1]_: one half of the
+    The chain then lives on pairs of a position and its batch [1]: one half of the
     evaluations of :class:`Shared`, and its law is known exactly. But the estimate
     that is kept is one of the lucky ones, so the chain freezes unless the noise of a
     log density, not only of a difference, is about one: ``T >= N sd / sqrt(m)``.

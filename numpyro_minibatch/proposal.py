@@ -126,7 +126,7 @@ def langevin() -> Proposal:
     The gradient comes from a batch of its own: on the batch that decides, a move that
     follows the batch's own gradient would look better than it is.
 
-    The paper of MINT [1]_ proposes with such steps for neural networks.
+    The paper of MINT [1] proposes with such steps for neural networks.
 
     **References:**
 

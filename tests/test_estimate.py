@@ -22,11 +22,11 @@ OTHERS = jnp.asarray(_rng.normal(1.0, 0.02, size=K), jnp.float32)
 PLATES = {"a": N, "b": K}
 
 
-def reader(scheme: Scheme, plates=("a",), weights=Weights()) -> Reader:
+def reader(scheme: Scheme, plates=("a",)) -> Reader:
     sizes = {p: PLATES[p] for p in plates}
     widths = {"a": 50, "b": 20}
     bound = scheme.bound({p: widths[p] for p in plates}, sizes)
-    return Reader(None, sizes, bound, weights)
+    return Reader(None, sizes, bound, Weights())
 
 
 def rows_of(indices):

@@ -298,7 +298,7 @@ class MinibatchKernel(MCMCKernel):
             weights=Weights(weight if self._temper_prior else 1.0, weight),
         )
 
-    # the driver's interface ------------------------------------------------------------
+    # the driver's interface -----------------------------------------------------------
 
     def init(  # type: ignore[no-untyped-def]
         self, rng_key, num_warmup, init_params=None, model_args=(), model_kwargs=None
@@ -450,10 +450,10 @@ class MinibatchKernel(MCMCKernel):
             )
         if not finite:
             raise ValueError(
-                f"{type(self).__name__}: the log density is not finite at the starting "
-                f"point, after {_MAX_TRIES} tries: the log prior is not. Start from "
-                "values that the model allows, init_strategy=init_to_value(values=...), "
-                "or check the priors."
+                f"{type(self).__name__}: the log density is not finite at the start, "
+                f"after {_MAX_TRIES} tries: the log prior is not. Start from "
+                "values that the model allows, "
+                "init_strategy=init_to_value(values=...), or check the priors."
             )
 
     def _check_position(self, z: Any) -> None:

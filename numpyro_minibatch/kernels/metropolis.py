@@ -162,6 +162,16 @@ class MinibatchMH(MinibatchKernel):
         True
     """
 
+    _estimator: Shared | Augmented
+    _acceptance: AcceptanceTest
+    _proposal: Proposal
+    _step_size: float
+    _adapt_step_size: bool
+    _adapt_mass_matrix: bool
+    _dense_mass: bool
+    _target_accept_prob: float
+    _num_steps: int
+
     def __init__(
         self,
         model: Callable | None = None,
@@ -325,8 +335,13 @@ class MinibatchMH(MinibatchKernel):
             log_ratio=zero,
             log_ratio_variance=zero,
             reliable=zero,
-            num_rows=jnp.int32(0),
+            num_rows=jnp.zeros((), self._rows_dtype(reader)),
         )
+
+    def _rows_dtype(self, reader: Reader) -> Any:
+        """Integers, unless the rows of a draw could be more than an int32 counts."""
+        most = 3 * self._num_steps * sum(reader.plates.values())
+        return jnp.int32 if most < 2**31 else jnp.float32
 
     def _transition(self, target: Target, state: MinibatchMHState) -> MinibatchMHState:
         flat, unravel = ravel_pytree(state.z)
@@ -357,7 +372,7 @@ class MinibatchMH(MinibatchKernel):
                 log_ratio=last.log_ratio,
                 log_ratio_variance=last.log_ratio_variance,
                 reliable=steps.reliable.mean(),
-                num_rows=steps.num_rows.sum(),
+                num_rows=steps.num_rows.sum(dtype=state.num_rows.dtype),
             ),
             carry.z,
         )
@@ -399,7 +414,7 @@ class MinibatchMH(MinibatchKernel):
             log_ratio=jnp.asarray(log_ratio.value),
             log_ratio_variance=seen.noise,
             reliable=(decision.reliable & seen.reliable).astype(lp.dtype),
-            num_rows=seen.num_rows + gradient_rows,
+            num_rows=(seen.num_rows + gradient_rows).astype(self._rows_dtype(reader)),
         )
 
     def _adapted(self, state: MinibatchMHState, flat: Array) -> MinibatchMHState:
@@ -436,8 +451,8 @@ def _estimator(
     if estimate_ == "exact":
         if scheme is not None or batch_size is not None:
             raise ValueError(
-                f'{name}(estimate="exact") reads all rows; it takes no batch_size and no '
-                "batch. For another chunk size pass batch=batch.full(chunk_size) alone."
+                f'{name}(estimate="exact") reads all rows: it takes no batch_size and '
+                "no batch. For another chunk size pass batch=batch.full(chunk_size) alone."
             )
         return estimate.shared(), batch.full()
     if isinstance(estimate_, Shared | Augmented):
@@ -459,7 +474,7 @@ def _unknown_estimate(name: str, estimate_: Any) -> str:
 
 
 class MINT(MinibatchMH):
-    """Minibatch tempered MCMC: sample a tempered posterior from minibatches [1]_.
+    """Minibatch tempered MCMC: sample a tempered posterior from minibatches [1].
 
     The target is ``prior * likelihood ** (1 / T)``. The paper writes the temperature
     as ``T = N ** (1 - lam)`` with ``lam = alpha * tau`` and a batch of
@@ -589,7 +604,7 @@ class MINT(MinibatchMH):
 
 
 class MHMinibatch(MinibatchMH):
-    """The minibatch acceptance test of Seita et al. [1]_.
+    """The minibatch acceptance test of Seita et al. [1].
 
     Each decision draws as many rows as the noise of its log ratio needs and then takes
     a Barker test in which the noise, a normal top-up and a correction variable add up
