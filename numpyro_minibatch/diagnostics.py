@@ -182,8 +182,8 @@ def diagnose(
         >>> diagnosis = diagnose(to_inference_data(mcmc))
         >>> diagnosis.rows_per_draw
         100.0
-        >>> print(diagnosis.advice[0])
-        ... of the decisions were unreliable: ...
+        >>> "of the decisions were unreliable" in diagnosis.advice[0]
+        True
     """
     is_idata = isinstance(idata, xr.DataTree) or hasattr(idata, "groups")
     if not is_idata:
@@ -797,7 +797,7 @@ def log_ratio_rows(
         ...         numpyro.sample("obs", dist.Normal(mu, 1), obs=y[idx])
 
         >>> y = jnp.array([0.0, 1.0, 2.0])
-        >>> log_ratio_rows(model, {"mu": 0.0}, {"mu": 1.0}, (y,)).tolist()
+        >>> log_ratio_rows(model, {"mu": 0.0}, {"mu": 1.0}, (y,)).round(3).tolist()
         [-0.5, 0.5, 1.5]
     """
     if isinstance(model_or_target, Target):

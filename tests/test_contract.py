@@ -9,7 +9,8 @@ import pickle
 import subprocess
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,7 @@ from numpyro_minibatch import (
     proposal,
 )
 
-ROOT = Path(__file__).resolve().parent.parent
-N, WARMUP, DRAWS = 60, 6, 12
+N, CHAINS, WARMUP, DRAWS = 60, 2, 60, 12
 FIELDS = ("i", "adapt_state.step_size")
 
 _rng = np.random.default_rng(0)
@@ -50,20 +50,464 @@ def model(X: Any, y: Any) -> None:
         numpyro.sample("obs", dist.Normal(X[idx] @ beta, scale), obs=y[idx])
 
 
+# hot enough for the chains to move after a warmup this short
 KERNELS: dict[str, Callable[[], MinibatchMH]] = {
-    "MINT": lambda: MINT(model, temperature=3.0),
-    "MINT-augmented": lambda: MINT(model, temperature=30.0, estimate="augmented"),
+    "MINT": lambda: MINT(model, temperature=20.0),
+    "MINT-augmented": lambda: MINT(model, temperature=20.0, estimate="augmented"),
     "MINT-langevin": lambda: MINT(
         model,
-        temperature=3.0,
+        temperature=20.0,
         proposal=proposal.langevin(),
         num_steps=3,
-        step_size=0.1,
         dense_mass=True,
     ),
-    "MHMinibatch": lambda: MHMinibatch(model, temperature=3.0),
+    "MHMinibatch": lambda: MHMinibatch(model, temperature=20.0),
     "MHMinibatch-sequential": lambda: MHMinibatch(
-        model, temperature=3.0, sequential=True
+        model, temperature=20.0, sequential=True
     ),
-    "exact": lambda: MinibatchMH(model, estimate="exact"),
+    "exact": lambda: MinibatchMH(model, temperature=20.0, estimate="exact"),
 }
+every_kernel = pytest.mark.parametrize("name", KERNELS)
+
+Draws = dict[str, np.ndarray]
+
+
+def driver(kernel: MinibatchMH, **settings: Any) -> MCMC:
+    return MCMC(
+        kernel,
+        **{
+            "num_warmup": WARMUP,
+            "num_samples": DRAWS,
+            "progress_bar": False,
+            **settings,
+        },
+    )
+
+
+def draws(mcmc: MCMC, group_by_chain: bool = False) -> Draws:
+    """Samples and fields of a run."""
+    samples = mcmc.get_samples(group_by_chain)
+    fields = mcmc.get_extra_fields(group_by_chain)
+    return {name: np.asarray(x) for name, x in {**samples, **fields}.items()}
+
+
+def run(
+    kernel: MinibatchMH, key: jax.Array, /, *args: Any, **settings: Any
+) -> tuple[MCMC, Draws]:
+    mcmc = driver(kernel, **settings)
+    mcmc.run(key, *(args or (X, Y)), extra_fields=FIELDS)
+    return mcmc, draws(mcmc, mcmc.num_chains > 1)
+
+
+def chain_keys() -> jax.Array:
+    return jax.random.split(jax.random.key(0), CHAINS)
+
+
+@cache
+def reference(name: str) -> tuple[MCMC, Draws]:
+    """Twice as many draws as elsewhere, of one chain, without a progress bar."""
+    return run(KERNELS[name](), chain_keys()[0], num_samples=2 * DRAWS)
+
+
+def part(draws: Mapping[str, np.ndarray], which: slice) -> Draws:
+    return {name: x[which] for name, x in draws.items()}
+
+
+def assert_identical(actual: Draws, expected: Draws) -> None:
+    assert set(actual) == set(expected)
+    for name, x in actual.items():
+        np.testing.assert_array_equal(x, expected[name], err_msg=name)
+
+
+def assert_close(actual: Draws, expected: Draws) -> None:
+    """Equal up to rounding: one decision made otherwise is far outside of this."""
+    assert set(actual) == set(expected)
+    for name, x in actual.items():
+        assert x.dtype == expected[name].dtype, name
+        largest = np.abs(expected[name]).max()
+        np.testing.assert_allclose(
+            x, expected[name], rtol=1e-3, atol=1e-4 * float(largest), err_msg=name
+        )
+
+
+_compiled: list[str] = []
+
+
+def _listen(event: str, duration: float, **details: Any) -> None:
+    if event == "/jax/core/compile/backend_compile_duration":
+        _compiled.append(str(details.get("fun_name")))
+
+
+jax.monitoring.register_event_duration_secs_listener(_listen)
+
+
+# one run -----------------------------------------------------------------------------
+
+
+@every_kernel
+def test_a_run(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    mcmc, seen = reference(name)
+    assert {"beta", "scale", "norm", *FIELDS} <= set(seen)
+    assert seen["beta"].shape == (2 * DRAWS, 2)
+    assert seen["beta"].dtype == jnp.result_type(float)
+    np.testing.assert_array_equal(seen["i"], WARMUP + 1 + np.arange(2 * DRAWS))
+    np.testing.assert_allclose(
+        seen["norm"], np.sqrt((seen["beta"] ** 2).sum(-1)), rtol=1e-5
+    )
+    # after warmup the step size stays, and is the one that is reported
+    assert len(set(seen["adapt_state.step_size"])) == 1
+    np.testing.assert_array_equal(seen["adapt_state.step_size"], seen["step_size"])
+    assert (seen["scale"] > 0).all() and not seen["diverging"].any()
+    # chains that stand still would pass all comparisons below
+    assert len(np.unique(seen["scale"])) > 2
+    assert 0 < seen["accept_prob"].mean() < 1
+    mcmc.print_summary()
+    printed = capsys.readouterr().out
+    assert "beta[0]" in printed and "scale" in printed and "norm" not in printed
+
+
+@every_kernel
+def test_progress_bar_and_continuation_in_place(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # with either of these the driver turns its bar off
+    for variable in ("CI", "PYTEST_XDIST_WORKER"):
+        monkeypatch.delenv(variable, raising=False)
+    mcmc = driver(KERNELS[name](), progress_bar=True)
+    assert mcmc.progress_bar
+    mcmc.run(chain_keys()[0], X, Y, extra_fields=FIELDS)
+    expected = reference(name)[1]
+    assert_close(draws(mcmc), part(expected, slice(DRAWS)))
+    assert "acc. prob=" in capsys.readouterr().err
+    mcmc.post_warmup_state = mcmc.last_state
+    del _compiled[:]
+    mcmc.run(mcmc.last_state.rng_key, X, Y, extra_fields=FIELDS)
+    assert_close(draws(mcmc), part(expected, slice(DRAWS, None)))
+    assert "jit(_body_fn)" not in _compiled
+
+
+@every_kernel
+def test_warmup_and_continuation_of_a_pickle(name: str) -> None:
+    mcmc = driver(KERNELS[name]())
+    mcmc.warmup(chain_keys()[0], X, Y, collect_warmup=True, extra_fields=FIELDS)
+    warmup = draws(mcmc)
+    np.testing.assert_array_equal(warmup["i"], 1 + np.arange(WARMUP))
+    assert len(set(warmup["step_size"])) > 2
+    mcmc.run(mcmc.post_warmup_state.rng_key, X, Y, extra_fields=FIELDS)
+    first = draws(mcmc)
+
+    mcmc = pickle.loads(pickle.dumps(mcmc))
+    assert_identical(draws(mcmc), first)
+    mcmc.post_warmup_state = mcmc.last_state
+    mcmc.run(mcmc.last_state.rng_key, X, Y, extra_fields=FIELDS)
+    second = draws(mcmc)
+
+    whole = {name: np.concatenate([x, second[name]]) for name, x in first.items()}
+    assert_identical(whole, reference(name)[1])
+
+
+@every_kernel
+def test_thinning_and_jax_data_by_keyword(name: str) -> None:
+    mcmc = driver(KERNELS[name](), num_samples=2 * DRAWS, thinning=3)
+    data = {"X": jnp.asarray(X), "y": jnp.asarray(Y)}
+    mcmc.run(chain_keys()[0], extra_fields=FIELDS, **data)
+    assert_identical(draws(mcmc), part(reference(name)[1], slice(2, None, 3)))
+
+
+# chains ------------------------------------------------------------------------------
+
+
+@cache
+def vectorized(name: str) -> Draws:
+    return run(
+        KERNELS[name](),
+        chain_keys(),
+        num_chains=CHAINS,
+        chain_method="vectorized",
+    )[1]
+
+
+@every_kernel
+def test_vectorized_chains_are_the_sequential_ones(name: str) -> None:
+    settings = {"num_chains": CHAINS, "chain_method": "sequential"}
+    _, sequential = run(KERNELS[name](), chain_keys(), **settings)
+    assert sequential["beta"].shape == (CHAINS, DRAWS, 2)
+    assert_identical(part(sequential, 0), part(reference(name)[1], slice(DRAWS)))
+    assert not np.allclose(*sequential["beta"])
+    assert_close(vectorized(name), sequential)
+
+
+PARALLEL = """
+import sys
+import jax, numpy as np
+from test_contract import CHAINS, KERNELS, chain_keys, run
+
+assert jax.local_device_count() == CHAINS, jax.devices()
+for name, kernel in KERNELS.items():
+    mcmc, seen = run(
+        kernel(), chain_keys(), num_chains=CHAINS, chain_method="parallel"
+    )
+    assert mcmc.chain_method == "parallel"
+    np.savez(f"{sys.argv[1]}/{name}.npz", **seen)
+"""
+
+
+@pytest.mark.slow
+def test_parallel_chains_are_the_vectorized_ones(tmp_path: Path) -> None:
+    here = Path(__file__).resolve().parent
+    environment = {
+        **os.environ,
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={CHAINS}",
+        "PYTHONPATH": os.pathsep.join([str(here), str(here.parent)]),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", PARALLEL, str(tmp_path)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    for name in KERNELS:
+        with np.load(tmp_path / f"{name}.npz") as parallel:
+            assert_close(dict(parallel), vectorized(name))
+
+
+# keys and precision ------------------------------------------------------------------
+
+
+@every_kernel
+def test_old_keys_give_the_draws_of_typed_keys(name: str) -> None:
+    old = jax.random.split(jax.random.PRNGKey(0), CHAINS)[0]
+    _, seen = run(KERNELS[name](), old, num_samples=2 * DRAWS)
+    assert_identical(seen, reference(name)[1])
+
+
+@every_kernel
+def test_rbg_keys(name: str) -> None:
+    _, seen = run(KERNELS[name](), jax.random.key(0, impl="rbg"))
+    assert np.isfinite(seen["beta"]).all()
+    assert len(np.unique(seen["scale"])) > 1
+
+
+@every_kernel
+def test_the_other_precision(name: str) -> None:
+    double = not jax.config.jax_enable_x64
+    # jax.enable_x64 itself is a context only from JAX 0.8 on
+    with jax.experimental.enable_x64(double):
+        key = jax.random.split(jax.random.key(0), CHAINS)[0]
+        _, seen = run(KERNELS[name](), key)
+        kinds = {n: x.dtype for n, x in seen.items() if x.dtype.kind == "f"}
+    assert set(kinds.values()) == {np.dtype(np.float64 if double else np.float32)}
+    assert np.isfinite(seen["beta"]).all()
+    assert len(np.unique(seen["scale"])) > 1
+
+
+def steps_without_reuse(name: str, key: jax.Array) -> None:
+    kernel = KERNELS[name]()
+    state = kernel.init(key, 2, None, (X, Y), {})
+    step = jax.jit(lambda state: kernel.sample(state, (X, Y), {}))
+    with jax.debug_key_reuse(True):
+        for _ in range(3):  # warmup and after
+            state = step(state)
+
+
+@every_kernel
+def test_no_key_is_used_twice(name: str) -> None:
+    steps_without_reuse(name, jax.random.key(0))
+
+
+def test_a_key_used_twice_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def propose(
+        self: object, key: Any, z: Any, step_size: Any, whitening: Any, gradient: Any
+    ) -> proposal.Proposed:
+        noise = jax.random.normal(key, z.shape) + jax.random.uniform(key, z.shape)
+        return proposal.Proposed(z + step_size * noise, jnp.zeros(()))
+
+    monkeypatch.setattr(type(proposal.random_walk()), "propose", propose)
+    with pytest.raises(jax.errors.KeyReuseError):
+        steps_without_reuse("MINT", jax.random.key(0))
+
+
+# compilation -------------------------------------------------------------------------
+
+
+@every_kernel
+def test_data_as_arguments(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("CI", "PYTEST_XDIST_WORKER"):
+        monkeypatch.delenv(variable, raising=False)
+    expected = part(reference(name)[1], slice(DRAWS))
+    mcmc = driver(KERNELS[name](), jit_model_args=True, progress_bar=True)
+    mcmc.run(chain_keys()[0], X, Y, extra_fields=FIELDS)
+    assert_close(draws(mcmc), expected)
+
+    del _compiled[:]
+    mcmc.run(chain_keys()[0], X, -Y, extra_fields=FIELDS)
+    assert "jit(_body_fn)" not in _compiled
+    assert not np.allclose(draws(mcmc)["beta"], expected["beta"])
+
+
+@every_kernel
+def test_inside_jit(name: str) -> None:
+    @jax.jit
+    def sample(key: jax.Array, X: jax.Array) -> Any:
+        return run_fields(KERNELS[name](), key, X)
+
+    def run_fields(kernel: MinibatchMH, key: jax.Array, X: jax.Array) -> Any:
+        mcmc = driver(kernel)
+        mcmc.run(key, X, Y, extra_fields=FIELDS)
+        return {**mcmc.get_samples(), **mcmc.get_extra_fields()}
+
+    seen = {n: np.asarray(x) for n, x in sample(chain_keys()[0], X).items()}
+    assert_close(seen, part(reference(name)[1], slice(DRAWS)))
+
+
+# starting points ---------------------------------------------------------------------
+
+
+@every_kernel
+def test_init_params(name: str) -> None:
+    position = {"beta": np.array([0.5, -1.0]), "scale": np.array(-0.7)}
+    state = KERNELS[name]().init(jax.random.key(0), 10, position, (X, Y), {})
+    for site, value in position.items():
+        np.testing.assert_allclose(state.z[site], value, rtol=1e-6)
+        assert state.z[site].dtype == jnp.result_type(float)
+
+    chains = {site: np.stack([value, 2 * value]) for site, value in position.items()}
+    states = KERNELS[name]().init(chain_keys(), 10, chains, (X, Y), {})
+    for site, value in chains.items():
+        np.testing.assert_allclose(states.z[site], value, rtol=1e-6)
+
+
+def test_init_params_through_the_driver() -> None:
+    position = {"beta": np.array([0.5, -1.0]), "scale": np.array(-0.7)}
+    kernel = MINT(model, temperature=20.0, step_size=1e-6, adapt_step_size=False)
+    mcmc = driver(kernel, num_warmup=0)
+    mcmc.run(jax.random.key(0), X, Y, init_params=position)
+    seen = mcmc.get_samples()
+    np.testing.assert_allclose(seen["beta"], [position["beta"]] * DRAWS, atol=1e-4)
+    np.testing.assert_allclose(seen["scale"], np.exp(-0.7), atol=1e-4)
+
+
+# identity ----------------------------------------------------------------------------
+
+
+def other_model(X: Any, y: Any) -> None:
+    model(X, y)
+
+
+def _target(z: Any, i: Any) -> Any:
+    return -0.5 * (jnp.asarray(Y)[i] - z) ** 2
+
+
+TARGET = Target(lambda z: -0.5 * z**2, _target, N)
+
+# for each argument of a constructor two values, the first one the default
+COMMON: dict[str, tuple[Any, Any]] = {
+    "model": (model, other_model),
+    "batch_size": (None, 10),
+    "step_size": (1.0, 0.5),
+    "adapt_step_size": (True, False),
+    "adapt_mass_matrix": (True, False),
+    "dense_mass": (False, True),
+    "target_accept_prob": (None, 0.25),
+    "num_steps": (1, 2),
+    "temperature": (1.0, 2.0),
+    "temper_prior": (False, True),
+    "init_strategy": (init_to_uniform, init_to_median),
+    "proposal": (None, proposal.langevin()),
+    "target": (None, TARGET),
+}
+GENERAL: dict[str, tuple[Any, Any]] = {
+    "batch": (None, batch.pilot(10)),
+    "estimate": ("shared", "augmented"),
+    "acceptance": (None, accept.barker()),
+}
+ARGUMENTS: dict[type[MinibatchMH], dict[str, tuple[Any, Any]]] = {
+    MinibatchMH: {**COMMON, **GENERAL},
+    MINT: {
+        **COMMON,
+        **GENERAL,
+        "penalty": (True, False),
+        "lam": (None, 0.3),
+        "alpha": (None, 0.3),
+    },
+    MHMinibatch: {
+        **{name: values for name, values in COMMON.items()},
+        "estimate": ("shared", "augmented"),
+        "sequential": (False, True),
+        "variance": (1.0, 0.5),
+    },
+}
+
+
+def build(kind: type[MinibatchMH], **changed: Any) -> MinibatchMH:
+    settings = {"model": model, "temperature": 1.0, **changed}
+    if "target" in changed:
+        settings["model"] = None
+    if {"lam", "alpha"} & set(changed):
+        del settings["temperature"]
+    return kind(settings.pop("model"), **settings)
+
+
+@pytest.mark.parametrize("kind", ARGUMENTS)
+def test_every_argument_is_in_the_table(kind: type[MinibatchMH]) -> None:
+    signatures = [inspect.signature(c.__init__) for c in (kind, MinibatchMH)]
+    names = {name for s in signatures for name in s.parameters}
+    if kind is MHMinibatch:
+        names -= {"batch", "acceptance"}  # these are what it is a choice of
+    assert set(ARGUMENTS[kind]) == names - {"self", "settings"}
+
+
+@pytest.mark.parametrize("kind", ARGUMENTS)
+def test_equal_settings_make_equal_kernels(kind: type[MinibatchMH]) -> None:
+    assert build(kind) == build(kind)
+    assert hash(build(kind)) == hash(build(kind))
+    for name, (first, second) in ARGUMENTS[kind].items():
+        if first is not None and name != "target":
+            assert build(kind, **{name: first}) == build(kind)
+        changed, same = build(kind, **{name: second}), build(kind, **{name: second})
+        assert changed == same and hash(changed) == hash(same), name
+        assert changed != build(kind), name
+
+
+def test_different_kinds_are_different() -> None:
+    assert build(MINT) != build(MinibatchMH)
+    assert build(MINT) != "MINT"
+    assert build(MINT, lam=0.3) != build(MINT, alpha=0.3)
+    assert MinibatchMH(model, batch=batch.pilot(10)) != MinibatchMH(
+        model, batch=batch.growing(10)
+    )
+    assert MinibatchMH(model, estimate=estimate.augmented()) == MinibatchMH(
+        model, estimate="augmented"
+    )
+
+
+@every_kernel
+def test_pickling_a_kernel(name: str) -> None:
+    fresh = KERNELS[name]()
+    assert pickle.loads(pickle.dumps(fresh)) == fresh
+    used = reference(name)[0].sampler
+    copy = pickle.loads(pickle.dumps(used))
+    assert copy == used and hash(copy) == hash(used)
+    # so does the driver know that it must initialise it again
+    assert copy._sample_fn is None
+    assert copy.plates == {"data": N}
+
+
+# memory ------------------------------------------------------------------------------
+
+
+@every_kernel
+def test_the_kernel_does_not_hold_the_data(name: str) -> None:
+    kernel = KERNELS[name]()
+    data = jnp.asarray(X), jnp.asarray(Y)
+    watched = [weakref.ref(array) for array in data]
+    state = kernel.init(jax.random.key(0), 2, None, data, {})
+    state = kernel.sample(state, data, {})
+    kernel.postprocess_fn(data, {})(state.z)
+    del data
+    jax.clear_caches()  # of what was compiled with the data inside
+    gc.collect()
+    assert [ref() for ref in watched] == [None, None]
+    assert kernel.plates == {"data": N}

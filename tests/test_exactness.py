@@ -101,7 +101,7 @@ def check(draws, mean, cov):
 FIXED = dict(adapt_step_size=False, adapt_mass_matrix=False)
 KERNELS = {
     "shared batch": MINT(model, temperature=50.0, step_size=0.25, **FIXED),
-    "shared batch, T=1": MINT(model, temperature=1.0, step_size=0.009, **FIXED),
+    "shared batch, T=1": MINT(model, temperature=1.0, step_size=0.006, **FIXED),
     "with replacement": MINT(
         model,
         batch=batch.with_replacement(M),
@@ -402,3 +402,19 @@ def test_vectorized_iteration_count_is_shared():
     moved = jax.jit(lambda s: kernel.sample(s, DATA, {}))(state)
     np.testing.assert_array_equal(moved.i, [1, 1, 1])
     assert moved.num_rows.shape == (3,)
+
+
+def test_large_data_as_constants_are_warned_of(monkeypatch):
+    """NumPyro's driver compiles data into the program unless told otherwise."""
+    monkeypatch.setattr("numpyro_minibatch.kernels._base._LARGE", 1000)
+
+    def run_with(**options):
+        kernel = MINT(model, temperature=50.0, **FIXED)
+        mcmc = MCMC(
+            kernel, num_warmup=0, num_samples=2, progress_bar=False, **options
+        )
+        mcmc.run(random.key(0), *DATA)
+
+    run_with(jit_model_args=True)
+    with pytest.warns(UserWarning, match="jit_model_args=True"):
+        run_with()

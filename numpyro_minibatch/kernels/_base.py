@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +17,7 @@ from jax import Array
 from jax.flatten_util import ravel_pytree
 from numpyro.infer import init_to_uniform
 from numpyro.infer.mcmc import MCMCKernel
-from numpyro.util import is_prng_key
+from numpyro.util import find_stack_level, is_prng_key
 
 from numpyro_minibatch._preflight import (
     Layout,
@@ -29,18 +32,34 @@ from numpyro_minibatch.target import ModelTarget, Target
 
 __all__ = ["MinibatchKernel"]
 
+_LARGE = 2**28  # bytes of data above which it matters how they reach the program
 _MAX_TRIES = 100  # starting points tried, as many as NumPyro tries
 
 
-class Static(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Static:
     """The part of a model's arguments that is not arrays; a key of compiled functions.
 
+    Leaves without a hash are the same only if they are the same object.
+
     :param treedef: the structure of ``(args, kwargs)``.
-    :param leaves: its leaves, with ``None`` where an array goes.
+    :param leaves: its leaves, with a mark where an array goes.
     """
 
     treedef: Any
     leaves: tuple[Any, ...]
+
+    def _key(self) -> tuple[Any, ...]:
+        def identify(leaf: Any) -> Any:
+            return leaf if isinstance(leaf, Hashable) else id(leaf)
+
+        return self.treedef, *map(identify, self.leaves)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Static) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
 
     @classmethod
     def split(cls, args: tuple, kwargs: Mapping[str, Any]) -> tuple[Static, list[Any]]:
@@ -322,12 +341,10 @@ class MinibatchKernel(MCMCKernel):
         static, arrays = Static.split(model_args, kwargs)
         vectorized = not is_prng_key(rng_key)
         self._check_init_params(init_params, (len(rng_key),) if vectorized else ())
-        start = partial(_start, self, static)
-        if vectorized:
-            axes = (0, None if init_params is None else 0, None)
-            start = jax.vmap(start, in_axes=axes)
+        # a copy, because a key of the compiled functions must not change any more
+        start = partial(_start_chains, copy.copy(self), static, vectorized)
         with explained(type(self).__name__, model_args, kwargs):
-            state, log_density = jax.jit(start)(rng_key, init_params, arrays)
+            state, log_density = start(rng_key, init_params, arrays)
         if not isinstance(log_density, jax.core.Tracer):
             self._check_start(state, np.asarray(log_density), model_args, kwargs)
         transition = self._transition
@@ -339,6 +356,7 @@ class MinibatchKernel(MCMCKernel):
     def sample(self, state, model_args, model_kwargs):  # type: ignore[no-untyped-def]
         """One draw from the current state."""
         assert self._sample_fn is not None
+        _warn_of_constants(type(self).__name__, state, (model_args, model_kwargs))
         target = self._make_target(model_args, model_kwargs or {})
         return self._sample_fn(target, state)
 
@@ -518,22 +536,33 @@ def check_positive(who: str, name: str, value: Any) -> None:
         )
 
 
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _start_chains(
+    kernel: MinibatchKernel,
+    static: Static,
+    vectorized: bool,
+    key: Array,
+    init: Any,
+    arrays: list[Any],
+) -> tuple[Any, Array]:
+    """The first states; compiled once for equal kernels and shapes."""
+    start = partial(_start, kernel, static)
+    if vectorized:
+        start = jax.vmap(start, in_axes=(0, None if init is None else 0, None))
+    return start(key, init, arrays)
+
+
 def _start(
     kernel: MinibatchKernel, static: Static, key: Array, init: Any, arrays: list[Any]
 ) -> tuple[Any, Array]:
     """The first state of one chain, and its log density."""
     args, kwargs = static.join(arrays)
     target = kernel._make_target(args, kwargs)
-    key, init_key, batch_key = jax.random.split(key, 3)
-    plates = dict(kernel._require_layout().plates)
-    probe = without_replacement().bound(
-        {name: min(size, 1000) for name, size in plates.items()}, plates
-    )
+    key, init_key = jax.random.split(key)
+    # enough rows, evenly spread, to see that the likelihood is finite here
     rows = {
-        name: jnp.arange(min(size, 1000), dtype=jnp.int32)
-        if not probe.single_round
-        else probe.draw(batch_key, plates)[name].indices
-        for name, size in plates.items()
+        name: jnp.asarray(np.linspace(0, size - 1, min(size, 1000)), jnp.int32)
+        for name, size in kernel._require_layout().plates
     }
 
     def log_density(z: Any) -> Array:
@@ -578,6 +607,26 @@ def _find_start(
     return jax.lax.while_loop(
         lambda carry: (carry[0] < _MAX_TRIES) & ~carry[3], try_again, first
     )[2]
+
+
+def _warn_of_constants(who: str, state: Any, args: Any) -> None:
+    """Say so when large data are about to be compiled into the program."""
+    if not any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(state)):
+        return
+    size = sum(
+        leaf.nbytes
+        for leaf in jax.tree.leaves(args)
+        if isinstance(leaf, np.ndarray | Array) and not isinstance(leaf, jax.core.Tracer)
+    )
+    if size > _LARGE:
+        warnings.warn(
+            f"{who}: {size / 1e6:.0f} MB of data are compiled into the program as "
+            "constants, which takes several times their memory and makes compilation "
+            "slow. Pass MCMC(..., jit_model_args=True, progress_bar=False) to hand them "
+            "over as arguments.",
+            UserWarning,
+            stacklevel=find_stack_level(),
+        )
 
 
 def _vectorized(transition: Callable, target: Target, state: Any) -> Any:

@@ -452,7 +452,8 @@ def _estimator(
         if scheme is not None or batch_size is not None:
             raise ValueError(
                 f'{name}(estimate="exact") reads all rows: it takes no batch_size and '
-                "no batch. For another chunk size pass batch=batch.full(chunk_size) alone."
+                "no batch. For another chunk size pass batch=batch.full(chunk_size) "
+                "alone."
             )
         return estimate.shared(), batch.full()
     if isinstance(estimate_, Shared | Augmented):
