@@ -35,8 +35,8 @@ import arviz as az  # noqa: E402 (ArviZ 0.23 announces ArviZ 1 when it is import
 # 5.6 * EFFECTIVE_ROWS / batch_size, and MINT can take a variance up to 1.
 EFFECTIVE_ROWS = 320
 SIZES = {
-    "full": {"rows": None, "warmup": 150, "draws": 500, "steps": 30, "nuts": 400},
-    "small": {"rows": 20_000, "warmup": 150, "draws": 150, "steps": 20, "nuts": 150},
+    "full": {"rows": None, "warmup": 600, "draws": 1500, "steps": 10, "nuts": 400},
+    "small": {"rows": 20_000, "warmup": 200, "draws": 200, "steps": 10, "nuts": 100},
 }
 COLOURS = {"NUTS": "0.75", "MINT": "#0072B2", "MHMinibatch": "#D55E00"}
 
@@ -74,11 +74,18 @@ def main(args):
     power = 1 / temperature
     say("NUTS gets a head start: the mode and the curvature there, by Newton's method")
     mode, covariance = laplace(X, y, power)
-    nuts = NUTS(model, inverse_mass_matrix=covariance, adapt_mass_matrix=False)
+    nuts = NUTS(
+        model,
+        inverse_mass_matrix=covariance,
+        dense_mass=True,
+        adapt_mass_matrix=False,
+        target_accept_prob=0.7,
+    )
     start = random.multivariate_normal(key_nuts, mode, covariance, (2,))
+    nuts_draws = int(size["nuts"] * min(1, 320_000 / len(y)))  # as many as time allows
     results["NUTS"] = sample(
         *("NUTS", nuts, key_nuts, X, y, power),
-        **dict(num_warmup=50, num_samples=size["nuts"], num_chains=2),
+        **dict(num_warmup=50, num_samples=nuts_draws, num_chains=2),
         init_params={"intercept": start[:, 0], "slopes": start[:, 1:]},
         extra_fields=("num_steps",),
     )
@@ -97,8 +104,13 @@ def load(rows, seed):
     """Covertype's classes 2 and 3 or, failing that, rows from a stated truth."""
     try:
         X, y = datasets.load_covertype()
-        names = [name.replace("_", " ") for name in datasets.COVERTYPE_COLUMNS]
-        say("Covertype, classes 2 (lodgepole pine, y = 0) and 3 (ponderosa pine, y = 1)")
+        names = [
+            name.replace("Horizontal_", "").replace("_", " ")
+            for name in datasets.COVERTYPE_COLUMNS
+        ]
+        say(
+            "Covertype, classes 2 (lodgepole pine, y = 0) and 3 (ponderosa pine, y = 1)"
+        )
     except FileNotFoundError as error:
         X, y, truth = datasets.simulate_logistic(seed, rows or 1_000_000)
         names = [f"column {i}" for i in range(X.shape[1])]
@@ -182,27 +194,40 @@ def cost(results, num_rows):
     )
 
 
+def moments(samples):
+    """Means and standard deviations, each with its Monte Carlo standard error."""
+    mean, sd = samples.mean((0, 1)), samples.std((0, 1))
+    mean_error = sd / np.sqrt(effective_sample_size(samples))
+    squares = (samples - mean) ** 2
+    square_error = squares.std((0, 1)) / np.sqrt(effective_sample_size(squares))
+    return mean, sd, mean_error, square_error / (2 * sd)
+
+
 def compare(results):
     """A table of how far the means and sds are from those of NUTS."""
-    pooled = {k: np.concatenate(r["samples"]) for k, r in results.items()}
-    ess = {k: effective_sample_size(r["samples"]) for k, r in results.items()}
-    mean, sd = pooled["NUTS"].mean(0), pooled["NUTS"].std(0, ddof=1)
+    mean, sd, mean_error, sd_error = moments(results["NUTS"]["samples"])
     others = [name for name in results if name != "NUTS"]
-    header = f"{'':<34} {'NUTS mean':>10} {'sd':>6}"
-    lines = [header + "".join(f" {name + ' mean':>18} {'sd':>6}" for name in others)]
-    for i, parameter in enumerate(results["NUTS"]["names"]):
-        line = f"{parameter:<34} {mean[i]:10.3f} {sd[i]:6.3f}"
-        for name in others:
-            shift = (pooled[name][:, i].mean() - mean[i]) / sd[i]
-            error = np.sqrt(1 / ess[name][i] + 1 / ess["NUTS"][i])
-            ratio = pooled[name][:, i].std(ddof=1) / sd[i]
-            line += f" {shift:+10.2f} +- {error:.2f} {ratio:6.2f}"
-        lines.append(line)
+    table = [
+        f"{name:<30} {m:7.3f} {s:6.3f}"
+        for name, m, s in zip(results["NUTS"]["names"], mean, sd)
+    ]
+    header, largest = f"{'':<30} {'NUTS':>7} {'sd':>6}", []
+    for other in others:
+        header += f"  {other + ' - NUTS':>19} {'ratio of sds':>13}"
+        m, s, m_error, s_error = moments(results[other]["samples"])
+        shift, shift_error = (m - mean) / sd, np.hypot(m_error, mean_error) / sd
+        ratio_error = s / sd * np.hypot(s_error / s, sd_error / sd)
+        largest.append(np.abs(shift / shift_error).max())
+        for i in range(len(table)):
+            table[i] += f"  {shift[i]:+12.2f} ({shift_error[i]:.2f})"
+            table[i] += f" {s[i] / sd[i]:6.2f} ({ratio_error[i]:.2f})"
     return "\n".join(
         [
-            *lines,
-            "Mean: minus that of NUTS, in units of NUTS's sd, with the Monte Carlo",
-            "standard error of the difference. sd: divided by that of NUTS.",
+            *(header, *table),
+            "Differences of the means are in units of NUTS's sd; in brackets, Monte",
+            "Carlo standard errors. The largest difference is "
+            + " and ".join(f"{z:.1f} ({o})" for z, o in zip(largest, others)),
+            "times its standard error.",
         ]
     )
 
@@ -219,7 +244,9 @@ def plot(results, temperature, num_rows, path):
     names = results["NUTS"]["names"]
     for i, (axis, parameter) in enumerate(zip(axes.flat, names, strict=False)):
         pooled = {k: r["samples"][..., i].ravel() for k, r in results.items()}
-        grid = np.linspace(*np.quantile(np.concatenate([*pooled.values()]), [0, 1]), 200)
+        grid = np.linspace(
+            *np.quantile(np.concatenate([*pooled.values()]), [0, 1]), 200
+        )
         for name in ("NUTS", "MINT", "MHMinibatch"):
             density = gaussian_kde(pooled[name])(grid)
             if name == "NUTS":
@@ -227,7 +254,7 @@ def plot(results, temperature, num_rows, path):
             else:
                 style = "-" if name == "MINT" else "--"
                 axis.plot(grid, density, style, color=COLOURS[name], label=name)
-        axis.set_title(parameter.replace("Horizontal Distance", "Distance"), fontsize=10)
+        axis.set_title(parameter, fontsize=10)
         axis.set_yticks([])
         axis.set_ylim(0)
         axis.spines[["left", "top", "right"]].set_visible(False)

@@ -39,6 +39,8 @@ _CHUNK_ROWS = 16_384  # rows that are evaluated at a time
 class Site(NamedTuple):
     """What is known of a site of a model that reads all its rows, without its value.
 
+    The site has a distribution, or is a deterministic one.
+
     :param observed: whether it is data; factors are not.
     :param latent: whether it has a value in each draw, which the density depends on.
     :param shape: of its value.
@@ -145,7 +147,9 @@ def inspect_sites(target: ModelTarget) -> dict[str, Site]:
 
     def note(target: ModelTarget) -> None:
         found.clear()
-        found.update({n: Site.of(s) for n, s in _sites_at_all_rows(target).items()})
+        for name, site in _sites_at_all_rows(target).items():
+            if site["type"] in ("sample", "deterministic"):
+                found[name] = Site.of(site)
 
     Program(target, note).trace()
     return found

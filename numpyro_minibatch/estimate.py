@@ -209,7 +209,8 @@ class Reader(NamedTuple):
 
         def one_round(state: _Rounds) -> _Rounds:
             stream = jax.tree.map(lambda k: k[state.stream], streams)
-            keys = scheme.plate_keys(stream)
+            # cloned: every round reads the next rows of one permutation, on purpose
+            keys = scheme.plate_keys(jax.random.clone(stream))
             indices, fresh = {}, {}
             for name, width in scheme.widths.items():
                 start = state.moments[name].seen
@@ -247,10 +248,11 @@ class Reader(NamedTuple):
             counts = {name: m.seen for name, m in state.moments.items()}
             return ~_all_read(counts, state.needed)
 
-        first = scheme.draw(key, plates)
-        extra, rows = jax.eval_shape(
-            rows_of, {name: b.indices for name, b in first.items()}
-        )
+        def first_round(key: Array) -> tuple[Any, dict[str, Array]]:
+            drawn = scheme.draw(key, plates)
+            return rows_of({name: batch.indices for name, batch in drawn.items()})
+
+        extra, rows = jax.eval_shape(first_round, key)
         zero = jnp.int32(0)
         start = _Rounds(
             stream=zero,

@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import xarray as xr
-from jax import Array
 
 from numpyro_minibatch._replay import CHUNK, Run, Site, data_sites, log_likelihoods
 from numpyro_minibatch._version import __version__
@@ -131,10 +130,12 @@ def to_inference_data(
     if warmup is not None:
         for name, dataset in _warmup_groups(warmup, groups["posterior"]).items():
             groups[f"warmup_{name}"] = dataset
-    return _carry({name: ds for name, ds in groups.items() if ds.data_vars}, attrs)
+    return as_inference_data(
+        {name: ds for name, ds in groups.items() if ds.data_vars}, attrs
+    )
 
 
-def _carry(groups: dict[str, Any], attrs: dict[str, Any]) -> InferenceData:
+def as_inference_data(groups: dict[str, Any], attrs: dict[str, Any]) -> InferenceData:
     """Put the groups into what this line of ArviZ works with."""
     # by the version: ArviZ 1 has a name `InferenceData` as well
     if int(version("arviz").partition(".")[0]) >= 1:
@@ -189,7 +190,8 @@ def _collected(mcmc: Any) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]
             continue
         renamed = _RENAMED_STATS.get(name, name)
         renamed = name if renamed in fields else renamed
-        stats[renamed] = -_numpy(value) if renamed == "lp" else _numpy(value)
+        array = np.asarray(value)
+        stats[renamed] = -array if renamed == "lp" else array
     everything = [*samples.values(), *stats.values()]
     only_warmup = mcmc.post_warmup_state is mcmc.last_state
     if only_warmup and not any(value.any() for value in everything):
@@ -208,16 +210,10 @@ def _flatten(tree: Any, prefix: str, alone: str) -> Iterator[tuple[str, np.ndarr
         for key, value in tree.items():
             yield from _flatten(value, f"{prefix}{key}.", alone)
     elif hasattr(tree, "shape"):
-        yield prefix[:-1] or alone, _numpy(tree)
+        yield prefix[:-1] or alone, np.asarray(tree)
     else:
         for key, value in enumerate(jax.tree.leaves(tree)):
-            yield f"{prefix or alone + '.'}{key}", _numpy(value)
-
-
-def _numpy(value: Any) -> np.ndarray:
-    if isinstance(value, Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
-        value = jax.random.key_data(value)
-    return np.asarray(value)
+            yield f"{prefix or alone + '.'}{key}", np.asarray(value)
 
 
 def _without_observed(

@@ -18,8 +18,9 @@ import numpyro.distributions as dist
 import pytest
 import xarray as xr
 from numpyro.contrib.module import random_flax_module
-from numpyro.infer import HMCECS, MCMC, NUTS, init_to_value
+from numpyro.infer import HMC, HMCECS, MCMC, NUTS, BarkerMH, init_to_value
 from numpyro.infer import log_likelihood as numpyro_log_likelihood
+from scipy.stats import norm
 
 from numpyro_minibatch import (
     MINT,
@@ -76,7 +77,8 @@ def run(
     mcmc = MCMC(
         kernel, num_warmup=warmup, num_samples=draws, progress_bar=False, **driver
     )
-    mcmc.run(jax.random.key(0), *args, **kwargs)
+    # an old key: NumPyro's driver cannot collect a field with new ones
+    mcmc.run(jax.random.PRNGKey(0), *args, **kwargs)
     return mcmc
 
 
@@ -232,7 +234,6 @@ def test_arviz_analyses_it(case: Case) -> None:
         az.plot_trace(case.idata, var_names=["a"])
     assert len(summary) == 2 * GROUPS + 6 + 1
     assert "W[2, 1]" in summary.index
-    ess = ess if isinstance(ess, xr.Dataset) else ess["posterior"].to_dataset()
     assert ess["a"].shape == (GROUPS,)
     matplotlib.pyplot.close("all")
 
@@ -335,16 +336,17 @@ def test_several_plates_and_sites() -> None:
         "x.inner": ("chain", "draw", "left"),
         "z": ("chain", "draw", "right"),
     }
-    expected = numpyro_log_likelihood(
-        two_plates, mcmc.get_samples(), first, second, parallel=True
-    )
+    mu, shift = (values(idata, "posterior", name)[0] for name in ("mu", "shift"))
+    mean = (mu[:, 0, None] + shift[..., 0])[..., None]
     np.testing.assert_allclose(
         values(idata, "log_likelihood", "x.inner")[0],
-        expected["x/inner"].sum(1),
+        norm.logpdf(first, mean).sum(1),
         rtol=1e-5,
     )
     np.testing.assert_allclose(
-        values(idata, "log_likelihood", "z")[0], expected["z"], rtol=1e-5
+        values(idata, "log_likelihood", "z")[0],
+        norm.logpdf(second, mu[:, None]).sum(-1),
+        rtol=1e-5,
     )
 
 
@@ -375,21 +377,18 @@ def test_names_that_collide() -> None:
         with numpyro.plate("draw", 2):
             numpyro.sample("c", dist.Normal(0, 1))
         with numpyro.plate("obs", N, subsample_size=7) as idx:
-            numpyro.sample("obs_", dist.Normal(one + two, 1), obs=y[idx])
-        with numpyro.plate("y", N, subsample_size=7) as idx:
-            numpyro.sample("obs", dist.Normal(one, 1), obs=-y[idx])
+            numpyro.sample("y", dist.Normal(one + two, 1), obs=y[idx])
+        with numpyro.plate("c_dim_0", N, subsample_size=7) as idx:
+            numpyro.sample("z", dist.Normal(one, 1), obs=-y[idx])
 
     idata = to_inference_data(run(MINT(model, temperature=5.0), y))
     assert dims(idata, "posterior") == {
-        "a.b_": ("chain", "draw"),
-        "a.b": ("chain", "draw"),
-        "c": ("chain", "draw", "draw_dim"),
-    } or dims(idata, "posterior") == {
         "a.b": ("chain", "draw"),
         "a.b_": ("chain", "draw"),
         "c": ("chain", "draw", "draw_dim"),
     }
-    assert dims(idata, "observed_data") == {"obs_": ("obs_dim",), "obs": ("y_dim",)}
+    # a plate cannot have the name of a site, but of an argument
+    assert dims(idata, "observed_data") == {"y": ("obs",), "z": ("c_dim_0",)}
 
 
 def test_dims_and_coords_of_the_user(case: Case) -> None:
@@ -543,7 +542,6 @@ def test_a_target_of_a_tree() -> None:
 
 
 def test_chains_drawn_one_after_the_other_and_pickled() -> None:
-    # `get_diagnostics_str` and the progress bar do not matter here
     mcmc = run(
         MINT(by_index, temperature=5.0),
         jnp.asarray(y),
@@ -562,25 +560,24 @@ def test_chains_drawn_one_after_the_other_and_pickled() -> None:
 
 
 def test_kernels_of_numpyro() -> None:
-    mcmc = run(
-        NUTS(hierarchy_at_full_size),
-        X,
-        group,
-        y=y,
-        extra_fields=("potential_energy", "num_steps", "adapt_state.step_size"),
-    )
+    def model(group: Any, y: Any) -> None:
+        with numpyro.plate("group", len(np.unique(group))):  # a shape from the data
+            a = numpyro.sample("a", dist.Normal(0, 1))
+        with numpyro.plate("data", N):
+            numpyro.sample("obs", dist.Normal(a[group], 1), obs=y)
+
+    fields = ("potential_energy", "num_steps", "adapt_state.step_size")
+    mcmc = run(NUTS(model), group, y, extra_fields=fields)
     idata = to_inference_data(mcmc)
-    assert dims(idata, "posterior")["a"] == ("chain", "draw", "group_dim")
+    assert dims(idata, "posterior") == {"a": ("chain", "draw", "group_dim")}
     assert sorted(dims(idata, "sample_stats")) == [
         "diverging",
         "lp",
         "n_steps",
         "step_size",
     ]
-    fields = mcmc.get_extra_fields(group_by_chain=True)
-    np.testing.assert_array_equal(
-        values(idata, "sample_stats", "lp"), -fields["potential_energy"]
-    )
+    energy = mcmc.get_extra_fields(group_by_chain=True)["potential_energy"]
+    np.testing.assert_array_equal(values(idata, "sample_stats", "lp"), -energy)
     np.testing.assert_array_equal(values(idata, "observed_data", "obs"), y)
     assert attrs(idata)["inference_library"] == "numpyro"
     assert attrs(idata)["kernel"] == "NUTS"
@@ -590,29 +587,16 @@ def test_kernels_of_numpyro() -> None:
 
 
 def test_a_subsampling_kernel_of_numpyro() -> None:
-    mcmc = run(HMCECS(NUTS(by_index), num_blocks=2), jnp.asarray(y))
+    mcmc = run(HMCECS(HMC(by_index, trajectory_length=1.0), num_blocks=2), jnp.asarray(y))
     np.testing.assert_array_equal(
         values(to_inference_data(mcmc), "observed_data", "obs"), y
     )
 
 
 def test_a_potential_of_numpyro() -> None:
-    kernel = NUTS(potential_fn=lambda z: jnp.square(z["q"]).sum())
+    kernel = BarkerMH(potential_fn=lambda z: jnp.square(z["q"]).sum())
     idata = to_inference_data(run(kernel, init_params={"q": jnp.zeros(3)}))
     assert dims(idata, "posterior") == {"q": ("chain", "draw", "q_dim_0")}
-
-
-def test_a_model_that_takes_shapes_from_its_data() -> None:
-    def model(group: Any, y: Any) -> None:
-        with numpyro.plate("group", len(np.unique(group))):
-            a = numpyro.sample("a", dist.Normal(0, 1))
-        with numpyro.plate("data", N):
-            numpyro.sample("obs", dist.Normal(a[group], 1), obs=y)
-
-    mcmc = run(NUTS(model), group, y)
-    idata = to_inference_data(mcmc)
-    assert dims(idata, "posterior") == {"a": ("chain", "draw", "group_dim")}
-    np.testing.assert_array_equal(values(idata, "observed_data", "obs"), y)
 
 
 def test_a_model_that_cannot_be_replayed() -> None:
@@ -623,9 +607,9 @@ def test_a_model_that_cannot_be_replayed() -> None:
             raise RuntimeError("not again")
         numpyro.sample("mu", dist.Normal(0, 1))
 
-    mcmc = run(NUTS(model))
+    mcmc = run(BarkerMH(model))
     replays = True
-    with pytest.warns(UserWarning, match="model of NUTS .RuntimeError: not again"):
+    with pytest.warns(UserWarning, match="model of BarkerMH .RuntimeError: not again"):
         idata = to_inference_data(mcmc)
     assert dims(idata, "posterior") == {"mu": ("chain", "draw")}
 

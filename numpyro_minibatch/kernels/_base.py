@@ -393,15 +393,15 @@ class MinibatchKernel(MCMCKernel):
             self._check_init_values()
             return
         if self._target is not None:
-            z = jax.tree.map(lambda x: jnp.shape(x)[len(chains) :], init_params)
-            leaves, treedef = jax.tree.flatten(z, is_leaf=lambda x: type(x) is tuple)
+            leaves, treedef = jax.tree.flatten(init_params)
+            shapes = [jnp.shape(x)[len(chains) :] for x in leaves]
             if not leaves:
                 raise ValueError(
                     f"{name}(target=...) got init_params without a number in it: "
                     f"{init_params!r}. Pass a position of the target."
                 )
             dtype = jnp.result_type(float)
-            z = treedef.unflatten([jax.ShapeDtypeStruct(x, dtype) for x in leaves])
+            z = treedef.unflatten([jax.ShapeDtypeStruct(x, dtype) for x in shapes])
             inspect_target(name, self._target, dict(layout.widths), z)
             return
         shapes = dict(zip(layout.latents, layout.shapes, strict=True))

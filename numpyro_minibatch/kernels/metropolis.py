@@ -396,7 +396,10 @@ class MinibatchMH(MinibatchKernel):
             z,
             adapt_state.step_size,
             Whitening(adapt_state.mass_matrix_sqrt_inv),
-            lambda position: reader.gradient(gradient_key, position),
+            # cloned: both ends of a Langevin step read the same batch, on purpose
+            lambda position: reader.gradient(
+                jax.random.clone(gradient_key), position
+            ),
         )
         seen = self._estimator.compare(
             reader, batch_key, z, proposed.z, memory, self._acceptance.max_variance

@@ -1,0 +1,634 @@
+"""Advice that fires when it should and not otherwise; how normal batch means are."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+import xarray as xr
+from numpyro.infer import MCMC
+from scipy.stats import norm
+
+from numpyro_minibatch import (
+    MINT,
+    Target,
+    accept,
+    batch,
+    diagnose,
+    diagnostics,
+    estimate,
+    to_inference_data,
+)
+from numpyro_minibatch.diagnostics import (
+    log_ratio_rows,
+    normal_error_bound,
+    normality,
+)
+from numpyro_minibatch.inference_data import as_inference_data
+
+CHAINS, DRAWS, N, M = 4, 500, 10_000, 100
+
+# What kernels record of their settings.
+PENALTY = {
+    "batch": repr(batch.without_replacement(M)),
+    "temperature": 1.0,
+    "temper_prior": False,
+    "estimate": repr(estimate.shared()),
+    "acceptance": repr(accept.penalty()),
+    "max_variance": 1.0,
+    "target_accept_prob": 0.3,
+}
+METROPOLIS = PENALTY | {"acceptance": repr(accept.metropolis()), "max_variance": 0.0}
+BARKER = PENALTY | {"acceptance": repr(accept.barker()), "max_variance": 0.0}
+COMPENSATED = PENALTY | {
+    "acceptance": repr(accept.compensated_barker()),
+    "target_accept_prob": 0.2,
+}
+AUGMENTED = PENALTY | {"estimate": repr(estimate.augmented())}
+
+
+def dataset(variables: dict[str, Any], attrs: dict[str, Any]) -> xr.Dataset:
+    """A group of draws."""
+    named = {}
+    for name, value in variables.items():
+        axes = [f"{name}_dim_{k}" for k in range(np.ndim(value) - 2)]
+        named[name] = (["chain", "draw", *axes], value)
+    sizes = xr.Dataset(named).sizes
+    return xr.Dataset(named, {dim: np.arange(n) for dim, n in sizes.items()}, attrs)
+
+
+def result(
+    draws: Any = None,
+    settings: dict[str, Any] = PENALTY,
+    plates: dict[str, int] | None = None,
+    batch_sizes: dict[str, int] | None = None,
+    temperature: float = 1.0,
+    chains: int = CHAINS,
+    **stats: Any,
+) -> Any:
+    """A result like a run's, with independent draws and nothing wrong by default."""
+    rng = np.random.default_rng(3)
+    shape = (chains, DRAWS)
+    posterior = {"mu": rng.normal(size=shape), "beta": rng.normal(size=(*shape, 3))}
+    attrs = {
+        "kernel": "MINT",
+        "target": f"prior * likelihood ** (1 / {temperature:g})",
+        "temperature": temperature,
+        "plates": json.dumps(plates or {"data": N}),
+        "batch_sizes": json.dumps(batch_sizes or {"data": M}),
+        "settings": json.dumps(settings),
+        "thinning": 1,
+    }
+    recorded = {
+        "acceptance_rate": 0.3,
+        "diverging": False,
+        "log_ratio": -0.5,
+        "log_ratio_variance": 0.25,
+        "reliable": 1.0,
+        "num_rows": M,
+    } | stats
+    full = {n: np.broadcast_to(v, shape) for n, v in recorded.items() if v is not None}
+    groups = {
+        "posterior": dataset(posterior if draws is None else draws, attrs),
+        "sample_stats": dataset(full, attrs),
+    }
+    return as_inference_data(groups, attrs)
+
+
+def advice(**options: Any) -> str:
+    return "\n".join(diagnose(result(**options)).advice)
+
+
+# numbers ----------------------------------------------------------------------------
+
+
+def test_numbers() -> None:
+    variance = np.linspace(0.0, 4.0, CHAINS * DRAWS).reshape(CHAINS, DRAWS)
+    reliable = np.ones((CHAINS, DRAWS))
+    reliable[0, :20] = 0.0
+    found = diagnose(
+        result(
+            log_ratio_variance=variance,
+            reliable=reliable,
+            diverging=reliable == 0,
+            temperature=7.0,
+        )
+    )
+    assert (found.kernel, found.temperature) == ("MINT", 7.0)
+    assert (found.num_chains, found.num_draws) == (CHAINS, DRAWS)
+    assert (found.plates, found.batch_sizes) == ({"data": N}, {"data": M})
+    assert found.acceptance_rate == pytest.approx(0.3)
+    assert found.unreliable == pytest.approx(0.01)
+    assert found.diverging == pytest.approx(0.01)
+    assert found.noise_sd_median == pytest.approx(math.sqrt(2.0), rel=1e-3)
+    assert found.noise_sd_95 == pytest.approx(math.sqrt(3.8), rel=1e-3)
+    assert found.mean_log_ratio == -0.5
+    assert found.rows_per_draw == M
+    assert found.total_rows == M * CHAINS * DRAWS
+    assert found.rows_per_effective_draw == found.total_rows / found.min_ess_bulk
+    assert 0.5 * CHAINS * DRAWS < found.min_ess_bulk < 1.5 * CHAINS * DRAWS
+    assert 0.3 * CHAINS * DRAWS < found.min_ess_tail < 1.5 * CHAINS * DRAWS
+    assert 0.99 < found.max_rhat < 1.01
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        found.advice = ()  # type: ignore[misc]
+
+
+def test_thinned_away_draws_read_rows_too() -> None:
+    idata = result()
+    idata["posterior"].attrs["thinning"] = 5
+    found = diagnose(idata)
+    assert found.rows_per_draw == 5 * M
+    assert found.total_rows == 5 * M * CHAINS * DRAWS
+
+
+def test_the_worst_parameter_is_named() -> None:
+    rng = np.random.default_rng(0)
+    beta = rng.normal(size=(CHAINS, DRAWS, 2, 3))
+    beta[..., 1, 2] = 0.1 * np.cumsum(beta[..., 1, 2], axis=1)  # a random walk
+    found = diagnose(result({"mu": rng.normal(size=(CHAINS, DRAWS)), "beta": beta}))
+    assert found.min_ess_bulk_name == "beta[1, 2]"
+    assert found.min_ess_tail_name == "beta[1, 2]"
+    assert found.max_rhat_name == "beta[1, 2]"
+    assert found.max_rhat > 1.01
+    some = diagnose(
+        result({"mu": rng.normal(size=(CHAINS, DRAWS)), "beta": beta}),
+        var_names=["mu"],
+    )
+    assert some.min_ess_bulk_name == some.max_rhat_name == "mu"
+
+
+def test_constants_of_the_model_are_not_parameters() -> None:
+    rng = np.random.default_rng(0)
+    corr = rng.normal(size=(CHAINS, DRAWS, 2))
+    corr[..., 0] = 1.0  # the diagonal of a correlation matrix
+    found = diagnose(result({"corr": corr}))
+    assert found.min_ess_bulk_name == found.max_rhat_name == "corr[1]"
+    assert found.still_chains == 0
+    assert found.advice == ()
+
+
+def test_prints_what_there_is() -> None:
+    text = str(diagnose(result(temperature=100.0, reliable=0.5, log_ratio_variance=4)))
+    for part in (
+        "MINT\n",
+        "4 chains of 500 from prior * likelihood ** (1 / 100)",
+        "data: 100 of 10000 rows",
+        "50.0% of the decisions",
+        "median 2, 95% 2",
+        "100 a draw, 2e+05 in all",
+        "R-hat",
+        "ESS",
+        "Advice\n  - 50% of the decisions",
+        "Notes\n  - these are draws from prior",
+    ):
+        assert part in text
+    assert all(len(line) < 600 for line in text.splitlines())
+
+
+def test_a_run_of_another_kernel_prints_only_what_it_has() -> None:
+    rng = np.random.default_rng(0)
+    posterior = {"finance": rng.normal(size=(1, DRAWS))}
+    idata = as_inference_data(
+        {"posterior": dataset(posterior, {"kernel": "NUTS"})}, {"kernel": "NUTS"}
+    )
+    found = diagnose(idata)
+    assert math.isnan(found.acceptance_rate) and math.isnan(found.total_rows)
+    text = str(found)
+    assert "nan" not in text.replace("finance", "")
+    assert re.search(r"bulk \d+ \(finance\)", text)
+    assert "acceptance" not in text and "R-hat   " not in text
+    assert found.advice == ()
+    assert "num_chains=4" in found.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("idata", "error"), [({}, TypeError), (3, TypeError), (None, TypeError)]
+)
+def test_what_is_not_a_result(idata: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match="to_inference_data"):
+        diagnose(idata)
+
+
+def test_a_result_without_what_is_asked_for() -> None:
+    with pytest.raises(ValueError, match=r"has \['gamma'\], the posterior"):
+        diagnose(result(), var_names=["gamma", "mu"])
+    empty = as_inference_data({"sample_stats": dataset({}, {"a": 1})}, {})
+    with pytest.raises(ValueError, match="no group posterior"):
+        diagnose(empty)
+
+
+# advice -----------------------------------------------------------------------------
+
+
+def test_nothing_is_said_of_a_run_that_is_well() -> None:
+    for settings in (PENALTY, METROPOLIS, BARKER, AUGMENTED, COMPENSATED):
+        found = diagnose(result(settings=settings))
+        assert found.advice == ()
+        assert found.notes == ()
+
+
+NOISY = {"reliable": 0.0, "log_ratio_variance": 4.0, "log_ratio": -1.0}
+
+
+def test_noise_outside_the_domain() -> None:
+    # without noise the log ratio has variance 2, noise adds twice that; the test takes
+    # a quarter of the noise, so the two may add to 1.5 with the batch as it is
+    text = advice(**NOISY)
+    assert text.startswith(
+        "100% of the decisions were unreliable: their noise has sd 2"
+    )
+    rate = 2 * norm.cdf(-math.sqrt(1.5) / 2)
+    assert f"target_accept_prob={rate:.2f} instead of 0.3" in text
+    assert "MHMinibatch" in text
+    # with a total variance of 6 the noise may have 1: a fifth of the rest, where it
+    # has twice as much now, so ten times the rows, less what drawing them without
+    # replacement saves
+    rows = 1 / ((1 / M - 1 / N) / 10 + 1 / N)
+    assert rows == pytest.approx(917, abs=1)
+    assert "batch_size=920 instead of 100" in text
+    assert "temperature=10" in text
+    assert "temperature=1000" in advice(**NOISY, temperature=100.0)
+    replacing = PENALTY | {"batch": repr(batch.with_replacement(M))}
+    assert "batch_size=1000 instead" in advice(**NOISY, settings=replacing)
+
+
+def test_noise_of_several_plates() -> None:
+    text = advice(**NOISY, plates={"a": N, "b": 1000}, batch_sizes={"a": 100, "b": 500})
+    assert "batch_size={'a': 920, 'b': 910} instead of {'a': 100, 'b': 500}" in text
+
+
+def test_noise_that_the_barker_test_absorbs() -> None:
+    text = advice(**NOISY, settings=COMPENSATED)
+    # noise does not cost acceptance here: a quarter of the noise, a quarter of the jump
+    z = np.random.default_rng(0).normal(size=100_000)
+    rate = 1 / (1 + np.exp(0.25 + math.sqrt(0.5) * z))
+    advised = float(re.findall(r"target_accept_prob=([0-9.]+)", text)[0])
+    assert advised == pytest.approx(rate.mean(), abs=0.01)
+    assert "instead of 0.2" in text
+    rows = 1 / ((1 / M - 1 / N) / 4 + 1 / N)
+    assert f"batch_size={10 * math.ceil(rows / 10)}" in text
+
+
+def test_noise_when_the_steps_say_nothing() -> None:
+    # log ratios whose mean is positive: how far the steps go is not known
+    text = advice(**NOISY | {"log_ratio": 0.1})
+    assert "target_accept_prob" in text and "MHMinibatch" in text
+    assert "batch_size" not in text and "temperature=" not in text
+
+
+def test_log_ratios_that_are_not_numbers() -> None:
+    variance = np.full((CHAINS, DRAWS), np.nan)
+    variance[0, 0] = 0.1
+    text = advice(reliable=0.5, log_ratio_variance=variance)
+    assert text.startswith("50% of the decisions") and "not numbers" in text
+
+
+@pytest.mark.parametrize(
+    ("settings", "heat", "better"),
+    [(METROPOLIS, 1.46, "accept.penalty()"), (BARKER, 1.21, "compensated_barker()")],
+)
+def test_noise_that_the_test_ignores(
+    settings: dict[str, Any], heat: float, better: str
+) -> None:
+    text = advice(settings=settings, reliable=0.0, log_ratio_variance=1.0)
+    assert f"looks like {heat} times" in text and better in text
+    assert not advice(settings=settings, reliable=0.95, log_ratio_variance=1.0)
+
+
+def test_how_hot_ignored_noise_looks() -> None:
+    """The slope of the log odds of acceptance, by numerical integration."""
+    x = np.linspace(-12, 12, 200_001)
+
+    def heat(test: Any, sd: float, delta: float = 1e-3) -> float:
+        def rate(d: float) -> float:
+            return float((test(d + sd * x) * norm.pdf(x)).sum())
+
+        # detailed balance at temperature 1 wants this ratio to be exp(delta)
+        return delta / math.log(rate(delta) / rate(-delta))
+
+    for sd in (0.1, 1.0, 4.0):
+        expected = heat(lambda v: np.exp(np.minimum(v, 0)), sd)
+        assert diagnostics._metropolis_heat(sd) == pytest.approx(expected, rel=1e-3)
+        expected = heat(lambda v: 1 / (1 + np.exp(-v)), sd)
+        assert diagnostics._barker_heat(sd) == pytest.approx(expected, rel=1e-3)
+
+
+def test_a_chain_held_by_lucky_estimates() -> None:
+    held = {"log_ratio_variance": 18.0, "acceptance_rate": 0.02, "reliable": 0.0}
+    found = diagnose(result(settings=AUGMENTED, **held))
+    (text,) = found.advice
+    # sd 3 each: acceptance at most 2 * Phi(-3 / sqrt(2))
+    assert "noise of sd 3" in text and "0.034" in text
+    assert "estimate='shared'" in text
+    assert "batch_size=840 instead of 100" in text and "temperature=3" in text
+    frozen = {"mu": np.ones((CHAINS, DRAWS))}
+    assert len(diagnose(result(frozen, settings=AUGMENTED, **held)).advice) == 1
+    moving = advice(settings=AUGMENTED, **held | {"acceptance_rate": 0.2})
+    assert moving.startswith("100% of the decisions")
+    assert "estimate='shared'" in moving and "temperature=3" in moving
+    assert "target_accept_prob" not in moving
+
+
+@pytest.mark.parametrize(
+    ("settings", "rate", "expected"),
+    [
+        (PENALTY, 0.04, "is 0.04, so most"),
+        (PENALTY, 0.06, ""),
+        (PENALTY, 0.94, ""),
+        (PENALTY, 0.96, "is 0.96 of at most 1"),
+        (PENALTY | {"target_accept_prob": 0.97}, 0.96, ""),
+        (COMPENSATED, 0.47, ""),
+        (COMPENSATED, 0.48, "is 0.48 of at most 0.5"),
+        ({}, 0.99, ""),  # not a kernel of this package
+    ],
+)
+def test_acceptance(settings: dict[str, Any], rate: float, expected: str) -> None:
+    text = advice(settings=settings, acceptance_rate=rate)
+    assert expected in text
+    assert bool(text) == bool(expected)
+
+
+def test_diverging() -> None:
+    diverging = np.zeros((CHAINS, DRAWS), bool)
+    assert not advice(diverging=diverging)
+    diverging[0, :3] = True
+    assert "not finite at 3 draws" in advice(diverging=diverging)
+
+
+def test_chains_that_disagree() -> None:
+    rng = np.random.default_rng(0)
+    draws = {"mu": rng.normal(size=(CHAINS, DRAWS))}
+    assert not advice(draws=draws)
+    draws["mu"][0] += 3.0
+    assert re.search(r"R-hat is 1\.\d+ for mu", advice(draws=draws))
+
+
+def test_too_few_effective_draws() -> None:
+    rng = np.random.default_rng(0)
+    walk = np.zeros((CHAINS, DRAWS))
+    for t in range(1, DRAWS):
+        walk[:, t] = 0.95 * walk[:, t - 1] + rng.normal(size=CHAINS)
+    found = diagnose(result({"mu": walk}))
+    ess = found.min_ess_bulk
+    assert ess < 100 * CHAINS
+    (text,) = (a for a in found.advice if "effective sample size" in a)
+    wanted = int(re.findall(r"num_samples=(\d+)", text)[0])
+    assert wanted == pytest.approx(DRAWS * 100 * CHAINS / ess, rel=0.1)
+    more = int(re.findall(r"about (\d+) more draws", text)[0])
+    assert more == pytest.approx(wanted - DRAWS, rel=0.1)
+    assert f"num_steps={math.ceil(100 * CHAINS / ess)}" in text
+
+
+def test_chains_that_never_moved() -> None:
+    rng = np.random.default_rng(0)
+    draws = {"mu": rng.normal(size=(CHAINS, DRAWS))}
+    draws["mu"][1] = draws["mu"][1, 0]
+    found = diagnose(result(draws))
+    assert found.still_chains == 1
+    assert found.advice[0].startswith("1 of 4 chains never moved")
+    assert math.isinf(found.max_rhat) and found.min_ess_bulk == 0
+    everything = diagnose(result({"mu": np.ones((2, DRAWS))}, chains=2))
+    assert everything.still_chains == 2
+    # one of two parameters
+    draws["tau"] = rng.normal(size=(CHAINS, DRAWS))
+    found = diagnose(result(draws))
+    assert found.still_chains == 0
+    assert found.advice[0].startswith("mu has one value in all draws of a chain")
+
+
+def test_draws_that_are_not_numbers() -> None:
+    rng = np.random.default_rng(0)
+    draws = {"mu": rng.normal(size=(CHAINS, DRAWS)), "s": np.ones((CHAINS, DRAWS))}
+    draws["s"][2, 10] = np.nan
+    draws["s"][2, 11] = np.inf
+    found = diagnose(result(draws))
+    assert found.min_ess_bulk_name == "s" and found.min_ess_bulk == 0
+    assert "not a number" in found.advice[0]
+
+
+@pytest.mark.parametrize(
+    ("rows", "size", "expected"),
+    [(49, N, True), (50, N, False), (30, 30, False), (30, 31, True)],
+)
+def test_small_batches(rows: int, size: int, expected: bool) -> None:
+    text = advice(batch_sizes={"data": rows}, plates={"data": size})
+    assert (f"a batch of {rows} rows" in text) == expected
+
+
+def test_notes() -> None:
+    (note,) = diagnose(result(temperature=100.0)).notes
+    assert "prior * likelihood ** (1 / 100)" in note and "10 times" in note
+    (note,) = diagnose(result(chains=1)).notes
+    assert "num_chains=4" in note
+    (note,) = diagnose(result(batch_sizes={"data": N})).notes
+    assert f"all {N} rows" in note
+    everything = PENALTY | {"batch": repr(batch.full())}
+    found = diagnose(result(batch_sizes={"data": 20}, settings=everything))
+    assert found.batch_sizes == {"data": N}
+    assert len(found.notes) == 1 and not found.advice
+
+
+# a real run -------------------------------------------------------------------------
+
+
+def test_advice_on_the_noise_helps() -> None:
+    key_x, key_y, key_run = jax.random.split(jax.random.PRNGKey(0), 3)
+    X = jax.random.normal(key_x, (N, 10))
+    y = jax.random.bernoulli(key_y, jax.nn.sigmoid(X @ jnp.linspace(-1, 1, 10)))
+
+    def model(X: Any, y: Any) -> None:
+        beta = numpyro.sample("beta", dist.Normal(0, 3).expand([10]).to_event(1))
+        with numpyro.plate("data", N, subsample_size=M) as idx:
+            logits = X[idx] @ beta
+            numpyro.sample("obs", dist.BernoulliLogits(logits), obs=y[idx])
+
+    def run(**settings: Any) -> diagnostics.Diagnosis:
+        mcmc = MCMC(
+            MINT(model, temperature=100.0, **settings),
+            num_warmup=1000,
+            num_samples=1000,
+            progress_bar=False,
+        )
+        mcmc.run(key_run, X, y.astype(int))
+        return diagnose(to_inference_data(mcmc))
+
+    first = run()
+    assert first.unreliable > 0.5
+    assert first.rows_per_draw == M
+    rate = float(re.findall(r"target_accept_prob=([0-9.]+)", first.advice[0])[0])
+    second = run(target_accept_prob=rate)
+    # from more than half to less than a quarter, whatever the key
+    assert second.unreliable < 0.25
+    assert second.noise_sd_median < first.noise_sd_median
+
+
+# is the mean of a batch normal? -----------------------------------------------------
+
+
+def test_bound_is_that_of_standardised_rows() -> None:
+    rows = np.random.default_rng(0).exponential(size=1_000_000)
+    # E |X - 1| ** 3 = 12 / e - 2 and E |X - 1| = 2 / e, standard deviation 1
+    expected = 6.4 * (12 / math.e - 2) + 2 * 2 / math.e
+    assert normal_error_bound(rows, 100) == pytest.approx(expected / 10, rel=0.02)
+    for scale, shift in ((1e-6, 0.0), (1e6, -3.0), (-1.0, 1e3)):
+        moved = normal_error_bound(scale * rows + shift, 100)
+        assert moved == pytest.approx(normal_error_bound(rows, 100), rel=1e-6)
+    assert normal_error_bound(rows[:400]) == normal_error_bound(rows[:400], 400)
+    ratio = normal_error_bound(rows, 100) / normal_error_bound(rows, 10_000)
+    assert ratio == pytest.approx(10.0)
+
+
+def test_bound_of_normal_rows_is_the_documented_one() -> None:
+    rows = norm.ppf((np.arange(1_000_000) + 0.5) / 1_000_000)
+    assert normal_error_bound(rows, 100) == pytest.approx(1.18, abs=0.005)
+    assert normal_error_bound(rows, 56_000) < 0.05 < normal_error_bound(rows, 55_000)
+
+
+def test_bound_holds_for_a_skewed_law() -> None:
+    m, repeats = 400, 20_000
+    rng = np.random.default_rng(1)
+    rows = rng.exponential(size=(repeats, m)) - 1.0
+    t = np.sort(math.sqrt(m) * rows.mean(1) / rows.std(1))
+    grid = np.arange(repeats + 1) / repeats
+    below = norm.cdf(t)
+    distance = max((grid[1:] - below).max(), (below - grid[:-1]).max())
+    resolution = 1.95 / math.sqrt(repeats)  # Kolmogorov's 99.9% point
+    assert resolution < distance < normal_error_bound(rows.ravel(), m) < 1
+    # as printed, without standardising, the bound of small rows is no bound
+    small = 1e-3 * np.abs(rows)
+    printed = (6.4 * (small**3).mean() + 2 * small.mean()) / math.sqrt(m)
+    assert printed < distance - resolution
+
+
+def test_normality_of_normal_rows() -> None:
+    rows = np.random.default_rng(0).normal(3.0, 1e-3, size=10_000)
+    found = normality(rows, 100, jax.random.PRNGKey(0), num_batches=4000)
+    assert found.resolution == pytest.approx(1.358 / math.sqrt(4000))
+    assert found.distance < 1.95 / math.sqrt(4000)  # Kolmogorov's 99.9% point
+    # moments of the 4000 means, in standard errors
+    assert abs(found.skewness) < 4.5 * math.sqrt(6 / 4000)
+    assert abs(found.excess_kurtosis) < 4.5 * math.sqrt(24 / 4000)
+
+
+def test_normality_knows_the_variance_of_large_batches() -> None:
+    # without the finite-population correction the sd would be off by sqrt(5)
+    rows = np.random.default_rng(0).normal(size=500)
+    found = normality(rows, 400, jax.random.PRNGKey(0), num_batches=4000)
+    assert found.distance < 1.95 / math.sqrt(4000)
+
+
+def test_normality_finds_heavy_tails() -> None:
+    rng = np.random.default_rng(0)
+    heavy = rng.standard_t(1.5, size=10_000)
+    found = normality(heavy, 100, jax.random.PRNGKey(0), num_batches=2000)
+    assert found.distance > 2 * found.resolution  # under normality once in 1e6 times
+    assert found.excess_kurtosis > 4.5 * math.sqrt(24 / 2000)
+    # ten rows that most batches miss: what misses them looks quiet
+    rare = np.zeros(10_000)
+    rare[:10] = 100.0
+    rare += rng.normal(size=10_000)
+    assert normality(rare, 50, jax.random.PRNGKey(1), 2000).distance > 0.2
+    skewed = rng.exponential(size=10_000)
+    found = normality(skewed, 10, jax.random.PRNGKey(2), 4000)
+    # the mean of ten has the skewness of one over the root of ten; its standard error
+    # is a little above that of a normal sample
+    assert found.skewness == pytest.approx(2 / math.sqrt(10), abs=0.3)
+    assert found.skewness > 4.5 * math.sqrt(6 / 4000)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (
+            lambda k: normal_error_bound([1.0, np.nan, 2.0]),
+            ValueError,
+            "1 of 3 numbers",
+        ),
+        (
+            lambda k: normal_error_bound([1.0, 1.0]),
+            ValueError,
+            "all 2 numbers are equal",
+        ),
+        (lambda k: normal_error_bound(np.ones((3, 2))), ValueError, r"shape \(3, 2\)"),
+        (lambda k: normal_error_bound([1.0, 2.0], 0), ValueError, "positive number"),
+        (lambda k: normal_error_bound([1.0, 2.0], 1.5), ValueError, "positive number"),
+        (lambda k: normality([1.0, 2.0, 3.0], 3, k), ValueError, "all 3 rows"),
+        (lambda k: normality([1.0, 2.0, 3.0], 1, k), ValueError, "at least 2"),
+        (lambda k: normality([1.0, 2.0, 3.0], 2.0, k), TypeError, "integer"),
+        (lambda k: normality([1.0, 2.0, 3.0], 2, k, 9), ValueError, "at least 100"),
+        (lambda k: normality([1.0, 2.0, 3.0], 2, k, 1e3), TypeError, "an integer"),
+    ],
+)
+def test_mistakes(call: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        call(jax.random.PRNGKey(0))
+
+
+# log likelihood ratios by row -------------------------------------------------------
+
+
+def two_plates(x: Any, y: Any) -> None:
+    mu = numpyro.sample("mu", dist.Normal(0, 1).expand([2]).to_event(1))
+    scale = numpyro.sample("scale", dist.HalfNormal(1))
+    numpyro.deterministic("double", 2 * scale)
+    with numpyro.plate("left", len(x)) as idx:
+        numpyro.sample("x", dist.Normal(mu[0], scale), obs=x[idx])
+    with numpyro.plate("right", len(y)) as idx:
+        numpyro.sample("y", dist.Normal(mu, 1).to_event(1), obs=y[idx])
+
+
+def test_rows_of_a_model() -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=23), rng.normal(size=(31, 2))
+    # as two draws of get_samples(): deterministic values do no harm
+    old = {"mu": np.array([0.1, -0.2]), "scale": 0.7, "double": 1.4}
+    new = {"mu": jnp.array([0.3, 0.2]), "scale": jnp.array(0.9), "double": 1.8}
+    left = norm.logpdf(x, 0.3, 0.9) - norm.logpdf(x, 0.1, 0.7)
+    right = (norm.logpdf(y, new["mu"]) - norm.logpdf(y, old["mu"])).sum(1)
+    for chunk_size in (262_144, 5):
+        for plate, expected in (("left", left), ("right", right)):
+            found = log_ratio_rows(
+                two_plates,
+                old,
+                new,
+                (x,),
+                {"y": y},
+                plate=plate,
+                chunk_size=chunk_size,
+            )
+            np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-6)
+    with pytest.raises(ValueError, match="one of the data plates: 'left', 'right'"):
+        log_ratio_rows(two_plates, old, new, (x, y))
+    with pytest.raises(ValueError, match="plate='top'"):
+        log_ratio_rows(two_plates, old, new, (x, y), plate="top")
+    with pytest.raises(ValueError, match=r"no value for \['scale'\]"):
+        log_ratio_rows(two_plates, old, {"mu": old["mu"]}, (x, y), plate="left")
+
+
+def test_rows_of_a_target() -> None:
+    x = jnp.asarray(np.random.default_rng(0).normal(size=23))
+    target = Target(
+        log_prior=lambda z: -(z["a"] ** 2),
+        log_likelihood=lambda z, i: z["a"] * x[i],
+        sizes=23,
+    )
+    rows = log_ratio_rows(target, {"a": 1.0}, {"a": 3.0}, chunk_size=10)
+    np.testing.assert_allclose(rows, 2 * np.asarray(x), rtol=1e-5)
+    pair = Target(
+        log_prior=lambda z: -(z**2),
+        log_likelihood=lambda z, i: {n: z * i[n] for n in i},
+        sizes={"a": 5, "b": 3},
+    )
+    rows = log_ratio_rows(pair, jnp.array(0.0), jnp.array(1.0), plate="b")
+    assert rows.tolist() == [0.0, 1.0, 2.0]
+    with pytest.raises(ValueError, match="'a', 'b'"):
+        log_ratio_rows(pair, jnp.array(0.0), jnp.array(1.0))
