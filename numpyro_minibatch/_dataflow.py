@@ -203,7 +203,7 @@ def _inner_jaxprs(eqn: Any) -> list[tuple[Any, int]]:
     found = []
     for value in eqn.params.values():
         for inner in value if isinstance(value, tuple) else (value,):
-            jaxpr = getattr(inner, "jaxpr", inner)
+            jaxpr: Any = getattr(inner, "jaxpr", inner)
             if hasattr(jaxpr, "eqns") and hasattr(jaxpr, "invars"):
                 skipped = len(eqn.invars) - len(jaxpr.invars)
                 if skipped == (eqn.primitive.name == "cond"):
@@ -220,7 +220,7 @@ def _live_equations(
         for v, used in zip(jaxpr.outvars, live, strict=True)
         if used and not _is_literal(v)
     }
-    kept = []
+    kept: list[tuple[Any, Sequence[bool]]] = []
     for eqn in reversed(jaxpr.eqns):
         used = [v in needed for v in eqn.outvars]
         if any(used):

@@ -6,7 +6,7 @@ Everything here runs the model abstractly, so that it costs no arithmetic on the
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -21,7 +21,14 @@ from numpyro.util import find_stack_level
 from numpyro_minibatch._dataflow import inspect_flow
 from numpyro_minibatch.target import ModelTarget, Subsample, Target
 
-__all__ = ["Layout", "explained", "find_nan", "inspect_model", "inspect_target"]
+__all__ = [
+    "Layout",
+    "explained",
+    "find_nan",
+    "inspect_model",
+    "inspect_target",
+    "layout_target",
+]
 
 # a warning about work on all rows is worth its noise from so many batches of rows on
 _WIDE = 10
@@ -60,7 +67,7 @@ class Site(NamedTuple):
     scaled: bool
     args: tuple[Any, ...]
 
-    def inside(self, plates: Mapping[str, Any]) -> list[Any]:
+    def inside(self, plates: Collection[str]) -> list[Any]:
         """The frames of this site that belong to ``plates``."""
         return [f for f in self.frames if f.name in plates]
 
@@ -108,6 +115,45 @@ def inspect_model(
         tuple(found[name].value_shape or () for name in latents),
     )
     return layout, frozen
+
+
+def layout_target(
+    who: str, target: Target, sizes: int | Mapping[str, int] | None, full: bool
+) -> Layout:
+    """The layout of a target that was written by hand.
+
+    :param who: the kernel's name, for the messages.
+    :param target: the target.
+    :param sizes: rows of one draw, as the user gave them.
+    :param full: whether every decision reads all rows.
+    :raises ValueError: the sizes do not fit the target's plates.
+    """
+    plates = target.plates
+    widths = dict(sizes) if isinstance(sizes, Mapping) else dict.fromkeys(plates, sizes)
+    unknown = set(widths) - set(plates)
+    if unknown:
+        raise ValueError(
+            f"{who} got batch_size for plate {min(unknown)!r}, which the target does "
+            f"not have; its plates are: {', '.join(plates)}."
+        )
+    if full:
+        widths = dict(plates)
+    bound = []
+    for plate, rows in sorted(plates.items()):
+        width = widths.get(plate)
+        if width is None:
+            raise ValueError(
+                f"{who} needs a batch_size for plate {plate!r} of the target, which "
+                f"has {rows} rows: pass for example batch_size="
+                f"{{{plate!r}: {max(2, min(100, rows // 10))}}}."
+            )
+        if width > rows:
+            raise ValueError(
+                f"{who} got batch_size={width} for plate {plate!r}, which has only "
+                f"{rows} rows. Use at most {rows}, the full batch."
+            )
+        bound.append((plate, width))
+    return Layout(tuple(sorted(plates.items())), tuple(bound), ())
 
 
 def inspect_target(who: str, target: Target, widths: Mapping[str, int], z: Any) -> None:
@@ -563,7 +609,7 @@ def find_nan(args: Any) -> list[str]:
             leaf, np.ndarray | Array
         ):
             continue
-        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             continue
         values = np.asarray(leaf)
         # the minimum is NaN if any value is, and needs no memory

@@ -86,7 +86,7 @@ class Scheme:
         if isinstance(size, Mapping) or is_pairs:
             counts = {
                 plate: _check_count(f"batch_size[{plate!r}]", count, 2)
-                for plate, count in dict(size).items()
+                for plate, count in dict(size).items()  # type: ignore[arg-type]
             }
             object.__setattr__(self, "size", tuple(sorted(counts.items())))
         elif size is not None:

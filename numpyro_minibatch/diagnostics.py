@@ -74,7 +74,7 @@ class Diagnosis:
     :param noise_sd_95: their 95% quantile.
     :param rows_per_draw: rows of data read for a draw, thinned-away ones included.
     :param total_rows: rows of data read for all draws, without the warmup.
-    :param rows_per_effective_draw: ``total_rows`` by the smallest bulk ESS.
+    :param rows_per_effective_sample: ``total_rows`` by the smallest bulk ESS.
     :param max_rhat: the largest R-hat; NaN with one chain.
     :param max_rhat_name: the parameter that has it.
     :param still_chains: the number of chains that never moved.
@@ -102,7 +102,7 @@ class Diagnosis:
     noise_sd_95: float
     rows_per_draw: float
     total_rows: float
-    rows_per_effective_draw: float
+    rows_per_effective_sample: float
     max_rhat: float
     max_rhat_name: str
     still_chains: int
@@ -132,7 +132,7 @@ class Diagnosis:
             "rows": _show(
                 "{:.4g} a draw, {:.3g} in all", self.rows_per_draw, self.total_rows
             )
-            + _show(", {:.3g} an effective draw", self.rows_per_effective_draw),
+            + _show(", {:.3g} an effective sample", self.rows_per_effective_sample),
             "R-hat": _show(f"{{:.3f}} ({self.max_rhat_name})", self.max_rhat),
             "ESS": _show(f"bulk {{:.0f}} ({self.min_ess_bulk_name})", self.min_ess_bulk)
             + _show(f", tail {{:.0f}} ({self.min_ess_tail_name})", self.min_ess_tail),
@@ -250,7 +250,7 @@ def _numbers(posterior: xr.Dataset, stats: xr.Dataset, s: _Settings) -> Diagnosi
         noise_sd_95=float(high),
         rows_per_draw=mean("num_rows") * thinning,
         total_rows=rows,
-        rows_per_effective_draw=rows / ess if ess > 0 else math.nan,
+        rows_per_effective_sample=rows / ess if ess > 0 else math.nan,
         **mixing,
     )
 
@@ -400,7 +400,8 @@ def _advise_noise(d: Diagnosis, s: _Settings) -> Iterator[str]:
     yield (
         f"{seen}their noise has sd {math.sqrt(high):.2g} at 95%, and the test takes "
         f"{math.sqrt(s.max_variance):.2g}. Its variance goes like step_size**2 / "
-        f"(rows * temperature**2), and step sizes adapt. Write {', or '.join(ways)}."
+        f"(rows * temperature**2), and step sizes adapt. Write "
+        f"{', or '.join(ways) or 'a higher temperature'}."
     )
 
 

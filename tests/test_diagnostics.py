@@ -134,7 +134,7 @@ def test_numbers() -> None:
     assert found.mean_log_ratio == -0.5
     assert found.rows_per_draw == M
     assert found.total_rows == M * CHAINS * DRAWS
-    assert found.rows_per_effective_draw == found.total_rows / found.min_ess_bulk
+    assert found.rows_per_effective_sample == found.total_rows / found.min_ess_bulk
     assert 0.5 * CHAINS * DRAWS < found.min_ess_bulk < 1.5 * CHAINS * DRAWS
     assert 0.3 * CHAINS * DRAWS < found.min_ess_tail < 1.5 * CHAINS * DRAWS
     assert 0.99 < found.max_rhat < 1.01
@@ -283,6 +283,16 @@ def test_noise_when_the_steps_say_nothing() -> None:
     text = advice(**NOISY | {"log_ratio": 0.1})
     assert "target_accept_prob" in text and "MHMinibatch" in text
     assert "batch_size" not in text and "temperature=" not in text
+
+
+@pytest.mark.parametrize("scheme", [batch.pilot(M), batch.growing(M)])
+def test_noise_of_batches_that_grow(scheme: batch.Scheme) -> None:
+    text = advice(**NOISY, settings=COMPENSATED | {"batch": repr(scheme)})
+    assert "target_accept_prob" in text and "temperature=4" in text
+    assert "MHMinibatch" not in text and "batch_size" not in text
+    small = PENALTY | {"batch": repr(scheme), "target_accept_prob": 0.95}
+    text = advice(**NOISY | {"log_ratio": 0.1}, settings=small)
+    assert text.endswith("Write a higher temperature.")
 
 
 def test_log_ratios_that_are_not_numbers() -> None:

@@ -32,9 +32,11 @@ ALLOWED: dict[str, set[str]] = {
     "proposal": set(),
     # the kernels, which compose all of the above
     "_dataflow": set(),
+    "_checks": set(),
     "_preflight": {"target", "batch", "_dataflow"},
-    "kernels._base": LAYERS | {"_preflight"},
-    "kernels.metropolis": LAYERS | {"kernels._base"},
+    "_start": {"target", "_preflight"},
+    "kernels._base": LAYERS | {"_checks", "_preflight", "_start"},
+    "kernels.metropolis": LAYERS | {"_checks", "kernels._base"},
     "kernels": {"kernels.metropolis"},
     # what analyses a result reads plain attributes of the kernel that made it
     "_replay": {"target"},

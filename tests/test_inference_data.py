@@ -587,7 +587,9 @@ def test_kernels_of_numpyro() -> None:
 
 
 def test_a_subsampling_kernel_of_numpyro() -> None:
-    mcmc = run(HMCECS(HMC(by_index, trajectory_length=1.0), num_blocks=2), jnp.asarray(y))
+    mcmc = run(
+        HMCECS(HMC(by_index, trajectory_length=1.0), num_blocks=2), jnp.asarray(y)
+    )
     np.testing.assert_array_equal(
         values(to_inference_data(mcmc), "observed_data", "obs"), y
     )

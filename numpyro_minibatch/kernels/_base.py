@@ -19,13 +19,14 @@ from numpyro.infer import init_to_uniform
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import find_stack_level, is_prng_key
 
+from numpyro_minibatch._checks import check_flag, check_positive, describe
 from numpyro_minibatch._preflight import (
     Layout,
     explained,
-    find_nan,
     inspect_model,
-    inspect_target,
+    layout_target,
 )
+from numpyro_minibatch._start import check_init_params, check_start, find_start
 from numpyro_minibatch.batch import BatchSize, FullBatch, Scheme, without_replacement
 from numpyro_minibatch.estimate import Reader, Weights
 from numpyro_minibatch.target import ModelTarget, Target
@@ -33,7 +34,6 @@ from numpyro_minibatch.target import ModelTarget, Target
 __all__ = ["MinibatchKernel"]
 
 _LARGE = 2**28  # bytes of data above which it matters how they reach the program
-_MAX_TRIES = 100  # starting points tried, as many as NumPyro tries
 
 
 @dataclass(frozen=True, eq=False)
@@ -249,55 +249,25 @@ class MinibatchKernel(MCMCKernel):
         name = type(self).__name__
         size = self._scheme.size
         sizes = dict(size) if isinstance(size, tuple) else size
+        full = isinstance(self._scheme, FullBatch)
         if self._target is not None:
-            plates = self._target.plates
-            widths = (
-                dict.fromkeys(plates, sizes) if not isinstance(sizes, dict) else sizes
-            )
             if args or kwargs:
                 raise ValueError(
                     f"{name}(target=...) got arguments for a model in MCMC.run, which "
                     "a target written by hand has no use for: its two functions hold "
                     "the data. Call mcmc.run(key, init_params=...)."
                 )
-            unknown = set(widths) - set(plates)
-            if unknown:
-                raise ValueError(
-                    f"{name} got batch_size for plate {min(unknown)!r}, which the "
-                    f"target does not have; its plates are: {', '.join(plates)}."
-                )
-            if isinstance(self._scheme, FullBatch):
-                widths = dict(plates)
-            for plate, rows in plates.items():
-                width = widths.get(plate)
-                if width is None:
-                    raise ValueError(
-                        f"{name} needs a batch_size for plate {plate!r} of the target, "
-                        f"which has {rows} rows: pass for example batch_size="
-                        f"{{{plate!r}: {max(2, min(100, rows // 10))}}}."
-                    )
-                if width > rows:
-                    raise ValueError(
-                        f"{name} got batch_size={width} for plate {plate!r}, which has "
-                        f"only {rows} rows. Use at most {rows}, the full batch."
-                    )
-            ordered = tuple(sorted(plates.items()))
-            bound = tuple((n, widths[n]) for n, _ in ordered)
-            self._layout, self._frozen = Layout(ordered, bound, ()), {}
+            self._layout = layout_target(name, self._target, sizes, full)
         else:
             assert self._model is not None
             self._layout, self._frozen = inspect_model(
-                name,
-                self._model,
-                args,
-                kwargs,
-                sizes,
-                full=isinstance(self._scheme, FullBatch),
+                name, self._model, args, kwargs, sizes, full=full
             )
 
     def _make_target(self, args: tuple, kwargs: Mapping[str, Any]) -> Target:
         if self._target is not None:
             return self._target
+        assert self._model is not None
         return ModelTarget(
             model=self._model,
             args=args,
@@ -340,13 +310,20 @@ class MinibatchKernel(MCMCKernel):
         self._setup(model_args, kwargs)
         static, arrays = Static.split(model_args, kwargs)
         vectorized = not is_prng_key(rng_key)
-        self._check_init_params(init_params, (len(rng_key),) if vectorized else ())
+        name, layout = type(self).__name__, self._require_layout()
+        chains = (len(rng_key),) if vectorized else ()
+        check_init_params(
+            name, self._target, layout, self._init_strategy, init_params, chains
+        )
         # a copy, because a key of the compiled functions must not change any more
         start = partial(_start_chains, copy.copy(self), static, vectorized)
-        with explained(type(self).__name__, model_args, kwargs):
+        with explained(name, model_args, kwargs):
             state, log_density = start(rng_key, init_params, arrays)
         if not isinstance(log_density, jax.core.Tracer):
-            self._check_start(state, np.asarray(log_density), model_args, kwargs)
+            target = self._make_target(model_args, kwargs)
+            check_start(
+                name, target, state.z, np.asarray(log_density), (model_args, kwargs)
+            )
         transition = self._transition
         if vectorized:
             transition = partial(_vectorized, transition)
@@ -379,162 +356,6 @@ class MinibatchKernel(MCMCKernel):
     def _transition(self, target: Target, state: Any) -> Any:
         """One draw of one chain."""
 
-    # checks of the starting point ----------------------------------------------------
-
-    def _check_init_params(self, init_params: Any, chains: tuple[int, ...]) -> None:
-        """Check a starting point, which has a leading axis of vectorised chains."""
-        name, layout = type(self).__name__, self._require_layout()
-        if init_params is None:
-            if self._target is not None:
-                raise ValueError(
-                    f"{name}(target=...) cannot choose a starting point: pass "
-                    "init_params=... to MCMC.run."
-                )
-            self._check_init_values()
-            return
-        if self._target is not None:
-            leaves, treedef = jax.tree.flatten(init_params)
-            shapes = [jnp.shape(x)[len(chains) :] for x in leaves]
-            if not leaves:
-                raise ValueError(
-                    f"{name}(target=...) got init_params without a number in it: "
-                    f"{init_params!r}. Pass a position of the target."
-                )
-            dtype = jnp.result_type(float)
-            z = treedef.unflatten([jax.ShapeDtypeStruct(x, dtype) for x in shapes])
-            inspect_target(name, self._target, dict(layout.widths), z)
-            return
-        shapes = dict(zip(layout.latents, layout.shapes, strict=True))
-        if not isinstance(init_params, Mapping) or set(init_params) != set(shapes):
-            got = (
-                sorted(init_params)
-                if isinstance(init_params, Mapping)
-                else type(init_params).__name__
-            )
-            raise ValueError(
-                "init_params must be a dict of unconstrained values for the latent "
-                f"sites {sorted(shapes)}, got {got}."
-            )
-        for site, shape in shapes.items():
-            value = init_params[site]
-            if not isinstance(value, np.ndarray | Array | np.number | float | int):
-                raise TypeError(
-                    f"init_params[{site!r}] must be an array of shape "
-                    f"{chains + shape}, got {type(value).__name__}. Write "
-                    "jnp.asarray(...)."
-                )
-            if jnp.shape(value) != chains + shape:
-                per_chain = ", one row per chain" if chains else ""
-                raise ValueError(
-                    f"init_params[{site!r}] must have shape {chains + shape}, that of "
-                    f"the unconstrained value of the site{per_chain}, got shape "
-                    f"{jnp.shape(value)}."
-                )
-
-    def _check_init_values(self) -> None:
-        """Check what init_to_value was given."""
-        values = getattr(self._init_strategy, "keywords", {}).get("values")
-        if not isinstance(values, Mapping):
-            return
-        layout = self._require_layout()
-        for site, shape in zip(layout.latents, layout.value_shapes, strict=True):
-            if site in values and jnp.shape(values[site]) != shape:
-                raise ValueError(
-                    f"init_to_value(values=...) must give site {site!r} a value of "
-                    f"shape {shape}, got shape {jnp.shape(values[site])}."
-                )
-
-    def _check_start(
-        self, state: Any, log_density: np.ndarray, args: tuple, kwargs: dict[str, Any]
-    ) -> None:
-        self._check_position(state.z)
-        nan = find_nan((args, kwargs))
-        finite = np.isfinite(log_density).all()
-        if finite and not nan:
-            return
-        z = state.z
-        if np.ndim(log_density):
-            chain = int(np.isfinite(log_density).argmin())
-            z = jax.tree.map(lambda x: x[chain], z)
-        bad = self._non_finite_rows(z, args, kwargs)
-        if bad:
-            where = "; ".join(f"plate {p!r}, rows {rows}" for p, rows in bad.items())
-            cause = f" The arguments contain NaN ({'; '.join(nan)})." if nan else ""
-            raise ValueError(
-                f"{type(self).__name__}: the log likelihood is not finite at the "
-                f"starting point for some rows ({where}).{cause} Drop or mask those "
-                "rows (numpyro.handlers.mask), or start elsewhere with "
-                "init_strategy=init_to_value(values=...)."
-            )
-        if not finite:
-            raise ValueError(
-                f"{type(self).__name__}: the log density is not finite at the start, "
-                f"after {_MAX_TRIES} tries: the log prior is not. Start from "
-                "values that the model allows, "
-                "init_strategy=init_to_value(values=...), or check the priors."
-            )
-
-    def _check_position(self, z: Any) -> None:
-        for path, value in jax.tree_util.tree_leaves_with_path(z):
-            if not np.isfinite(np.asarray(value)).all():
-                raise ValueError(
-                    f"{type(self).__name__}: the starting point has values that are "
-                    f"not finite when unconstrained, at z{jax.tree_util.keystr(path)}: "
-                    "init_params must be finite, and init_to_value must give each site "
-                    "a value inside its support, not on its border."
-                )
-
-    def _non_finite_rows(
-        self, z: Any, args: tuple, kwargs: dict[str, Any]
-    ) -> dict[str, list[int]]:
-        """The first rows of each plate whose log likelihood is not finite."""
-        target = self._make_target(args, kwargs)
-        plates = dict(self._require_layout().plates)
-        start = {
-            name: jnp.zeros(min(2, size), jnp.int32) for name, size in plates.items()
-        }
-        rows_fn = jax.jit(lambda z, indices: target.terms(z, indices).rows)
-        bad: dict[str, list[int]] = {}
-        for name, size in plates.items():
-            chunk = min(size, 65_536)
-            for first in range(0, size, chunk):
-                positions = np.minimum(np.arange(first, first + chunk), size - 1)
-                rows = rows_fn(z, {**start, name: jnp.asarray(positions, jnp.int32)})
-                wrong = positions[~np.isfinite(np.asarray(rows[name]))]
-                if wrong.size:
-                    bad[name] = sorted({int(row) for row in wrong[:5]})
-                    break
-        return bad
-
-
-def describe(value: Any) -> str:
-    """A value as a message shows it: arrays by shape, anything else in short."""
-    if np.ndim(value) and hasattr(value, "dtype"):
-        return f"an array of shape {np.shape(value)} and dtype {value.dtype}"
-    shown = repr(value)
-    return shown if len(shown) <= 200 else f"{shown[:200]}..."
-
-
-def check_flag(who: str, name: str, value: Any) -> None:
-    """Raise unless ``value`` is true or false."""
-    if not isinstance(value, bool | np.bool_):
-        raise TypeError(
-            f"{who}({name}=...) must be True or False, got {describe(value)}."
-        )
-
-
-def check_positive(who: str, name: str, value: Any) -> None:
-    """Raise unless ``value`` is a positive, finite number."""
-    if isinstance(value, bool) or not isinstance(value, int | float | np.number):
-        raise TypeError(
-            f"{who}({name}=...) must be a positive number, got {describe(value)} "
-            f"({type(value).__name__})."
-        )
-    if not (np.isfinite(value) and value > 0):
-        raise ValueError(
-            f"{who}({name}=...) must be positive and finite, got {value!r}."
-        )
-
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
 def _start_chains(
@@ -559,54 +380,12 @@ def _start(
     args, kwargs = static.join(arrays)
     target = kernel._make_target(args, kwargs)
     key, init_key = jax.random.split(key)
-    # enough rows, evenly spread, to see that the likelihood is finite here
-    rows = {
-        name: jnp.asarray(np.linspace(0, size - 1, min(size, 1000)), jnp.int32)
-        for name, size in kernel._require_layout().plates
-    }
-
-    def log_density(z: Any) -> Array:
-        terms = target.terms(z, rows)
-        return terms.log_prior + sum(r.sum() for r in terms.rows.values())
-
-    if init is None:
-        assert isinstance(target, ModelTarget)
-        z = _find_start(kernel, target, init_key, rows, log_density)
-    else:
-        z = jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(float)), init)
+    z, log_density = find_start(
+        target, kernel._require_layout(), kernel._init_strategy, init_key, init
+    )
     flat, unravel = ravel_pytree(z)
     state = kernel._first_state(kernel._reader(target, unravel), z, flat, key)
-    return state, log_density(z)
-
-
-def _find_start(
-    kernel: MinibatchKernel,
-    target: ModelTarget,
-    key: Array,
-    rows: Mapping[str, Array],
-    log_density: Callable[[Any], Array],
-) -> Any:
-    """Draw starting points until the log density is finite."""
-    strategy = kernel._init_strategy
-    strategy = strategy if isinstance(strategy, partial) else strategy()
-
-    def draw(key: Array) -> Any:
-        sites = target.trace(rows, key, substitute_fn=strategy)
-        z = target.unconstrain(sites, kernel._require_layout().latents)
-        return jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(float)), z)
-
-    def try_again(carry: tuple[Array, Array, Any, Array]) -> Any:
-        tries, key, _, _ = carry
-        key, draw_key = jax.random.split(key)
-        z = draw(draw_key)
-        return tries + 1, key, z, jnp.isfinite(log_density(z))
-
-    shapes = jax.eval_shape(draw, key)
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-    first = (jnp.int32(0), key, zeros, jnp.array(False))
-    return jax.lax.while_loop(
-        lambda carry: (carry[0] < _MAX_TRIES) & ~carry[3], try_again, first
-    )[2]
+    return state, log_density
 
 
 def _warn_of_constants(who: str, state: Any, args: Any) -> None:
@@ -616,14 +395,15 @@ def _warn_of_constants(who: str, state: Any, args: Any) -> None:
     size = sum(
         leaf.nbytes
         for leaf in jax.tree.leaves(args)
-        if isinstance(leaf, np.ndarray | Array) and not isinstance(leaf, jax.core.Tracer)
+        if isinstance(leaf, np.ndarray | Array)
+        and not isinstance(leaf, jax.core.Tracer)
     )
     if size > _LARGE:
         warnings.warn(
             f"{who}: {size / 1e6:.0f} MB of data are compiled into the program as "
-            "constants, which takes several times their memory and makes compilation "
-            "slow. Pass MCMC(..., jit_model_args=True, progress_bar=False) to hand them "
-            "over as arguments.",
+            "constants, which takes several times their memory and slows compilation. "
+            "Pass MCMC(..., jit_model_args=True, progress_bar=False) to hand them over "
+            "as arguments.",
             UserWarning,
             stacklevel=find_stack_level(),
         )

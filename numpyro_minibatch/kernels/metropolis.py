@@ -23,15 +23,11 @@ from numpyro.infer import init_to_uniform
 from numpyro.infer.hmc_util import warmup_adapter
 
 from numpyro_minibatch import accept, batch, estimate, proposal
+from numpyro_minibatch._checks import check_flag, check_positive, describe
 from numpyro_minibatch.accept import AcceptanceTest
 from numpyro_minibatch.batch import BatchSize, Scheme
 from numpyro_minibatch.estimate import Augmented, Reader, Shared
-from numpyro_minibatch.kernels._base import (
-    MinibatchKernel,
-    check_flag,
-    check_positive,
-    describe,
-)
+from numpyro_minibatch.kernels._base import MinibatchKernel
 from numpyro_minibatch.proposal import Proposal, Whitening
 from numpyro_minibatch.target import Target
 
@@ -397,9 +393,7 @@ class MinibatchMH(MinibatchKernel):
             adapt_state.step_size,
             Whitening(adapt_state.mass_matrix_sqrt_inv),
             # cloned: both ends of a Langevin step read the same batch, on purpose
-            lambda position: reader.gradient(
-                jax.random.clone(gradient_key), position
-            ),
+            lambda position: reader.gradient(jax.random.clone(gradient_key), position),
         )
         seen = self._estimator.compare(
             reader, batch_key, z, proposed.z, memory, self._acceptance.max_variance

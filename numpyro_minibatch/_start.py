@@ -1,0 +1,214 @@
+"""Where chains start: a position at which the log density is finite."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from numpyro_minibatch._preflight import Layout, find_nan, inspect_target
+from numpyro_minibatch.target import ModelTarget, Target
+
+__all__ = ["check_init_params", "check_start", "find_start"]
+
+_MAX_TRIES = 100  # starting points tried, as many as NumPyro tries
+
+
+def find_start(
+    target: Target, layout: Layout, init_strategy: Callable, key: Array, init: Any
+) -> tuple[Any, Array]:
+    """Where one chain starts, and the log density of some rows there.
+
+    :param target: the target.
+    :param layout: what is known of the model.
+    :param init_strategy: draws starting points until the log density is finite.
+    :param key: PRNG key of the draws.
+    :param init: the starting point, where there is one.
+    """
+    # enough rows, evenly spread, to see that the likelihood is finite here
+    rows = {
+        name: jnp.asarray(np.linspace(0, size - 1, min(size, 1000)), jnp.int32)
+        for name, size in layout.plates
+    }
+
+    def log_density(z: Any) -> Array:
+        terms = target.terms(z, rows)
+        return terms.log_prior + sum(r.sum() for r in terms.rows.values())
+
+    if init is not None:
+        z = jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(float)), init)
+        return z, log_density(z)
+    assert isinstance(target, ModelTarget)
+    is_bound = isinstance(init_strategy, partial)
+    strategy = init_strategy if is_bound else init_strategy()
+
+    def draw(key: Array) -> Any:
+        sites = target.trace(rows, key, substitute_fn=strategy)
+        z = target.unconstrain(sites, layout.latents)
+        return jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(float)), z)
+
+    def try_again(carry: tuple[Array, Array, Any, Array]) -> Any:
+        tries, key, _, _ = carry
+        key, draw_key = jax.random.split(key)
+        z = draw(draw_key)
+        return tries + 1, key, z, jnp.isfinite(log_density(z))
+
+    shapes = jax.eval_shape(draw, key)
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    first = (jnp.int32(0), key, zeros, jnp.array(False))
+    _, _, z, _ = jax.lax.while_loop(
+        lambda carry: (carry[0] < _MAX_TRIES) & ~carry[3], try_again, first
+    )
+    return z, log_density(z)
+
+
+def check_init_params(
+    who: str,
+    target: Target | None,
+    layout: Layout,
+    init_strategy: Callable,
+    init_params: Any,
+    chains: tuple[int, ...],
+) -> None:
+    """Check where a chain is told to start, before anything compiles.
+
+    :param who: the kernel's name, for the messages.
+    :param target: the target, if it was written by hand.
+    :param layout: what is known of the model.
+    :param init_strategy: used when there are no ``init_params``.
+    :param init_params: the starting point, or ``None``.
+    :param chains: its leading shape, ``(num_chains,)`` for vectorised chains.
+    """
+    if init_params is None:
+        if target is not None:
+            raise ValueError(
+                f"{who}(target=...) cannot choose a starting point: pass "
+                "init_params=... to MCMC.run."
+            )
+        _check_init_values(layout, init_strategy)
+        return
+    if target is not None:
+        leaves, treedef = jax.tree.flatten(init_params)
+        given = [jnp.shape(x)[len(chains) :] for x in leaves]
+        if not leaves:
+            raise ValueError(
+                f"{who}(target=...) got init_params without a number in it: "
+                f"{init_params!r}. Pass a position of the target."
+            )
+        dtype = jnp.result_type(float)
+        z = jax.tree.unflatten(
+            treedef, [jax.ShapeDtypeStruct(shape, dtype) for shape in given]
+        )
+        inspect_target(who, target, dict(layout.widths), z)
+        return
+    shapes = dict(zip(layout.latents, layout.shapes, strict=True))
+    if not isinstance(init_params, Mapping) or set(init_params) != set(shapes):
+        got = (
+            sorted(init_params)
+            if isinstance(init_params, Mapping)
+            else type(init_params).__name__
+        )
+        raise ValueError(
+            "init_params must be a dict of unconstrained values for the latent "
+            f"sites {sorted(shapes)}, got {got}."
+        )
+    for site, shape in shapes.items():
+        value = init_params[site]
+        if not isinstance(value, np.ndarray | Array | np.number | float | int):
+            raise TypeError(
+                f"init_params[{site!r}] must be an array of shape "
+                f"{chains + shape}, got {type(value).__name__}. Write "
+                "jnp.asarray(...)."
+            )
+        if jnp.shape(value) != chains + shape:
+            per_chain = ", one row per chain" if chains else ""
+            raise ValueError(
+                f"init_params[{site!r}] must have shape {chains + shape}, that of "
+                f"the unconstrained value of the site{per_chain}, got shape "
+                f"{jnp.shape(value)}."
+            )
+
+
+def _check_init_values(layout: Layout, init_strategy: Callable) -> None:
+    """Check what init_to_value was given."""
+    values = getattr(init_strategy, "keywords", {}).get("values")
+    if not isinstance(values, Mapping):
+        return
+    for site, shape in zip(layout.latents, layout.value_shapes, strict=True):
+        if site in values and jnp.shape(values[site]) != shape:
+            raise ValueError(
+                f"init_to_value(values=...) must give site {site!r} a value of "
+                f"shape {shape}, got shape {jnp.shape(values[site])}."
+            )
+
+
+def check_start(
+    who: str, target: Target, z: Any, log_density: np.ndarray, args: Any
+) -> None:
+    """Raise unless the log density is finite where the chains start.
+
+    :param who: the kernel's name, for the messages.
+    :param target: the target.
+    :param z: the starting point, with a leading axis of vectorised chains.
+    :param log_density: its log density on some rows, a number or one per chain.
+    :param args: the model's ``(args, kwargs)``, which may contain NaN.
+    """
+    _check_position(who, z)
+    nan = find_nan(args)
+    finite = np.isfinite(log_density).all()
+    if finite and not nan:
+        return
+    if np.ndim(log_density):
+        chain = int(np.isfinite(log_density).argmin())
+        z = jax.tree.map(lambda x: x[chain], z)
+    bad = _non_finite_rows(target, z)
+    if bad:
+        where = "; ".join(f"plate {p!r}, rows {rows}" for p, rows in bad.items())
+        cause = f" The arguments contain NaN ({'; '.join(nan)})." if nan else ""
+        raise ValueError(
+            f"{who}: the log likelihood is not finite at the "
+            f"starting point for some rows ({where}).{cause} Drop or mask those "
+            "rows (numpyro.handlers.mask), or start elsewhere with "
+            "init_strategy=init_to_value(values=...)."
+        )
+    if not finite:
+        raise ValueError(
+            f"{who}: the log density is not finite at the start, "
+            f"after {_MAX_TRIES} tries: the log prior is not. Start from "
+            "values that the model allows, "
+            "init_strategy=init_to_value(values=...), or check the priors."
+        )
+
+
+def _check_position(who: str, z: Any) -> None:
+    for path, value in jax.tree_util.tree_leaves_with_path(z):
+        if not np.isfinite(np.asarray(value)).all():
+            raise ValueError(
+                f"{who}: the starting point has values that are "
+                f"not finite when unconstrained, at z{jax.tree_util.keystr(path)}: "
+                "init_params must be finite, and init_to_value must give each site "
+                "a value inside its support, not on its border."
+            )
+
+
+def _non_finite_rows(target: Target, z: Any) -> dict[str, list[int]]:
+    """The first rows of each plate whose log likelihood is not finite."""
+    plates = target.plates
+    start = {name: jnp.zeros(min(2, size), jnp.int32) for name, size in plates.items()}
+    rows_fn = jax.jit(lambda z, indices: target.terms(z, indices).rows)
+    bad: dict[str, list[int]] = {}
+    for name, size in plates.items():
+        chunk = min(size, 65_536)
+        for first in range(0, size, chunk):
+            positions = np.minimum(np.arange(first, first + chunk), size - 1)
+            rows = rows_fn(z, {**start, name: jnp.asarray(positions, jnp.int32)})
+            wrong = positions[~np.isfinite(np.asarray(rows[name]))]
+            if wrong.size:
+                bad[name] = sorted({int(row) for row in wrong[:5]})
+                break
+    return bad
