@@ -30,12 +30,12 @@ from numpyro_minibatch import MINT, MHMinibatch, datasets, diagnose, to_inferenc
 warnings.filterwarnings("ignore", r"\s*ArviZ is undergoing", FutureWarning)
 import arviz as az  # noqa: E402 (ArviZ 0.23 announces ArviZ 1 when it is imported)
 
-# The tempered posterior is as wide as the posterior of about so many rows would be.
-# At the best step size, the variance of a log ratio is a little below
-# 5.6 * EFFECTIVE_ROWS / batch_size, and MINT can take a variance up to 1.
+# The tempered posterior is about as wide as the posterior of so many rows. At the best
+# step size the variance of a log ratio is near 5.6 * EFFECTIVE_ROWS / batch_size or
+# below; both tests can take a variance up to 1.
 EFFECTIVE_ROWS = 320
 SIZES = {
-    "full": {"rows": None, "warmup": 600, "draws": 1500, "steps": 10, "nuts": 400},
+    "full": {"rows": None, "warmup": 500, "draws": 1500, "steps": 10, "nuts": 400},
     "small": {"rows": 20_000, "warmup": 200, "draws": 200, "steps": 10, "nuts": 100},
 }
 COLOURS = {"NUTS": "0.75", "MINT": "#0072B2", "MHMinibatch": "#D55E00"}
@@ -54,26 +54,28 @@ def model(X, y, power=1.0):
 
 def main(args):
     size = SIZES["small" if args.small else "full"]
-    key_nuts, key_mint, key_mh = random.split(random.key(args.seed), 3)
+    keys = random.split(random.key(args.seed), 4)
     args.out.mkdir(parents=True, exist_ok=True)
 
     X, y, names = load(size["rows"], args.seed)
     temperature = len(y) / EFFECTIVE_ROWS
     say(f"{len(y)} rows, {X.shape[1]} columns, temperature {temperature:.4g}")
+    sample = partial(run, names=names, progress_bar=not args.no_progress)
 
     settings = dict(temperature=temperature, dense_mass=True, num_steps=size["steps"])
-    mint = MINT(model, batch_size=2000, **settings)
-    mh_minibatch = MHMinibatch(model, batch_size=500, **settings)
-    sample = partial(run, progress_bar=not args.no_progress, names=names)
-    draws = dict(num_warmup=size["warmup"], num_samples=size["draws"], num_chains=4)
+    length = dict(num_chains=4, num_warmup=size["warmup"], num_samples=size["draws"])
+    kernels = [
+        MINT(model, batch_size=3000, **settings),
+        MHMinibatch(model, batch_size=500, **settings),
+    ]
     results = {
-        "MINT": sample("MINT", mint, key_mint, X, y, **draws),
-        "MHMinibatch": sample("MHMinibatch", mh_minibatch, key_mh, X, y, **draws),
+        type(kernel).__name__: sample(kernel, key, (X, y), **length)
+        for kernel, key in zip(kernels, keys[:2], strict=True)
     }
 
-    power = 1 / temperature
     say("NUTS gets a head start: the mode and the curvature there, by Newton's method")
-    mode, covariance = laplace(X, y, power)
+    data = (X, y, 1 / temperature)
+    mode, covariance = laplace(*data)
     nuts = NUTS(
         model,
         inverse_mass_matrix=covariance,
@@ -81,13 +83,15 @@ def main(args):
         adapt_mass_matrix=False,
         target_accept_prob=0.7,
     )
-    start = random.multivariate_normal(key_nuts, mode, covariance, (2,))
-    nuts_draws = int(size["nuts"] * min(1, 320_000 / len(y)))  # as many as time allows
+    start = random.multivariate_normal(keys[2], mode, covariance, (2,))
     results["NUTS"] = sample(
-        *("NUTS", nuts, key_nuts, X, y, power),
-        **dict(num_warmup=50, num_samples=nuts_draws, num_chains=2),
+        *(nuts, keys[3], data),
         init_params={"intercept": start[:, 0], "slopes": start[:, 1:]},
         extra_fields=("num_steps",),
+        num_chains=2,
+        num_warmup=40,
+        # as many as there is time for
+        num_samples=size["nuts"] * 320_000 // max(len(y), 320_000),
     )
 
     for name, result in results.items():
@@ -104,33 +108,29 @@ def load(rows, seed):
     """Covertype's classes 2 and 3 or, failing that, rows from a stated truth."""
     try:
         X, y = datasets.load_covertype()
-        names = [
-            name.replace("Horizontal_", "").replace("_", " ")
-            for name in datasets.COVERTYPE_COLUMNS
-        ]
-        say(
-            "Covertype, classes 2 (lodgepole pine, y = 0) and 3 (ponderosa pine, y = 1)"
-        )
+        names = [name.replace("_", " ") for name in datasets.COVERTYPE_COLUMNS]
+        names = [name.replace("Horizontal Distance", "Distance") for name in names]
+        say("Covertype; y is 0 for class 2, lodgepole pine, 1 for class 3, ponderosa")
     except FileNotFoundError as error:
         X, y, truth = datasets.simulate_logistic(seed, rows or 1_000_000)
         names = [f"column {i}" for i in range(X.shape[1])]
+        slopes = [round(float(slope), 2) for slope in truth.coefficients]
         say(f"{error}")
-        say(
-            "These are SIMULATED rows instead, from the truth: intercept "
-            f"{truth.intercept}, slopes {np.round(truth.coefficients, 2).tolist()}"
-        )
+        say(f"SIMULATED rows instead: intercept {truth.intercept}, slopes {slopes}")
     return jnp.asarray(X[:rows]), jnp.asarray(y[:rows]), names
 
 
-def run(name, kernel, key, *data, names, init_params=None, extra_fields=(), **driver):
+def run(kernel, key, data, *, names, init_params=None, extra_fields=(), **driver):
     """Sample, convert for ArviZ, and diagnose."""
-    chains, draws = driver["num_chains"], driver["num_samples"]
-    say(f"{name}: {chains} chains, {driver['num_warmup']} + {draws} draws each")
-    start = time.perf_counter()
+    chains, warmup, draws = (
+        driver[f"num_{x}"] for x in ("chains", "warmup", "samples")
+    )
+    say(f"{type(kernel).__name__}: {chains} chains, {warmup} + {draws} draws each")
+    begin = time.perf_counter()
     mcmc = MCMC(kernel, chain_method="vectorized", **driver)
     mcmc.run(key, *data, init_params=init_params, extra_fields=extra_fields)
     jax.block_until_ready(mcmc.last_state)
-    seconds = time.perf_counter() - start
+    seconds = time.perf_counter() - begin
     idata = to_inference_data(
         mcmc,
         dims={"slopes": ["column"]},
@@ -207,17 +207,15 @@ def compare(results):
     """A table of how far the means and sds are from those of NUTS."""
     mean, sd, mean_error, sd_error = moments(results["NUTS"]["samples"])
     others = [name for name in results if name != "NUTS"]
-    table = [
-        f"{name:<30} {m:7.3f} {s:6.3f}"
-        for name, m, s in zip(results["NUTS"]["names"], mean, sd)
-    ]
+    names = results["NUTS"]["names"]
+    table = [f"{n:<30} {mean[i]:7.3f} {sd[i]:6.3f}" for i, n in enumerate(names)]
     header, largest = f"{'':<30} {'NUTS':>7} {'sd':>6}", []
     for other in others:
         header += f"  {other + ' - NUTS':>19} {'ratio of sds':>13}"
         m, s, m_error, s_error = moments(results[other]["samples"])
         shift, shift_error = (m - mean) / sd, np.hypot(m_error, mean_error) / sd
         ratio_error = s / sd * np.hypot(s_error / s, sd_error / sd)
-        largest.append(np.abs(shift / shift_error).max())
+        largest.append(f"{np.abs(shift / shift_error).max():.1f} ({other})")
         for i in range(len(table)):
             table[i] += f"  {shift[i]:+12.2f} ({shift_error[i]:.2f})"
             table[i] += f" {s[i] / sd[i]:6.2f} ({ratio_error[i]:.2f})"
@@ -225,9 +223,8 @@ def compare(results):
         [
             *(header, *table),
             "Differences of the means are in units of NUTS's sd; in brackets, Monte",
-            "Carlo standard errors. The largest difference is "
-            + " and ".join(f"{z:.1f} ({o})" for z, o in zip(largest, others)),
-            "times its standard error.",
+            f"Carlo standard errors. The largest difference of a mean is "
+            f"{' and '.join(largest)} times its standard error.",
         ]
     )
 

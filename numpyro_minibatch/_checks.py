@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import Any
 
 import numpy as np
 
-__all__ = ["check_flag", "check_positive", "describe"]
+__all__ = ["check_count", "check_flag", "check_instance", "check_positive", "describe"]
 
 
 def describe(value: Any) -> str:
@@ -35,4 +36,24 @@ def check_positive(who: str, name: str, value: Any) -> None:
     if not (np.isfinite(value) and value > 0):
         raise ValueError(
             f"{who}({name}=...) must be positive and finite, got {value!r}."
+        )
+
+
+def check_count(who: str, name: str, value: Any) -> None:
+    """Raise unless ``value`` is a positive integer."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise TypeError(
+            f"{who}({name}=...) must be a positive integer, got {describe(value)}."
+        )
+    if value < 1:
+        raise ValueError(f"{who}({name}=...) must be at least 1, got {value}.")
+
+
+def check_instance(who: str, name: str, value: Any, kind: type, example: str) -> None:
+    """Raise unless ``value`` is one of the choices of a module of the package."""
+    if not isinstance(value, kind):
+        module = kind.__module__.rpartition(".")[2]
+        raise TypeError(
+            f"{who}({name}=...) must be one of the {module}.* choices, such as "
+            f"{module}.{example}, got {describe(value)}."
         )

@@ -476,8 +476,8 @@ def test_advice_on_the_noise_helps() -> None:
     assert first.rows_per_draw == M
     rate = float(re.findall(r"target_accept_prob=([0-9.]+)", first.advice[0])[0])
     second = run(target_accept_prob=rate)
-    # from more than half to less than a quarter, whatever the key
-    assert second.unreliable < 0.25
+    # five keys gave 0.00 to 0.14, from 0.88 to 0.99
+    assert second.unreliable < 0.5 * first.unreliable
     assert second.noise_sd_median < first.noise_sd_median
 
 

@@ -1,4 +1,4 @@
-"""Metropolis-Hastings that decides on a minibatch: MinibatchMH and its presets.
+"""Metropolis-Hastings that decides on a minibatch; the named algorithms are presets.
 
 Every kernel here is one line of algebra,
 
@@ -9,9 +9,7 @@ and a choice of the batch, the estimate and the test.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Hashable, Mapping
-from numbers import Integral
 from typing import Any, NamedTuple
 
 import jax
@@ -23,7 +21,13 @@ from numpyro.infer import init_to_uniform
 from numpyro.infer.hmc_util import warmup_adapter
 
 from numpyro_minibatch import accept, batch, estimate, proposal
-from numpyro_minibatch._checks import check_flag, check_positive, describe
+from numpyro_minibatch._checks import (
+    check_count,
+    check_flag,
+    check_instance,
+    check_positive,
+    describe,
+)
 from numpyro_minibatch.accept import AcceptanceTest
 from numpyro_minibatch.batch import BatchSize, Scheme
 from numpyro_minibatch.estimate import Augmented, Reader, Shared
@@ -31,7 +35,7 @@ from numpyro_minibatch.kernels._base import MinibatchKernel
 from numpyro_minibatch.proposal import Proposal, Whitening
 from numpyro_minibatch.target import Target
 
-__all__ = ["MINT", "MHMinibatch", "MinibatchMH", "MinibatchMHState"]
+__all__ = ["MinibatchMH", "MinibatchMHState"]
 
 
 class MinibatchMHState(NamedTuple):
@@ -201,26 +205,12 @@ class MinibatchMH(MinibatchKernel):
         )
         self._acceptance = accept.penalty() if acceptance is None else acceptance
         self._proposal = _random_walk() if proposal is None else proposal
-        if not isinstance(self._acceptance, AcceptanceTest):
-            raise TypeError(
-                f"{name}(acceptance=...) must be one of the accept.* tests, such as "
-                f"accept.penalty(), got {describe(acceptance)}."
-            )
-        if not isinstance(self._proposal, Proposal):
-            raise TypeError(
-                f"{name}(proposal=...) must be one of the proposal.* choices, such as "
-                f"proposal.random_walk(), got {describe(proposal)}."
-            )
+        check_instance(
+            name, "acceptance", self._acceptance, AcceptanceTest, "penalty()"
+        )
+        check_instance(name, "proposal", self._proposal, Proposal, "random_walk()")
         check_positive(name, "step_size", step_size)
-        if isinstance(num_steps, bool) or not isinstance(num_steps, Integral):
-            raise TypeError(
-                f"{name}(num_steps=...) must be a positive integer, got "
-                f"{describe(num_steps)}."
-            )
-        if num_steps < 1:
-            raise ValueError(
-                f"{name}(num_steps=...) must be at least 1, got {num_steps}."
-            )
+        check_count(name, "num_steps", num_steps)
         if target_accept_prob is None:
             target_accept_prob = self._proposal.target_accept_prob
             if self._acceptance.highest_accept_prob < 1:
@@ -232,9 +222,13 @@ class MinibatchMH(MinibatchKernel):
                 f"{self._acceptance.highest_accept_prob}, the highest acceptance rate "
                 f"of {self._acceptance!r}."
             )
-        check_flag(name, "adapt_step_size", adapt_step_size)
-        check_flag(name, "adapt_mass_matrix", adapt_mass_matrix)
-        check_flag(name, "dense_mass", dense_mass)
+        flags = {
+            "adapt_step_size": adapt_step_size,
+            "adapt_mass_matrix": adapt_mass_matrix,
+            "dense_mass": dense_mass,
+        }
+        for flag, value in flags.items():
+            check_flag(name, flag, value)
         self._step_size = float(step_size)
         self._adapt_step_size = bool(adapt_step_size)
         self._adapt_mass_matrix = bool(adapt_mass_matrix)
@@ -469,207 +463,3 @@ def _unknown_estimate(name: str, estimate_: Any) -> str:
         f'{name}(estimate=...) must be "shared", "augmented", "exact" or an '
         f"estimate.* object such as estimate.shared(), got {describe(estimate_)}."
     )
-
-
-class MINT(MinibatchMH):
-    """Minibatch tempered MCMC: sample a tempered posterior from minibatches [1].
-
-    The target is ``prior * likelihood ** (1 / T)``. The paper writes the temperature
-    as ``T = N ** (1 - lam)`` with ``lam = alpha * tau`` and a batch of
-    ``m = N ** tau`` rows; either of these may be given instead of ``temperature``.
-
-    Where the paper and this kernel differ:
-
-    - Decisions subtract a penalty for their noise (``penalty=True``). Without it,
-      as printed, a shared batch flattens the posterior: a log ratio with noise of
-      standard deviation 1 acts like 1.46 times the temperature on small moves.
-    - ``lam < tau`` is not enough for the noise to be small: at ``N = 1e6``, ``m =
-      1000`` and ``alpha = 0.99`` the paper's relative correction is
-      ``N ** -(tau - lam) = 0.93``. ``reliable`` and ``diagnose`` say what the noise
-      is; at the optimal step size it is inside the test's domain from about
-      ``T = 5.6 N / m`` on.
-    - The prior is not tempered unless ``temper_prior=True``.
-    - The paper's proof needs the current position's estimate to be kept
-      (``estimate="augmented"``), which freezes unless ``T >= N sd / sqrt(m)``, ``sd``
-      being that of a row's log likelihood; its experiments can only have drawn one
-      batch for both positions, the default.
-
-    **References:**
-
-    .. [1] Dangna Li, Wing H. Wong (2017), *Mini-batch Tempered MCMC*.
-
-    :param model: a NumPyro model with a data plate.
-    :param batch_size: rows of a batch, or ``{plate: rows}``; by default each plate's
-        own ``subsample_size``.
-    :param temperature: temperature ``T`` of the likelihood.
-    :param lam: the paper's ``lambda``, instead of ``temperature``; below ``tau``.
-    :param alpha: the paper's ``lam / tau``, between 0 and 1, instead of both.
-    :param estimate: ``"shared"`` (default) or ``"augmented"``.
-    :param penalty: correct for the noise; ``False`` is the paper's algorithm.
-    :param settings: everything else :class:`MinibatchMH` takes, by the same name.
-
-    :raises ValueError: not exactly one of ``temperature``, ``lam`` and ``alpha`` is
-        given, or it is out of range.
-
-    **Example**
-
-    .. doctest::
-
-        >>> import jax, numpyro, numpyro.distributions as dist
-        >>> from numpyro.infer import MCMC
-        >>> from numpyro_minibatch import MINT, to_inference_data
-
-        >>> def model(y):
-        ...     mu = numpyro.sample("mu", dist.Normal(0, 10))
-        ...     with numpyro.plate("data", len(y), subsample_size=100) as idx:
-        ...         numpyro.sample("obs", dist.Normal(mu, 1), obs=y[idx])
-
-        >>> y = 3 + jax.random.normal(jax.random.key(0), (10_000,))
-        >>> mcmc = MCMC(MINT(model, temperature=500.0), num_warmup=500,
-        ...             num_samples=1000, progress_bar=False)
-        >>> mcmc.run(jax.random.key(1), y)
-        >>> idata = to_inference_data(mcmc)
-        >>> sorted(idata.posterior.data_vars)
-        ['mu']
-    """
-
-    def __init__(
-        self,
-        model: Callable | None = None,
-        *,
-        temperature: float | None = None,
-        lam: float | None = None,
-        alpha: float | None = None,
-        estimate: str | Shared | Augmented = "shared",
-        penalty: bool = True,
-        **settings: Any,
-    ) -> None:
-        given = {"temperature": temperature, "lam": lam, "alpha": alpha}
-        named = {k: v for k, v in given.items() if v is not None}
-        if len(named) != 1:
-            raise ValueError(
-                "MINT takes exactly one of temperature=, lam= and alpha=, got "
-                f"{named or 'none of them'}. Write for example "
-                "MINT(model, batch_size=1000, temperature=100.0)."
-            )
-        ((key, value),) = named.items()
-        check_positive("MINT", key, value)
-        if key != "temperature" and not value < 1:
-            raise ValueError(
-                f"MINT({key}={value}) must be below 1: the paper's lam is below tau, "
-                "and alpha = lam / tau. For the untempered posterior pass "
-                "temperature=1.0."
-            )
-        check_flag("MINT", "penalty", penalty)
-        self._exponent = None if key == "temperature" else (key, float(value))
-        if isinstance(estimate, str) and estimate == "augmented" and not penalty:
-            estimate = Augmented(penalty=False)
-        super().__init__(
-            model,
-            estimate=estimate,
-            acceptance=settings.pop(
-                "acceptance", accept.penalty() if penalty else accept.metropolis()
-            ),
-            temperature=1.0 if temperature is None else temperature,
-            **settings,
-        )
-
-    def _identity(self) -> tuple[Hashable, ...]:
-        return (*super()._identity(), self._exponent)
-
-    @property
-    def temperature(self) -> float:
-        """The temperature ``T``; from ``lam`` or ``alpha`` once the data are seen."""
-        if self._exponent is None:
-            return self._temperature
-        layout = self._require_layout()
-        if len(layout.plates) > 1:
-            raise ValueError(
-                f"MINT({self._exponent[0]}=...) is defined for one data plate, and the "
-                f"model has {len(layout.plates)}: pass temperature= instead."
-            )
-        ((_, size),), ((_, width),) = layout.plates, layout.widths
-        tau = math.log(width) / math.log(size)
-        key, value = self._exponent
-        lam = value * tau if key == "alpha" else value
-        if not lam < tau and width < size:
-            raise ValueError(
-                f"MINT(lam={value}) must be below tau = log({width}) / log({size}) = "
-                f"{tau:.3f}, as in the paper: pass a smaller lam, a larger batch_size, "
-                "or temperature= for any temperature."
-            )
-        return size ** (1.0 - lam)
-
-
-class MHMinibatch(MinibatchMH):
-    """The minibatch acceptance test of Seita et al. [1].
-
-    Each decision draws as many rows as the noise of its log ratio needs and then takes
-    a Barker test in which the noise, a normal top-up and a correction variable add up
-    to the logistic variable of the exact test.
-
-    Where the paper and this kernel differ:
-
-    - The paper grows one batch until its sample variance is small enough. Stopping at
-      a small sample variance picks batches that under-estimate it, and the posterior
-      comes out too narrow (by 2% to 8% on the paper's mixture). By default a pilot
-      predicts how many rows are needed and a fresh batch decides;
-      ``sequential=True`` is the paper's rule.
-    - The correction variable does not exist exactly; its table here has a sup error of
-      1e-7 where the paper's least squares recipe reaches 1e-3.
-
-    **References:**
-
-    .. [1] Daniel Seita, Xinlei Pan, Haoyu Chen, John Canny (2017), *An Efficient
-       Minibatch Acceptance Test for Metropolis-Hastings*, Algorithm 1.
-
-    :param model: a NumPyro model with a data plate.
-    :param batch_size: rows of the pilot, and the increment by which batches grow; by
-        default the plate's own ``subsample_size``.
-    :param sequential: grow one batch, as in the paper.
-    :param variance: the variance of the log ratio that the test takes, at most 3.
-    :param settings: everything else :class:`MinibatchMH` takes, by the same name.
-
-    **Example**
-
-    .. doctest::
-
-        >>> import jax, numpyro, numpyro.distributions as dist
-        >>> from numpyro.infer import MCMC
-        >>> from numpyro_minibatch import MHMinibatch
-
-        >>> def model(y):
-        ...     mu = numpyro.sample("mu", dist.Normal(0, 10))
-        ...     with numpyro.plate("data", len(y), subsample_size=100) as idx:
-        ...         numpyro.sample("obs", dist.Normal(mu, 1), obs=y[idx])
-
-        >>> y = 3 + jax.random.normal(jax.random.key(0), (10_000,))
-        >>> mcmc = MCMC(MHMinibatch(model, temperature=100.0), num_warmup=500,
-        ...             num_samples=1000, progress_bar=False)
-        >>> mcmc.run(jax.random.key(1), y)
-        >>> bool(mcmc.get_extra_fields()["reliable"].all())
-        True
-    """
-
-    def __init__(
-        self,
-        model: Callable | None = None,
-        *,
-        batch_size: BatchSize | None = None,
-        sequential: bool = False,
-        variance: float = 1.0,
-        **settings: Any,
-    ) -> None:
-        if "batch" in settings or "acceptance" in settings:
-            raise TypeError(
-                "MHMinibatch is a choice of batch and acceptance; for others write "
-                "MinibatchMH(model, batch=..., acceptance=...)."
-            )
-        check_flag("MHMinibatch", "sequential", sequential)
-        grow = batch.growing if sequential else batch.pilot
-        super().__init__(
-            model,
-            batch=grow(batch_size),
-            acceptance=accept.compensated_barker(variance),
-            **settings,
-        )

@@ -1,0 +1,87 @@
+"""MHMinibatch: the minibatch Barker test of Seita et al., a preset of MinibatchMH."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from numpyro_minibatch import accept, batch
+from numpyro_minibatch._checks import check_flag
+from numpyro_minibatch.batch import BatchSize
+from numpyro_minibatch.kernels.metropolis import MinibatchMH
+
+__all__ = ["MHMinibatch"]
+
+
+class MHMinibatch(MinibatchMH):
+    """The minibatch acceptance test of Seita et al. [1].
+
+    Each decision draws as many rows as the noise of its log ratio needs and then takes
+    a Barker test in which the noise, a normal top-up and a correction variable add up
+    to the logistic variable of the exact test.
+
+    Where the paper and this kernel differ:
+
+    - The paper grows one batch until its sample variance is small enough. Stopping at
+      a small sample variance picks batches that under-estimate it, and the posterior
+      comes out too narrow (by 2% to 8% on the paper's mixture). By default a pilot
+      predicts how many rows are needed and a fresh batch decides;
+      ``sequential=True`` is the paper's rule.
+    - The correction variable does not exist exactly; its table here has a sup error of
+      1e-7 where the paper's least squares recipe reaches 1e-3.
+
+    **References:**
+
+    .. [1] Daniel Seita, Xinlei Pan, Haoyu Chen, John Canny (2017), *An Efficient
+       Minibatch Acceptance Test for Metropolis-Hastings*, Algorithm 1.
+
+    :param model: a NumPyro model with a data plate.
+    :param batch_size: rows of the pilot, and the increment by which batches grow; by
+        default the plate's own ``subsample_size``.
+    :param sequential: grow one batch, as in the paper.
+    :param variance: the variance of the log ratio that the test takes, at most 3.
+    :param settings: everything else :class:`MinibatchMH` takes, by the same name.
+
+    **Example**
+
+    .. doctest::
+
+        >>> import jax, numpyro, numpyro.distributions as dist
+        >>> from numpyro.infer import MCMC
+        >>> from numpyro_minibatch import MHMinibatch
+
+        >>> def model(y):
+        ...     mu = numpyro.sample("mu", dist.Normal(0, 10))
+        ...     with numpyro.plate("data", len(y), subsample_size=100) as idx:
+        ...         numpyro.sample("obs", dist.Normal(mu, 1), obs=y[idx])
+
+        >>> y = 3 + jax.random.normal(jax.random.key(0), (10_000,))
+        >>> mcmc = MCMC(MHMinibatch(model, temperature=100.0), num_warmup=500,
+        ...             num_samples=1000, progress_bar=False)
+        >>> mcmc.run(jax.random.key(1), y)
+        >>> bool(mcmc.get_extra_fields()["reliable"].all())
+        True
+    """
+
+    def __init__(
+        self,
+        model: Callable | None = None,
+        *,
+        batch_size: BatchSize | None = None,
+        sequential: bool = False,
+        variance: float = 1.0,
+        **settings: Any,
+    ) -> None:
+        if "batch" in settings or "acceptance" in settings:
+            raise TypeError(
+                "MHMinibatch is a choice of batch and acceptance; for others write "
+                "MinibatchMH(model, batch=..., acceptance=...)."
+            )
+        check_flag("MHMinibatch", "sequential", sequential)
+        grow = batch.growing if sequential else batch.pilot
+        super().__init__(
+            model,
+            batch=grow(batch_size),
+            acceptance=accept.compensated_barker(variance),
+            **settings,
+        )
