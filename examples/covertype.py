@@ -35,7 +35,7 @@ import arviz as az  # noqa: E402 (ArviZ 0.23 announces ArviZ 1 when it is import
 # below; both tests can take a variance up to 1.
 EFFECTIVE_ROWS = 320
 SIZES = {
-    "full": {"rows": None, "warmup": 500, "draws": 1500, "steps": 10, "nuts": 400},
+    "full": {"rows": None, "warmup": 500, "draws": 1200, "steps": 10, "nuts": 400},
     "small": {"rows": 20_000, "warmup": 200, "draws": 200, "steps": 10, "nuts": 100},
 }
 COLOURS = {"NUTS": "0.75", "MINT": "#0072B2", "MHMinibatch": "#D55E00"}
@@ -215,7 +215,7 @@ def compare(results):
         m, s, m_error, s_error = moments(results[other]["samples"])
         shift, shift_error = (m - mean) / sd, np.hypot(m_error, mean_error) / sd
         ratio_error = s / sd * np.hypot(s_error / s, sd_error / sd)
-        largest.append(f"{np.abs(shift / shift_error).max():.1f} ({other})")
+        largest.append(f"{other} {np.abs(shift / shift_error).max():.1f}")
         for i in range(len(table)):
             table[i] += f"  {shift[i]:+12.2f} ({shift_error[i]:.2f})"
             table[i] += f" {s[i] / sd[i]:6.2f} ({ratio_error[i]:.2f})"
@@ -223,8 +223,8 @@ def compare(results):
         [
             *(header, *table),
             "Differences of the means are in units of NUTS's sd; in brackets, Monte",
-            f"Carlo standard errors. The largest difference of a mean is "
-            f"{' and '.join(largest)} times its standard error.",
+            "Carlo standard errors. The largest of these differences, in standard",
+            f"errors: {', '.join(largest)}.",
         ]
     )
 

@@ -16,6 +16,8 @@ from numpyro_minibatch.target import ModelTarget, Target
 
 __all__ = ["check_init_params", "check_start", "find_start"]
 
+_MAX_ROWS = 2**20  # rows looked at before the first draw
+_CHUNK = 2**15  # of which so many at a time
 _MAX_TRIES = 100  # starting points tried, as many as NumPyro tries
 
 
@@ -38,11 +40,11 @@ def find_start(
 
     def log_density(z: Any) -> Array:
         terms = target.terms(z, rows)
-        return terms.log_prior + sum(r.sum() for r in terms.rows.values())
+        return terms.known + sum(r.sum() for r in terms.rows.values())
 
     if init is not None:
         z = jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(float)), init)
-        return z, log_density(z)
+        return z, _log_density_of_many(target, layout, z)
     assert isinstance(target, ModelTarget)
     is_bound = isinstance(init_strategy, partial)
     strategy = init_strategy if is_bound else init_strategy()
@@ -64,7 +66,28 @@ def find_start(
     _, _, z, _ = jax.lax.while_loop(
         lambda carry: (carry[0] < _MAX_TRIES) & ~carry[3], try_again, first
     )
-    return z, log_density(z)
+    return z, _log_density_of_many(target, layout, z)
+
+
+def _log_density_of_many(target: Target, layout: Layout, z: Any) -> Array:
+    """The log density of all rows, or of a million spread over them, at the start.
+
+    One impossible row that no early batch contains would go unnoticed.
+    """
+    counts = {name: min(size, _MAX_ROWS) for name, size in layout.plates}
+    strides = {name: size // counts[name] for name, size in layout.plates}
+    widths = {name: min(count, _CHUNK) for name, count in counts.items()}
+
+    def add_chunk(i: Array, total: Array) -> Array:
+        rows = {}
+        for name, width in widths.items():
+            positions = i * width + jnp.arange(width, dtype=jnp.int32)
+            rows[name] = jnp.minimum(positions, counts[name] - 1) * strides[name]
+        terms = target.terms(z, rows)
+        return total + terms.known + sum(r.sum() for r in terms.rows.values())
+
+    chunks = max(-(-counts[name] // width) for name, width in widths.items())
+    return jax.lax.fori_loop(0, chunks, add_chunk, jnp.zeros(()))
 
 
 def check_init_params(

@@ -254,15 +254,14 @@ class _Pilot(_Growing):
             name: jnp.ceil(1.0 / (1.0 / (factor * counts[name]) + 1.0 / size))
             for name, size in plates.items()
         }
-        fresh = {
-            name: jnp.clip(
-                jnp.nan_to_num(predicted[name], nan=size),
-                min(self.widths[name], size),
-                size,
-            ).astype(jnp.int32)
-            for name, size in plates.items()
-        }
-        # a fresh batch that is still too noisy grows: rare, because of the margin
+        fresh = {}
+        for name, size in plates.items():
+            # an undefined variance is a rejection, which needs no rows; the upper
+            # bound in integers, because float32 does not hold all of them
+            rows = jnp.nan_to_num(predicted[name], nan=0.0, posinf=size)
+            rows = jnp.maximum(rows, self.widths[name]).astype(jnp.int32)
+            fresh[name] = jnp.minimum(rows, size)
+        # a fresh batch that is still too noisy grows
         grown, _ = super().extend(counts, variances, plates, reached, max_variance)
         is_pilot = reached == 0
         needed = {
@@ -354,7 +353,10 @@ def pilot(size: BatchSize | None = None, margin: float = 1.25) -> Scheme:
     """A pilot batch that predicts how many rows are needed, then a fresh batch.
 
     The pilot's rows are not used for the decision, so the size of the fresh batch is
-    independent of its rows and the estimate stays unbiased.
+    independent of its rows. A fresh batch that is too noisy all the same grows, which
+    leaves a little of the bias of :func:`growing`: with normal rows that happens in 9%
+    of the decisions after a pilot of 100 rows, and changes an acceptance probability
+    by less than 2e-4; in 17% and 4e-4 with 50 rows, in 35% and 2e-3 with 10.
 
     :param size: rows of the pilot (at least 2), or ``{plate: rows}``; also the least
         number of rows of the fresh batch.

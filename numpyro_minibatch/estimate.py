@@ -7,8 +7,9 @@ the data but read from a few. What such a sum is worth is an
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import reduce
 from operator import add
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.scipy.special import erfc
 from jax.typing import ArrayLike
 
 from numpyro_minibatch.batch import FullBatch, Scheme
@@ -49,9 +51,9 @@ class Estimate:
         >>> b = 2.0 * a + 3.0
         >>> float(b.value), float(b.variance), float(b.dof)
         (5.0, 2.0, 99.0)
-        >>> total = a + a
-        >>> float(total.variance), float(total.dof)
-        (1.0, 198.0)
+        >>> total = a + Estimate(-1.0, variance=0.5, dof=99.0)
+        >>> float(total.value), float(total.variance), float(total.dof)
+        (0.0, 1.0, 198.0)
     """
 
     value: ArrayLike
@@ -113,11 +115,25 @@ class Weights(NamedTuple):
     prior: float = 1.0
     likelihood: float = 1.0
 
+    def known(self, terms: Terms) -> Array:
+        """The weighted log density of all but the rows, a scalar."""
+
+        def total(part: Any) -> Array:
+            return sum((jnp.sum(x) for x in jax.tree.leaves(part)), jnp.zeros(()))
+
+        return (
+            self.prior * total(terms.prior)
+            + self.likelihood * total(terms.likelihood)
+            + total(terms.volume)
+        )
+
 
 class Moments(NamedTuple):
     """Running mean and sum of squared deviations of ``k`` numbers per row.
 
-    Merged by Chan's rule, so that no two large sums are ever subtracted.
+    Merged by Chan's rule, so that no two large sums are ever subtracted. An infinite
+    row makes the mean infinite, once and for all and without any doubt: such a mean
+    has no variance.
     """
 
     seen: Array
@@ -125,32 +141,42 @@ class Moments(NamedTuple):
     m2: Array
 
     @classmethod
-    def of(cls, rows: Array, count: Array) -> Moments:
+    def of(cls, rows: Array, count: Array | None = None) -> Moments:
         """The moments of the first ``count`` columns of ``rows``, shape ``(k, b)``."""
-        inside = jnp.arange(rows.shape[-1]) < count
-        divisor = jnp.maximum(count, 1).astype(rows.dtype)
-        mean = jnp.where(inside, rows, 0.0).sum(-1) / divisor
-        m2 = jnp.where(inside, jnp.square(rows - mean[:, None]), 0.0).sum(-1)
-        return cls(count, mean, m2)
+        if count is None:
+            mean = rows.mean(-1)
+            m2 = jnp.square(rows - mean[:, None]).sum(-1)
+            count = jnp.int32(rows.shape[-1])
+        else:
+            inside = jnp.arange(rows.shape[-1]) < count
+            divisor = jnp.maximum(count, 1).astype(rows.dtype)
+            mean = jnp.where(inside, rows, 0.0).sum(-1) / divisor
+            m2 = jnp.where(inside, jnp.square(rows - mean[:, None]), 0.0).sum(-1)
+        return cls(count, mean, jnp.where(jnp.isinf(mean), 0.0, m2))
 
     def merge(self, other: Moments) -> Moments:
         """The moments of both sets of rows together."""
         seen = self.seen + other.seen
         share = other.seen / jnp.maximum(seen, 1).astype(self.mean.dtype)
         delta = other.mean - self.mean
-        return Moments(
-            seen,
-            self.mean + delta * share,
-            self.m2 + other.m2 + jnp.square(delta) * self.seen * share,
-        )
+        mean = self.mean + delta * share
+        m2 = self.m2 + other.m2 + jnp.square(delta) * self.seen * share
+        for part in (other, self):
+            infinite = jnp.isinf(part.mean)
+            mean = jnp.where(infinite, part.mean, mean)
+            m2 = jnp.where(infinite, 0.0, m2)
+        return Moments(seen, mean, m2)
 
-    def total(self, size: int) -> Estimate:
-        """The sum over all ``size`` rows, drawn as if with replacement."""
+    def total(self, size: int, fpc: ArrayLike = 1.0) -> Estimate:
+        """The sum over all ``size`` rows, from a scheme with the correction ``fpc``.
+
+        The sample variance of ``m`` of ``N`` normal rows scatters by the factor
+        ``1 - m / N`` less than that of independent ones, hence its degrees of freedom.
+        """
         count = self.seen.astype(self.mean.dtype)
-        dof = jnp.maximum(count - 1.0, 1.0)
-        return Estimate(
-            size * self.mean, float(size) ** 2 * self.m2 / (dof * count), dof
-        )
+        free = jnp.maximum(count - 1.0, 1.0)
+        variance = float(size) ** 2 * self.m2 / (free * count)
+        return Estimate(size * self.mean, variance * fpc, free / jnp.asarray(fpc))
 
 
 class Reader(NamedTuple):
@@ -191,11 +217,8 @@ class Reader(NamedTuple):
             extra, rows = rows_of({name: b.indices for name, b in batches.items()})
             parts = []
             for name, batch in batches.items():
-                width = rows[name].shape[-1]
-                mean = rows[name].mean(-1)
-                m2 = jnp.square(rows[name] - mean[:, None]).sum(-1)
-                total = Moments(jnp.asarray(width), mean, m2).total(self.plates[name])
-                parts.append(replace(total, variance=total.variance * batch.fpc))
+                moments = Moments.of(rows[name])
+                parts.append(moments.total(self.plates[name], batch.fpc))
             num_rows = jnp.asarray(sum(scheme.widths.values()), jnp.int32)
             return extra, _add_up(parts), num_rows
         return self._read_rounds(key, rows_of, max_variance)
@@ -268,9 +291,8 @@ class Reader(NamedTuple):
         end = jax.lax.while_loop(unfinished, one_round, start)
         parts = []
         for name, moments in end.moments.items():
-            total = moments.total(plates[name])
             fpc = scheme.fpc(moments.seen, plates[name])
-            parts.append(replace(total, variance=total.variance * fpc))
+            parts.append(moments.total(plates[name], fpc))
         return end.extra, _add_up(parts), end.num_rows
 
     @property
@@ -298,11 +320,9 @@ class Reader(NamedTuple):
                     likelihood += self.plates[name] * rows.mean()
                 else:
                     likelihood += jnp.where(masks[name], rows, 0.0).sum()
-            prior_share = 1.0 if masks is None else masks["prior"]
-            return (
-                self.weights.prior * prior_share * terms.log_prior
-                + self.weights.likelihood * likelihood
-            )
+            share = 1.0 if masks is None else masks["known"]
+            known = share * self.weights.known(terms)
+            return known + self.weights.likelihood * likelihood
 
         scheme = self.scheme
         if not isinstance(scheme, FullBatch):
@@ -311,7 +331,7 @@ class Reader(NamedTuple):
             return jax.grad(log_density)(z, indices, None)
 
         def add_chunk(i: Array, total: Array) -> Array:
-            indices, masks = {}, {"prior": (i == 0).astype(z.dtype)}
+            indices, masks = {}, {"known": (i == 0).astype(z.dtype)}
             for name, width in scheme.widths.items():
                 positions = i * width + jnp.arange(width, dtype=jnp.int32)
                 indices[name] = scheme.rows_at(key, positions, self.plates[name])
@@ -350,6 +370,8 @@ class Comparison(NamedTuple):
         the proposed position, shape ``(2,)``.
     :param memory: what to keep with the proposed position if it is accepted.
     :param num_rows: rows of data that were read.
+    :param ceiling: the acceptance rate that ever smaller steps would tend to, at
+        least 0.1; what step-size adaptation measures acceptance by.
     """
 
     log_ratio: Estimate
@@ -358,6 +380,7 @@ class Comparison(NamedTuple):
     log_density: Array
     memory: Any
     num_rows: Array
+    ceiling: Array
 
 
 @dataclass(frozen=True)
@@ -381,18 +404,16 @@ class Shared:
         pair = jnp.stack([z, z_new])
 
         def rows_of(indices: Mapping[str, Array]) -> tuple[Any, dict[str, Array]]:
-            prior, rows = jax.vmap(reader.evaluate, (0, None))(pair, indices)
+            terms = jax.vmap(reader.evaluate, (0, None))(pair, indices)
+            current = jax.tree.map(lambda t: t[0], terms)
             # float32: per-row and per-term differences first, sums afterwards
-            priors = [
-                jnp.stack([(t[1] - t[0]).sum(), t[0].sum()])
-                for t in jax.tree.leaves(prior)
-            ]
-            rows = {name: jnp.stack([r[1] - r[0], r[0]]) for name, r in rows.items()}
-            return sum(priors, jnp.zeros(2, z.dtype)), rows
+            change = jax.tree.map(lambda t: t[1] - t[0], terms)
+            known = [reader.weights.known(part) for part in (change, current)]
+            rows = {n: jnp.stack([r, current.rows[n]]) for n, r in change.rows.items()}
+            return jnp.stack(known), rows
 
-        prior, sums, num_rows = reader.read(key, rows_of, max_variance)
-        likelihood = reader.weights.likelihood * sums
-        density = likelihood + reader.weights.prior * prior
+        known, sums, num_rows = reader.read(key, rows_of, max_variance)
+        density = reader.weights.likelihood * sums + known
         log_ratio = jax.tree.map(lambda x: x[0] if jnp.ndim(x) else x, density)
         log_density = density.value[1] + jnp.stack(
             [jnp.zeros_like(z[0]), log_ratio.value]
@@ -404,6 +425,7 @@ class Shared:
             log_density,
             memory,
             num_rows,
+            jnp.ones_like(z[0]),
         )
 
 
@@ -427,6 +449,7 @@ class Augmented:
     :param penalty: subtract from each log weight the penalty that makes the mean of
         its exponential right under normality; without it the target gains half the
         variance of its own estimate, as in the paper.
+    :param max_variance: the largest variance of a log density that is reliable.
 
     **References:**
 
@@ -443,11 +466,12 @@ class Augmented:
     def _weigh(self, reader: Reader, key: Array, z: Array) -> tuple[Remembered, Array]:
         def rows_of(indices: Mapping[str, Array]) -> tuple[Any, dict[str, Array]]:
             terms = reader.evaluate(z, indices)
-            return terms.log_prior, {n: r[None] for n, r in terms.rows.items()}
+            rows = {name: row[None] for name, row in terms.rows.items()}
+            return reader.weights.known(terms), rows
 
-        prior, sums, num_rows = reader.read(key, rows_of, self.max_variance)
+        known, sums, num_rows = reader.read(key, rows_of, self.max_variance)
         first = jax.tree.map(lambda x: x[0] if jnp.ndim(x) else x, sums)
-        density = reader.weights.likelihood * first + reader.weights.prior * prior
+        density = reader.weights.likelihood * first + known
         weight = density.value
         if self.penalty:
             weight = weight - penalty_correction(density)
@@ -464,14 +488,18 @@ class Augmented:
     ) -> Comparison:
         """Compare the kept weight of ``z`` with a new one of ``z_new``."""
         new, num_rows = self._weigh(reader, key, z_new)
+        noise = new.variance + memory.variance
         return Comparison(
             # exact in the augmented space: nothing is left for the test to correct
             Estimate(new.log_weight - memory.log_weight),
-            new.variance + memory.variance,
+            noise,
             jnp.maximum(new.variance, memory.variance) <= self.max_variance,
             jnp.stack([memory.log_density, new.log_density]),
             new,
             num_rows,
+            # a kept weight is tilted upwards by its own variance: 2 Phi(-s / sqrt 2)
+            # with s ** 2 the mean of both variances
+            jnp.maximum(erfc(jnp.sqrt(noise) / (2.0 * math.sqrt(2.0))), 0.1),
         )
 
 
@@ -492,10 +520,11 @@ def shared() -> Shared:
     return Shared()
 
 
-def augmented(penalty: bool = True) -> Augmented:
+def augmented(penalty: bool = True, max_variance: float = 1.0) -> Augmented:
     """Keep the current position's estimate, draw a fresh batch for the proposal.
 
     :param penalty: correct each estimate for its noise, see :class:`Augmented`.
+    :param max_variance: the largest variance of a log density that is reliable.
 
     **Example**
 
@@ -505,4 +534,4 @@ def augmented(penalty: bool = True) -> Augmented:
         >>> estimate.augmented(penalty=False).penalty
         False
     """
-    return Augmented(penalty)
+    return Augmented(penalty, max_variance)

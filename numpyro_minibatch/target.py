@@ -29,20 +29,28 @@ Indices = Mapping[str, Array]
 class Terms(NamedTuple):
     """The log density at one position, kept apart until it is safe to add up.
 
-    :param prior: a pytree of log densities whose total is the log prior; kept
-        unsummed because a difference of two large float32 sums loses what the
-        sum of the differences keeps.
+    All but ``rows`` are pytrees of log densities, kept unsummed because a difference
+    of two large float32 sums loses what the sum of the differences keeps.
+
+    :param prior: the latent sites, and factors outside of the data plates.
     :param rows: for each data plate the log likelihood of each row asked for,
         shape ``(len(indices),)``.
+    :param likelihood: observed sites outside of the data plates: part of the
+        likelihood, and read in full.
+    :param volume: log determinants of the maps to the unconstrained coordinates,
+        which no temperature changes.
     """
 
     prior: Any
     rows: dict[str, Array]
+    likelihood: Any = ()
+    volume: Any = ()
 
     @property
-    def log_prior(self) -> Array:
-        """The log prior density, a scalar."""
-        return sum((jnp.sum(t) for t in jax.tree.leaves(self.prior)), jnp.zeros(()))
+    def known(self) -> Array:
+        """The log density of all but the rows, a scalar."""
+        parts = jax.tree.leaves((self.prior, self.likelihood, self.volume))
+        return sum((jnp.sum(part) for part in parts), jnp.zeros(()))
 
 
 @dataclass(frozen=True)
@@ -51,8 +59,8 @@ class Target:
 
     Written by hand, or built from a NumPyro model by the kernels.
 
-    :param log_prior: ``log_prior(z)``, a scalar: everything that is not a
-        subsampled row.
+    :param log_prior: ``log_prior(z)``, a scalar: the log density of the prior with
+        respect to ``z`` itself, and everything else that is not a row.
     :param log_likelihood: ``log_likelihood(z, indices)``, the log likelihood of
         each of the rows ``indices`` (an int32 vector), shape ``(len(indices),)``.
         With several data plates ``indices`` is a dict ``{plate: vector}`` and so is
@@ -74,7 +82,7 @@ class Target:
         ...     sizes=3,
         ... )
         >>> terms = target.terms(jnp.array(1.0), {"data": jnp.array([0, 2])})
-        >>> float(terms.log_prior), terms.rows["data"].tolist()
+        >>> float(terms.known), terms.rows["data"].tolist()
         (-0.5, [-0.125, -0.0])
     """
 
@@ -94,6 +102,10 @@ class Target:
                     f"Target(sizes=...) must count the rows of plate {name!r} with a "
                     f"positive integer, got {size!r}."
                 )
+
+    def __hash__(self) -> int:
+        plates = tuple(sorted(self.plates.items()))
+        return hash((self.log_prior, self.log_likelihood, plates))
 
     @property
     def plates(self) -> dict[str, int]:
@@ -130,6 +142,10 @@ class Subsample(Messenger):
             msg["args"] = (msg["args"][0], len(indices))
 
 
+def _log_det_name(site: str) -> str:
+    return f"_{site}_log_det"
+
+
 def _unconstrained(z: Mapping[str, Array]) -> Callable:
     """A ``substitute_fn`` that maps ``z`` into each site's support.
 
@@ -152,7 +168,7 @@ def _unconstrained(z: Mapping[str, Array]) -> Callable:
         log_det = transform.log_abs_det_jacobian(value, constrained)
         extra = jnp.ndim(log_det) - jnp.ndim(constrained) + site["fn"].event_dim
         log_det = sum_rightmost(log_det, extra)
-        numpyro.factor(f"_{name}_log_det", log_det)
+        numpyro.factor(_log_det_name(name), log_det)
         return constrained
 
     return substitute_fn
@@ -235,19 +251,28 @@ class ModelTarget(Target):
                     rows[name] = _rows_of(site, frame, self.sizes[frame.name])
         return rows
 
+    def __hash__(self) -> int:
+        return id(self)  # arrays among the arguments have no hash
+
     def terms(self, z: Position, indices: Indices) -> Terms:
         """The prior and the log likelihood of the rows ``indices`` at ``z``."""
         sites = self.trace(indices, substitute_fn=_unconstrained(z))
-        rows: dict[str, Array] = {}
-        prior = []
+        terms = Terms(prior=[], rows={}, likelihood=[], volume=[])
         by_site = self.site_rows(sites)
+        log_dets = {_log_det_name(name) for name in z}
         for name, site in sites.items():
             if name in by_site:
                 plate = data_frames(site, self.sizes)[0].name
-                rows[plate] = rows.get(plate, 0.0) + by_site[name]
+                terms.rows[plate] = terms.rows.get(plate, 0.0) + by_site[name]
             elif site["type"] == "sample":
-                prior.append(_site_log_prob(site))
-        return Terms(prior, rows)
+                # a factor is whatever its author means by it; outside of the data
+                # plates it is taken to be a part of the prior
+                factor = site["infer"].get("is_auxiliary", False)
+                likelihood = site["is_observed"] and not factor
+                part = terms.likelihood if likelihood else terms.prior
+                part = terms.volume if name in log_dets else part
+                part.append(_site_log_prob(site))
+        return terms
 
     def constrain(self, z: Position) -> dict[str, Array]:
         """The model's latent and deterministic values at ``z``.

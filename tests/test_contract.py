@@ -33,7 +33,9 @@ from numpyro_minibatch import (
     proposal,
 )
 
-N, CHAINS, WARMUP, DRAWS = 60, 2, 100, 12
+# the warmup is short because the adaptation of the step size amplifies rounding: in a
+# hundred draws from 1e-16 to 1e-4
+N, CHAINS, WARMUP, DRAWS = 60, 2, 40, 12
 FIELDS = ("i", "adapt_state.step_size")
 
 _rng = np.random.default_rng(0)
@@ -186,8 +188,6 @@ def test_a_run(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert len(set(seen["adapt_state.step_size"])) == 1
     np.testing.assert_array_equal(seen["adapt_state.step_size"], seen["step_size"])
     assert (seen["scale"] > 0).all() and not seen["diverging"].any()
-    # chains that stand still would pass all comparisons below
-    assert len(np.unique(seen["scale"])) > 2
     assert 0 < seen["accept_prob"].mean() < 1
     mcmc.print_summary()
     printed = capsys.readouterr().out
@@ -222,6 +222,8 @@ def test_warmup_and_continuation_of_a_pickle(name: str) -> None:
     warmup = draws(mcmc)
     np.testing.assert_array_equal(warmup["i"], 1 + np.arange(WARMUP))
     assert len(set(warmup["step_size"])) > 2
+    # chains that stand still would pass all the comparisons of this file
+    assert len(np.unique(warmup["scale"])) > 5
     mcmc.run(mcmc.post_warmup_state.rng_key, X, Y, extra_fields=FIELDS)
     first = draws(mcmc)
 
@@ -322,7 +324,7 @@ def test_old_keys_give_the_draws_of_typed_keys(name: str) -> None:
 def test_rbg_keys(name: str) -> None:
     _, seen = run(KERNELS[name](), jax.random.key(0, impl="rbg"))
     assert np.isfinite(seen["beta"]).all()
-    assert len(np.unique(seen["scale"])) > 1
+    assert not np.allclose(seen["beta"], reference(name)[1]["beta"][:DRAWS])
 
 
 def steps_without_reuse(name: str, key: jax.Array) -> None:

@@ -187,7 +187,7 @@ def test_density_is_numpyros(name):
     target, layout, z = build(name)
     everything = {n: jnp.arange(size) for n, size in layout.plates}
     terms = jax.jit(target.terms)(z, everything)
-    ours = terms.log_prior + sum(rows.sum() for rows in terms.rows.values())
+    ours = terms.known + sum(rows.sum() for rows in terms.rows.values())
 
     # NumPyro's own plates told to draw all their rows in order; it warns that this is
     # not their subsample_size
@@ -211,7 +211,7 @@ def test_rows_are_the_rows_of_the_full_data(name):
             for n, size in layout.plates
         }
         terms = jax.jit(target.terms)(z, indices)
-        np.testing.assert_allclose(terms.log_prior, full.log_prior, rtol=1e-5)
+        np.testing.assert_allclose(terms.known, full.known, rtol=1e-5)
         for plate, rows in terms.rows.items():
             assert rows.shape == indices[plate].shape
             expected = full.rows[plate][indices[plate]]
@@ -265,6 +265,6 @@ def test_hand_written_target():
     )
     z = jnp.array([1.0, 2.0])
     terms = target.terms(z, {"a": jnp.array([3, 4]), "b": jnp.array([5])})
-    np.testing.assert_allclose(terms.log_prior, -2.5)
+    np.testing.assert_allclose(terms.known, -2.5)
     np.testing.assert_allclose(terms.rows["a"], Y[3:5])
     np.testing.assert_allclose(terms.rows["b"], 2 * W[5:6])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable
+from dataclasses import replace
 from typing import Any
 
 from numpyro_minibatch import accept
@@ -105,14 +106,19 @@ class MINT(MinibatchMH):
             )
         check_flag("MINT", "penalty", penalty)
         self._exponent = None if key == "temperature" else (key, float(value))
-        if isinstance(estimate, str) and estimate == "augmented" and not penalty:
+        if "acceptance" in settings:
+            raise TypeError(
+                "MINT is a choice of acceptance; for another one write "
+                "MinibatchMH(model, acceptance=...)."
+            )
+        if not penalty and isinstance(estimate, str) and estimate == "augmented":
             estimate = Augmented(penalty=False)
+        elif not penalty and isinstance(estimate, Augmented):
+            estimate = replace(estimate, penalty=False)
         super().__init__(
             model,
             estimate=estimate,
-            acceptance=settings.pop(
-                "acceptance", accept.penalty() if penalty else accept.metropolis()
-            ),
+            acceptance=accept.penalty() if penalty else accept.metropolis(),
             temperature=1.0 if temperature is None else temperature,
             **settings,
         )

@@ -1,0 +1,159 @@
+"""How far: step size and mass matrix, adapted in warmup and then left alone."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from numpyro.infer.hmc_util import dual_averaging, welford_covariance
+
+__all__ = ["Adaptation", "AdaptState"]
+
+# NumPyro's defaults suit an acceptance probability that is averaged over a trajectory.
+# A single accept-or-reject is several times noisier, and at gamma = 0.05 it moves the
+# logarithm of the step size by more than one at every draw.
+_GAMMA = 0.5
+
+
+class AdaptState(NamedTuple):
+    """What is adapted, and the running sums behind it.
+
+    - **step_size** - step size of the next draw, in whitened coordinates.
+    - **inverse_mass_matrix** - estimated covariance of the position, shape ``(D, D)``,
+      or its diagonal, ``(D,)``.
+    - **root** - ``C.T`` with ``C @ C.T`` the inverse mass matrix, or its diagonal.
+    - **step_size_state** - state of dual averaging.
+    - **covariance_state** - state of Welford's running covariance.
+    """
+
+    step_size: Array
+    inverse_mass_matrix: Array
+    root: Array
+    step_size_state: Any
+    covariance_state: Any
+
+
+class Adaptation(NamedTuple):
+    """Adapt a step size to a target acceptance rate, and a mass matrix to the draws.
+
+    The warmup has three parts, as in NumPyro's HMC: a tenth in which only the step
+    size adapts, windows of doubling length each of which ends with a new mass matrix,
+    and a last third for the step size alone. The last third is longer than HMC's
+    because a random walk's acceptance is noisier.
+
+    :param num_warmup: number of warmup draws.
+    :param target_accept_prob: acceptance rate to aim at.
+    :param adapt_step_size: whether the step size adapts.
+    :param adapt_mass_matrix: whether the mass matrix adapts.
+    :param dense_mass: full mass matrix rather than a diagonal one.
+    """
+
+    num_warmup: int
+    target_accept_prob: float
+    adapt_step_size: bool
+    adapt_mass_matrix: bool
+    dense_mass: bool
+
+    def init(self, z: Array, step_size: float) -> AdaptState:
+        """The state before the first draw.
+
+        :param z: flat position, shape ``(D,)``.
+        :param step_size: initial step size.
+        """
+        step = jnp.asarray(step_size, z.dtype)
+        ones = jnp.ones_like(z)
+        matrix = jnp.diag(ones) if self.dense_mass else ones
+        init_step, _ = dual_averaging(gamma=_GAMMA)
+        init_covariance, _, _ = welford_covariance(diagonal=not self.dense_mass)
+        return AdaptState(
+            step, matrix, matrix, init_step(jnp.log(step)), init_covariance(z.size)
+        )
+
+    @property
+    def active(self) -> bool:
+        """Whether there is anything to adapt."""
+        return bool(
+            self.num_warmup and (self.adapt_step_size or self.adapt_mass_matrix)
+        )
+
+    @property
+    def window_ends(self) -> np.ndarray:
+        """The first draw of the windows, and the last one of each."""
+        start, stop = self.num_warmup // 10, self.num_warmup - self.num_warmup // 3
+        ends, width = [start - 1], max(25, start)
+        while stop - ends[-1] - 1 >= 3 * width:  # leave room for a longer last one
+            ends.append(ends[-1] + width)
+            width *= 2
+        return np.array([*ends, stop - 1])
+
+    def update(
+        self, t: Array, accept_prob: Array, z: Array, state: AdaptState
+    ) -> AdaptState:
+        """Learn from one draw.
+
+        :param t: the draw's number in the warmup, from 0.
+        :param accept_prob: its acceptance probability.
+        :param z: the position after it, shape ``(D,)``.
+        :param state: the state before it.
+        """
+        _, update_step = dual_averaging(gamma=_GAMMA)
+        if self.adapt_step_size:
+            step_state = update_step(
+                self.target_accept_prob - accept_prob, state.step_size_state
+            )
+            last = t == self.num_warmup - 1
+            log_step = jnp.where(last, step_state[1], step_state[0])
+            finite = jnp.finfo(z.dtype)
+            state = state._replace(
+                step_size=jnp.clip(jnp.exp(log_step), finite.tiny, finite.max),
+                step_size_state=step_state,
+            )
+        if not self.adapt_mass_matrix:
+            return state
+        ends = self.window_ends
+        _, update_covariance, _ = welford_covariance(diagonal=not self.dense_mass)
+        sampled = update_covariance(z, state.covariance_state)
+        inside = (t > ends[0]) & (t <= ends[-1])
+        state = state._replace(
+            covariance_state=jax.tree.map(
+                lambda new, old: jnp.where(inside, new, old),
+                sampled,
+                state.covariance_state,
+            )
+        )
+        at_end = (t == jnp.asarray(ends[1:])).any()
+        return jax.lax.cond(at_end, self._end_window, lambda s: s, state)
+
+    def _end_window(self, state: AdaptState) -> AdaptState:
+        """A new mass matrix, and a step size that keeps the steps as long as before."""
+        _, m2, count = state.covariance_state
+        covariance = m2 / jnp.maximum(count - 1, 1)
+        variances = jnp.diag(covariance) if self.dense_mass else covariance
+        # shrunk towards an isotropic matrix of a thousandth of the mean variance, as
+        # in NumPyro but relative to the scale of the posterior
+        typical = variances.mean()
+        floor = 1e-3 * typical * (jnp.eye(variances.size) if self.dense_mass else 1.0)
+        matrix = (count * covariance + 5.0 * floor) / (count + 5.0)
+        root = jnp.linalg.cholesky(matrix).T if self.dense_mass else jnp.sqrt(matrix)
+        # a chain that never moved in the window says nothing
+        known = (typical > 0) & jnp.isfinite(root).all()
+        matrix = jnp.where(known, matrix, state.inverse_mass_matrix)
+        root = jnp.where(known, root, state.root)
+
+        def log_scale(root: Array) -> Array:
+            diagonal = jnp.diag(root) if self.dense_mass else root
+            return jnp.log(diagonal).mean()
+
+        log_step = jnp.log(state.step_size) + log_scale(state.root) - log_scale(root)
+        init_step, _ = dual_averaging(gamma=_GAMMA)
+        init_covariance, _, _ = welford_covariance(diagonal=not self.dense_mass)
+        return AdaptState(
+            step_size=jnp.exp(log_step) if self.adapt_step_size else state.step_size,
+            inverse_mass_matrix=matrix,
+            root=root,
+            step_size_state=init_step(log_step),
+            covariance_state=init_covariance(variances.size),
+        )
