@@ -440,6 +440,7 @@ def _check_sites(
     who: str, sites: list[Site], plates: Mapping[str, int]
 ) -> tuple[str, ...]:
     latents = []
+    _check_plate_names(sites, plates)
     for site in sites:
         inside = site.inside(plates)
         if site.type == "mutable":
@@ -482,6 +483,17 @@ def _check_sites(
             "condition on every site, or need other arguments?"
         )
     return tuple(latents)
+
+
+def _check_plate_names(sites: list[Site], plates: Mapping[str, int]) -> None:
+    """A trace keeps one plate of each name: a second one must be the same."""
+    for name in plates:
+        sizes = {frame.size for site in sites for frame in site.inside({name})}
+        if len(sizes) > 1:
+            raise ValueError(
+                f"the model has several plates called {name!r}, of sizes "
+                f"{' and '.join(map(str, sorted(sizes)))}. Give each a name of its own."
+            )
 
 
 def _local_latent(site: str, plate: str) -> str:

@@ -83,6 +83,14 @@ def two_subsampled(X: Any, y: Any) -> None:
         numpyro.sample("obs", dist.Normal(mean, 1.0), obs=X[i][:, j])
 
 
+def twice_the_same_plate(x: Array, y: Array) -> None:
+    beta = numpyro.sample("beta", dist.Normal(0, 1))
+    with numpyro.plate("data", 50, subsample_size=10) as idx:
+        numpyro.sample("obs", dist.Normal(beta, 1), obs=y[idx])
+    with numpyro.plate("data", 30, subsample_size=5) as idx:
+        numpyro.sample("more", dist.Normal(beta, 1), obs=y[idx])
+
+
 def local_latent(X: Any, y: Any) -> None:
     with numpyro.plate("data", N, 10) as idx:
         effect = numpyro.sample("effect", dist.Normal(0.0, 1.0))
@@ -716,7 +724,6 @@ SETTINGS = [
             ("temper_prior", 0.5, TypeError, "True or False"),
             ("penalty", "no", TypeError, "True or False"),
             ("init_strategy", 3, TypeError, "init_to_value"),
-            ("acceptance", "penalty", TypeError, "accept.penalty()"),
             ("proposal", "langevin", TypeError, "proposal.random_walk()"),
             ("batch", 10, TypeError, "batch.without_replacement(100)"),
             ("estimate", "share", ValueError, '"shared", "augmented"'),
@@ -822,6 +829,28 @@ SETTINGS = [
             ("estimate", estimate.shared, TypeError),
             ("proposal", proposal.langevin, TypeError),
         ]
+    ),
+    refuse(
+        "a name for an acceptance test",
+        lambda: MinibatchMH(regression, acceptance="penalty"),
+        TypeError,
+        "MinibatchMH(acceptance=...)",
+        "'penalty'",
+        "accept.penalty()",
+    ),
+    refuse(
+        "an acceptance test for MINT",
+        lambda: MINT(regression, temperature=1.0, acceptance=accept.barker()),
+        TypeError,
+        "MINT is a choice of acceptance",
+        "MinibatchMH(model, acceptance=...)",
+    ),
+    refuse(
+        "two plates of one name",
+        lambda: run(twice_the_same_plate),
+        ValueError,
+        "several plates called 'data'",
+        "a name of its own",
     ),
     refuse(
         "an unknown setting",

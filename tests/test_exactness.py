@@ -43,7 +43,7 @@ def model(x, y):
 
 
 def split_model(x, y):
-    """The same posterior, its rows in two plates and an observed site outside."""
+    """The same likelihood, its rows in two plates and an observed site outside."""
     beta = numpyro.sample("beta", dist.Normal(0, PRIOR_SD).expand([D]).to_event(1))
     with numpyro.plate("first", 600, subsample_size=70) as i:
         numpyro.sample("a", dist.Normal(x[i] @ beta, SIGMA), obs=y[i])
@@ -52,11 +52,9 @@ def split_model(x, y):
     numpyro.sample("c", dist.Normal(x[1000:] @ beta, SIGMA).to_event(1), obs=y[1000:])
 
 
-def posterior(temperature, temper_prior=False, exact_rows=0):
+def posterior(temperature, temper_prior=False):
     """Mean and covariance of the tempered posterior of the linear model."""
     weight = np.full(N, 1.0 / temperature)
-    if exact_rows:
-        weight[-exact_rows:] = 1.0
     prior = 1.0 / (temperature if temper_prior else 1.0)
     precision = (X.T * weight) @ X / SIGMA**2 + prior * np.eye(D) / PRIOR_SD**2
     cov = np.linalg.inv(precision)
@@ -190,12 +188,76 @@ def test_tempered_prior():
 
 
 def test_several_plates_and_a_site_outside():
-    """Estimates and variances of two plates add; other sites keep temperature 1."""
+    """Estimates and variances of two plates add; observed sites share a temperature."""
     kernel = MINT(split_model, temperature=20.0, step_size=0.15, **FIXED)
-    mean, cov = posterior(20.0, exact_rows=3)
+    mean, cov = posterior(20.0)
     draws, extra = run(kernel, mean, cov)
     check(draws, mean, cov)
     assert (extra["num_rows"] == 111).all()
+
+
+@pytest.mark.parametrize("sizes", [{"first": 70}, {"second": 41}])
+def test_the_law_does_not_depend_on_which_plates_are_subsampled(sizes):
+    """A plate that is read in full has the same temperature."""
+
+    def full_plates(x, y):
+        beta = numpyro.sample("beta", dist.Normal(0, PRIOR_SD).expand([D]).to_event(1))
+        with numpyro.plate("first", 600) as i:
+            numpyro.sample("a", dist.Normal(x[i] @ beta, SIGMA), obs=y[i])
+        with numpyro.plate("second", 403) as j:
+            rows = 600 + j
+            numpyro.sample("b", dist.Normal(x[rows] @ beta, SIGMA), obs=y[rows])
+
+    kernel = MINT(
+        full_plates, batch_size=sizes, temperature=30.0, step_size=0.2, **FIXED
+    )
+    mean, cov = posterior(30.0)
+    draws, _ = run(kernel, mean, cov)
+    check(draws, mean, cov)
+
+
+@pytest.mark.parametrize("temper_prior", [False, True])
+def test_jacobians_are_not_tempered(temper_prior):
+    """A scale's tempered law by quadrature, in its own coordinates."""
+    size, temperature = 200, 50.0
+    y = 1.7 * np.random.default_rng(2).normal(size=size)
+
+    def scale_model(y):
+        s = numpyro.sample("s", dist.HalfNormal(1.0))
+        with numpyro.plate("data", size, subsample_size=50) as i:
+            numpyro.sample("y", dist.Normal(0.0, s), obs=y[i])
+
+    grid = np.linspace(1e-3, 12.0, 200_001)
+    power = 1.0 / temperature if temper_prior else 1.0
+    log_density = -0.5 * power * grid**2
+    log_density += (-size * np.log(grid) - 0.5 * (y @ y) / grid**2) / temperature
+    density = np.exp(log_density - log_density.max())
+    density /= density.sum()
+
+    kernel = MINT(
+        scale_model,
+        temperature=temperature,
+        temper_prior=temper_prior,
+        step_size=0.4,
+        **FIXED,
+    )
+    start = np.random.default_rng(3).choice(grid, 256, p=density)
+    mcmc = MCMC(
+        kernel,
+        num_warmup=0,
+        num_samples=800,
+        num_chains=256,
+        chain_method="vectorized",
+        progress_bar=False,
+    )
+    init = {"s": jnp.asarray(np.log(start), jnp.result_type(float))}
+    mcmc.run(random.key(1), jnp.asarray(y, jnp.float32), init_params=init)
+    s = np.asarray(mcmc.get_samples(group_by_chain=True)["s"], np.float64)
+    for statistic in (np.log, lambda v: v):
+        truth = (statistic(grid) * density).sum()
+        per_chain = statistic(s).mean(1)
+        se = per_chain.std(ddof=1) / np.sqrt(len(per_chain))
+        assert abs(per_chain.mean() - truth) < 5 * se
 
 
 def test_noise_without_penalty_is_noticed():
@@ -362,6 +424,92 @@ def test_impossible_proposals_are_rejections():
         assert len(np.unique(draws)) > 100
 
 
+def test_chains_escape_an_impossible_start():
+    """A row of zero likelihood at the start makes the first possible move certain."""
+
+    def bounded(y):
+        mu = numpyro.sample("mu", dist.Normal(0, 1))
+        with numpyro.plate("data", 40, subsample_size=20) as i:
+            log_density = -0.5 * (y[i] - mu) ** 2
+            impossible = (i == 7) & (mu < 0)
+            numpyro.factor("y", jnp.where(impossible, -jnp.inf, log_density))
+
+    for kernel in (
+        MINT(bounded, temperature=40.0, step_size=1.0, **FIXED),
+        MHMinibatch(bounded, temperature=40.0, step_size=1.0, **FIXED),
+        MinibatchMH(bounded, estimate="exact", step_size=1.0, **FIXED),
+    ):
+        y = jnp.zeros(40)
+        state = kernel.init(random.key(0), 0, {"mu": jnp.array(0.5)}, (y,), {})
+        state = state._replace(z={"mu": jnp.array(-0.5)})
+        step = jax.jit(lambda s, k=kernel, y=y: k.sample(s, (y,), {}))
+        for _ in range(200):
+            state = step(state)
+        assert state.z["mu"] > 0
+        with pytest.raises(ValueError, match=r"rows \[7\]"):
+            kernel.init(random.key(0), 0, {"mu": jnp.array(-0.5)}, (y,), {})
+
+
+def test_augmented_adaptation_does_not_collapse():
+    """Where the noise caps the acceptance rate, the step size does not go to zero."""
+    kernel = MINT(model, estimate="augmented", temperature=60.0)
+    mcmc = MCMC(
+        kernel,
+        num_warmup=1000,
+        num_samples=500,
+        num_chains=8,
+        chain_method="vectorized",
+        progress_bar=False,
+    )
+    mcmc.run(random.key(3), *DATA)
+    extra = mcmc.get_extra_fields()
+    assert (
+        extra["log_ratio_variance"].mean() > 2 * 1.46**2
+    )  # the target is out of reach
+    assert (extra["step_size"] > 0.05).all()
+    assert extra["reliable"].mean() < 0.2
+
+
+def test_hand_written_targets_with_several_plates():
+    """A Target with a dict of sizes runs under the driver and has a hash."""
+    from numpyro_minibatch import Target
+
+    x = jnp.asarray(np.random.default_rng(0).normal(size=300), jnp.float32)
+
+    def make():
+        return Target(log_prior, log_likelihood, {"a": 200, "b": 100})
+
+    def log_prior(z):
+        return -0.5 * z**2
+
+    def log_likelihood(z, i):
+        return {
+            "a": -0.5 * (x[i["a"]] - z) ** 2,
+            "b": -0.5 * (x[200 + i["b"]] - z) ** 2,
+        }
+
+    kernel = MINT(
+        target=make(), batch_size=40, temperature=30.0, step_size=0.3, **FIXED
+    )
+    assert hash(make()) == hash(make())
+    assert make() == make()
+    precision = 1 + 300 / 30.0
+    truth = float(x.sum()) / 30.0 / precision
+    rng = np.random.default_rng(1)
+    start = truth + rng.normal(size=128) / np.sqrt(precision)
+    mcmc = MCMC(
+        kernel,
+        num_warmup=0,
+        num_samples=800,
+        num_chains=128,
+        chain_method="vectorized",
+        progress_bar=False,
+    )
+    mcmc.run(random.key(0), init_params=jnp.asarray(start, jnp.result_type(float)))
+    draws = np.asarray(mcmc.get_samples(group_by_chain=True), np.float64)[..., None]
+    check(draws, np.array([truth]), np.array([[1 / precision]]))
+
+
 def run_bounded(kernel, start):
     mcmc = MCMC(
         kernel,
@@ -410,9 +558,7 @@ def test_large_data_as_constants_are_warned_of(monkeypatch):
 
     def run_with(**options):
         kernel = MINT(model, temperature=50.0, **FIXED)
-        mcmc = MCMC(
-            kernel, num_warmup=0, num_samples=2, progress_bar=False, **options
-        )
+        mcmc = MCMC(kernel, num_warmup=0, num_samples=2, progress_bar=False, **options)
         mcmc.run(random.key(0), *DATA)
 
     run_with(jit_model_args=True)
