@@ -83,7 +83,7 @@ def two_subsampled(X: Any, y: Any) -> None:
         numpyro.sample("obs", dist.Normal(mean, 1.0), obs=X[i][:, j])
 
 
-def twice_the_same_plate(x: Array, y: Array) -> None:
+def twice_the_same_plate(X: Any, y: Any) -> None:
     beta = numpyro.sample("beta", dist.Normal(0, 1))
     with numpyro.plate("data", 50, subsample_size=10) as idx:
         numpyro.sample("obs", dist.Normal(beta, 1), obs=y[idx])
