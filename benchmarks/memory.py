@@ -92,9 +92,9 @@ def main() -> None:
         "MINT under `numpyro.infer.MCMC(..., progress_bar=False)`, or in a plain "
         "jitted `lax.scan` over `kernel.sample` with the data as arguments; logistic "
         f"regression, D = 20, m = 100, float32, {args.draws} draws; jax "
-        f"{jax.__version__}, Python {platform.python_version()}. Peak: highest resident "
-        "memory above that of a process that has imported jax and made ten random "
-        "numbers. First draw: set-up, compilation and one draw.",
+        f"{jax.__version__}, Python {platform.python_version()}. Peak: highest "
+        "resident memory above that of a process that has imported jax and made some "
+        "random numbers. First draw: set-up, compilation and one draw.",
         "",
         "| N | run by | data, MB | peak while the data are made | "
         "peak of the run | peak / data | first draw, s |",
