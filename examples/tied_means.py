@@ -31,7 +31,7 @@ ALPHA = 0.5
 CHAINS = 20
 SIZES = {  # draws of each chain
     "small": {"rows": 10_000, "batch": 100, "draws": 500},
-    "default": {"rows": 1_000_000, "batch": 1000, "draws": 4000},
+    "default": {"rows": 1_000_000, "batch": 1000, "draws": 3000},
     "full": {"rows": 1_000_000, "batch": 1000, "draws": 50_000},
 }
 COLOURS = ("#0072B2", "#56B4E9", "#D55E00", "#E69F00", "#009E73")

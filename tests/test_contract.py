@@ -455,13 +455,14 @@ ARGUMENTS: dict[type[MinibatchMH], dict[str, tuple[Any, Any]]] = {
     MinibatchMH: {**COMMON, **GENERAL},
     MINT: {
         **COMMON,
-        **GENERAL,
+        "batch": (None, batch.pilot(10)),
+        "estimate": ("shared", "augmented"),
         "penalty": (True, False),
         "lam": (None, 0.3),
         "alpha": (None, 0.3),
     },
     MHMinibatch: {
-        **{name: values for name, values in COMMON.items()},
+        **COMMON,
         "estimate": ("shared", "augmented"),
         "sequential": (False, True),
         "variance": (1.0, 0.5),
@@ -482,9 +483,9 @@ def build(kind: type[MinibatchMH], **changed: Any) -> MinibatchMH:
 def test_every_argument_is_in_the_table(kind: type[MinibatchMH]) -> None:
     signatures = [inspect.signature(c.__init__) for c in (kind, MinibatchMH)]
     names = {name for s in signatures for name in s.parameters}
-    if kind is MHMinibatch:
-        names -= {"batch", "acceptance"}  # these are what it is a choice of
-    assert set(ARGUMENTS[kind]) == names - {"self", "settings"}
+    chosen = {MINT: {"acceptance"}, MHMinibatch: {"acceptance", "batch"}}
+    names -= {"self", "settings"} | chosen.get(kind, set())
+    assert set(ARGUMENTS[kind]) == names
 
 
 @pytest.mark.parametrize("kind", ARGUMENTS)

@@ -28,6 +28,8 @@ from numpyro_minibatch import (
 )
 from numpyro_minibatch.batch import Scheme
 
+slow = pytest.mark.slow
+
 N, D, M, SIGMA = 1003, 3, 100, 1.5
 _rng = np.random.default_rng(5)
 X = _rng.normal(size=(N, D)) @ np.array([[1.0, 0.6, 0.0], [0, 1, 0.3], [0, 0, 0.5]])
@@ -152,7 +154,12 @@ KERNELS = {
 }
 
 
-@pytest.mark.parametrize("name", KERNELS)
+QUICK = ("shared batch", "pilot", "exact barker", "langevin")
+
+
+@pytest.mark.parametrize(
+    "name", [n if n in QUICK else pytest.param(n, marks=slow) for n in KERNELS]
+)
 def test_conjugate(name):
     kernel = KERNELS[name]
     mean, cov = posterior(kernel.temperature)
@@ -178,6 +185,7 @@ def test_augmented():
     check(draws[:, 300:], mean, cov)
 
 
+@slow
 def test_tempered_prior():
     kernel = MINT(model, temperature=50.0, temper_prior=True, step_size=0.3, **FIXED)
     mean, cov = posterior(50.0, temper_prior=True)
@@ -196,6 +204,7 @@ def test_several_plates_and_a_site_outside():
     assert (extra["num_rows"] == 111).all()
 
 
+@slow
 @pytest.mark.parametrize("sizes", [{"first": 70}, {"second": 41}])
 def test_the_law_does_not_depend_on_which_plates_are_subsampled(sizes):
     """A plate that is read in full has the same temperature."""
@@ -260,6 +269,7 @@ def test_jacobians_are_not_tempered(temper_prior):
         assert abs(per_chain.mean() - truth) < 5 * se
 
 
+@slow
 def test_noise_without_penalty_is_noticed():
     """The paper's uncorrected test flattens the target, and the check sees it."""
     settings = dict(temperature=50.0, step_size=0.25, **FIXED)
@@ -270,6 +280,7 @@ def test_noise_without_penalty_is_noticed():
     assert extra["reliable"].mean() < 0.05
 
 
+@slow
 def test_forgotten_finite_population_is_noticed():
     """A variance without the finite-population factor cools the chain."""
 
@@ -283,6 +294,7 @@ def test_forgotten_finite_population_is_noticed():
     assert z_scores(draws, mean, cov).min() < -8
 
 
+@slow
 def test_forgotten_q_ratio_is_noticed(monkeypatch):
     """Langevin steps without their proposal ratio fail the check."""
     kernel = MinibatchMH(
@@ -305,6 +317,7 @@ def test_forgotten_q_ratio_is_noticed(monkeypatch):
     assert np.abs(z_scores(draws, mean, cov)).max() > 8
 
 
+@slow
 def test_sequential_growth_is_biased_as_documented():
     """Stopping at a small sample variance under-estimates the noise."""
     settings = dict(batch_size=10, temperature=50.0, step_size=0.35, **FIXED)
@@ -355,6 +368,7 @@ def tied_means_grid():
     return a, b, weights / weights.sum()
 
 
+@slow
 @pytest.mark.parametrize(
     "kernel",
     [
@@ -403,6 +417,7 @@ def test_tied_means_mixture(kernel):
 # far away and impossible places ---------------------------------------------------
 
 
+@slow
 def test_impossible_proposals_are_rejections():
     """A likelihood of NaN or zero beyond a bound: never a draw there."""
 
@@ -424,6 +439,7 @@ def test_impossible_proposals_are_rejections():
         assert len(np.unique(draws)) > 100
 
 
+@slow
 def test_chains_escape_an_impossible_start():
     """A row of zero likelihood at the start makes the first possible move certain."""
 
@@ -450,6 +466,7 @@ def test_chains_escape_an_impossible_start():
             kernel.init(random.key(0), 0, {"mu": jnp.array(-0.5)}, (y,), {})
 
 
+@slow
 def test_augmented_adaptation_does_not_collapse():
     """Where the noise caps the acceptance rate, the step size does not go to zero."""
     kernel = MINT(model, estimate="augmented", temperature=60.0)
