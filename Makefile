@@ -8,7 +8,7 @@ WORKERS ?= 2
 # which tests run: an expression of marks, as for `pytest -m`; empty for all
 SELECT ?=
 # which of them run once more with double precision
-SELECT_X64 ?= x64 or not slow
+SELECT_X64 ?= x64 and not slow
 # constraints file for pip; empty for the newest versions
 CONSTRAINTS ?=
 # versions of Python that `make test-other` looks for

@@ -17,6 +17,8 @@ from numpyro_minibatch._correction import correction_table, series_polynomial
 from numpyro_minibatch.accept import AcceptanceTest, penalty_correction
 from numpyro_minibatch.estimate import Estimate
 
+pytestmark = pytest.mark.x64  # in double precision, too
+
 X64 = jax.config.jax_enable_x64
 DTYPES = [np.float32, np.float64] if X64 else [np.float32]
 DELTAS = np.array([-9.0, -4.0, -1.5, -0.6, -0.1, 0.0, 0.25, 1.0, 2.5, 6.0])

@@ -15,6 +15,8 @@ from numpyro_minibatch import Estimate, Target, batch, estimate
 from numpyro_minibatch.batch import Scheme
 from numpyro_minibatch.estimate import Moments, Reader, Weights, penalty_correction
 
+pytestmark = pytest.mark.x64  # in double precision, too
+
 N, K = 1003, 211
 _rng = np.random.default_rng(1)
 ROWS = jnp.asarray(_rng.gamma(2.0, size=N) * 0.01, jnp.float32)

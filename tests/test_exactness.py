@@ -28,6 +28,8 @@ from numpyro_minibatch import (
 )
 from numpyro_minibatch.batch import Scheme
 
+pytestmark = pytest.mark.x64  # in double precision, too
+
 slow = pytest.mark.slow
 
 N, D, M, SIGMA = 1003, 3, 100, 1.5

@@ -24,6 +24,8 @@ from numpyro_minibatch import Target
 from numpyro_minibatch._preflight import inspect_model
 from numpyro_minibatch.target import ModelTarget
 
+pytestmark = pytest.mark.x64  # in double precision, too
+
 N, M = 23, 7
 _rng = np.random.default_rng(0)
 X = jnp.asarray(_rng.normal(size=(N, 3)))
