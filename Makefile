@@ -125,5 +125,5 @@ test-other: $(VENV)/.created
 	[ -z "$$failed" ]
 
 clean:
-	rm -rf $(VENV) $(VENV)-* dist docs/_build outputs .mypy_cache .pytest_cache \
+	rm -rf $(VENV) $(VENV)-* dist docs/_build demo-output .mypy_cache .pytest_cache \
 	    .ruff_cache
