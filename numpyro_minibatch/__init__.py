@@ -1,6 +1,7 @@
 """Minibatch MCMC for NumPyro models."""
 
 from numpyro_minibatch import accept, batch, diagnostics, estimate, proposal
+from numpyro_minibatch._version import __version__
 from numpyro_minibatch.accept import Decision
 from numpyro_minibatch.batch import Batch
 from numpyro_minibatch.diagnostics import diagnose
@@ -10,6 +11,7 @@ from numpyro_minibatch.kernels import MINT, MHMinibatch, MinibatchMH
 from numpyro_minibatch.target import Target
 
 __all__ = [
+    "__version__",
     "MINT",
     "Batch",
     "Decision",
