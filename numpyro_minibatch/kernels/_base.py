@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Mapping
@@ -163,6 +162,7 @@ class MinibatchKernel(MCMCKernel):
         self._layout: Layout | None = None
         self._frozen: dict[str, Any] = {}
         self._sample_fn: Callable | None = None
+        self._start_fn: Callable | None = None
 
     # what the driver and the analysis read -----------------------------------------
 
@@ -240,7 +240,7 @@ class MinibatchKernel(MCMCKernel):
 
     def __getstate__(self) -> dict[str, Any]:
         # the driver initialises a kernel without a _sample_fn again
-        return {**self.__dict__, "_sample_fn": None}
+        return {**self.__dict__, "_sample_fn": None, "_start_fn": None}
 
     # setup ---------------------------------------------------------------------------
 
@@ -315,10 +315,15 @@ class MinibatchKernel(MCMCKernel):
         check_init_params(
             name, self._target, layout, self._init_strategy, init_params, chains
         )
-        # a copy, because a key of the compiled functions must not change any more
-        start = partial(_start_chains, copy.copy(self), static, vectorized)
+        if self._start_fn is None:
+            # compiled for this kernel only: another one may be made of the same model
+            # after the arrays have changed that the model takes from its surroundings
+            start = partial(_start_chains, self)
+            self._start_fn = jax.jit(start, static_argnums=(0, 1, 2))
         with explained(name, model_args, kwargs):
-            state, log_density = start(rng_key, init_params, arrays)
+            state, log_density = self._start_fn(
+                static, vectorized, (num_warmup, layout), rng_key, init_params, arrays
+            )
         if not isinstance(log_density, jax.core.Tracer):
             target = self._make_target(model_args, kwargs)
             check_start(
@@ -357,16 +362,16 @@ class MinibatchKernel(MCMCKernel):
         """One draw of one chain."""
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2))
 def _start_chains(
     kernel: MinibatchKernel,
     static: Static,
     vectorized: bool,
+    known: Hashable,  # of the kernel at setup: a key, so that a change compiles anew
     key: Array,
     init: Any,
     arrays: list[Any],
 ) -> tuple[Any, Array]:
-    """The first states; compiled once for equal kernels and shapes."""
+    """The first states; compiled once for equal arguments and shapes."""
     start = partial(_start, kernel, static)
     if vectorized:
         start = jax.vmap(start, in_axes=(0, None if init is None else 0, None))
