@@ -31,7 +31,7 @@ ALPHA = 0.5
 CHAINS = 20
 SIZES = {  # draws of each chain
     "small": {"rows": 10_000, "batch": 100, "draws": 500},
-    "default": {"rows": 1_000_000, "batch": 1000, "draws": 3000},
+    "default": {"rows": 1_000_000, "batch": 1000, "draws": 2500},
     "full": {"rows": 1_000_000, "batch": 1000, "draws": 50_000},
 }
 COLOURS = ("#0072B2", "#56B4E9", "#D55E00", "#E69F00", "#009E73")
@@ -75,7 +75,7 @@ def main(args):
         begin = time.perf_counter()
         mcmc = MCMC(
             kernel,
-            num_warmup=300,
+            num_warmup=800,
             num_samples=size["draws"],
             num_chains=CHAINS,
             chain_method="vectorized",

@@ -44,7 +44,8 @@ ALLOWED: dict[str, set[str]] = {
     # what analyses a result reads plain attributes of the kernel that made it
     "_replay": {"target"},
     "inference_data": {"_replay", "_version"},
-    "diagnostics": {"_replay", "batch", "inference_data", "target"},
+    "_normality": {"_replay", "batch", "target"},
+    "diagnostics": {"_normality", "inference_data"},
     "plots": {"inference_data", "diagnostics"},
     # on their own
     "datasets": set(),
