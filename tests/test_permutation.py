@@ -20,6 +20,11 @@ from scipy import stats
 from numpyro_minibatch import _permutation
 from numpyro_minibatch._permutation import permute
 
+# jax.enable_x64 is newer than the lowest supported version
+enable_x64 = getattr(jax, "enable_x64", None)
+if enable_x64 is None:
+    from jax.experimental import enable_x64
+
 # The file computes fewer than 1,000 p-values, so that one of them falls below this
 # by chance in fewer than 1 in 100,000 runs; that leaves a factor of ten for the
 # normal and chi-square approximations of their tails.
@@ -274,7 +279,7 @@ def test_raw_and_typed_keys_agree(size):
 def test_x64_mode_changes_no_value(size):
     values = []
     for x64 in (False, True):
-        with jax.enable_x64(x64):
+        with enable_x64(x64):
             key = jax.random.key(0)
             values.append(jax.jit(lambda k: permute(k, jnp.arange(7), size))(key))
             assert values[-1].dtype == jnp.int32
