@@ -306,7 +306,7 @@ def test_key_is_consumed_once(size):
     "size, walks", ((129, True), (1_000, False), (2**31 - 1, True))
 )
 def test_program_is_small_and_of_32_bits(size, walks):
-    with jax.enable_x64(True):
+    with enable_x64(True):
         positions = jnp.arange(100, dtype=jnp.int32)
         program = jax.make_jaxpr(lambda k, p: permute(k, p, size))(
             jax.random.key(0), positions
