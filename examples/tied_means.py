@@ -220,13 +220,12 @@ def plot(grid, results, n, temperature, path):
         axis, truth = axes.flat[1 + place], grid.density.sum(1 - place)
         points = getattr(grid, name)
         axis.fill_between(points, truth / (points[1] - points[0]), color="0.8", lw=0)
-        for (sampler, values), colour in zip(draws.items(), COLOURS, strict=True):
-            thinned = values[name].reshape(-1)[:: max(1, values[name].size // 20_000)]
+        for values, colour in zip(draws.values(), COLOURS, strict=True):
+            thinned = values[name].reshape(-1)[:: max(1, values[name].size // 50_000)]
             axis.plot(points, gaussian_kde(thinned)(points), color=colour)
         axis.set(xlabel=name, yticks=[], ylim=(0, None))
         axis.set_xlim((-1.5, 2.5) if place == 0 else (-3.5, 3.5))
-        axis.set_title(f"Marginal of {name}; grey: quadrature")
-    axes[0, 1].legend(frameon=False, fontsize=8)
+        axis.set_title(f"Marginal of {name}\n(grey: quadrature; colours: lower right)")
 
     axis, truth = axes[1, 1], grid.moments(grid.density)
     for row, (_, numbers, _) in enumerate(results.values()):
