@@ -317,6 +317,7 @@ class _Settings(NamedTuple):
     batch: str
     max_variance: float
     target_accept_prob: float
+    num_steps: int  # 0 for a kernel that has no such setting
 
     @classmethod
     def of(cls, attrs: Mapping[str, Any]) -> _Settings:
@@ -327,6 +328,7 @@ class _Settings(NamedTuple):
             given.get("batch", ""),
             given.get("max_variance", math.nan),
             given.get("target_accept_prob", math.nan),
+            given.get("num_steps", 0),
         )
 
     @property
@@ -497,13 +499,17 @@ def _advise_mixing(d: Diagnosis, s: _Settings) -> Iterator[str]:
     wanted = _ESS_PER_CHAIN * d.num_chains
     if d.min_ess_bulk < wanted:
         times = wanted / d.min_ess_bulk
+        longer = (
+            f", or num_steps={math.ceil(times * s.num_steps)} to have as many draws "
+            "with that many steps in each"
+            if s.num_steps
+            else ""
+        )
         yield (
             f"the bulk effective sample size of {d.min_ess_bulk_name} is "
             f"{d.min_ess_bulk:.0f}, below {_ESS_PER_CHAIN} a chain: about "
             f"{_round_up(d.num_draws * (times - 1))} more draws a chain are needed. "
-            f"Write num_samples={_round_up(d.num_draws * times)}, or "
-            f"num_steps={math.ceil(times)} to have as many draws with that many steps "
-            "in each."
+            f"Write num_samples={_round_up(d.num_draws * times)}{longer}."
         )
 
 

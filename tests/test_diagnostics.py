@@ -387,7 +387,7 @@ def test_too_few_effective_draws() -> None:
     walk = np.zeros((CHAINS, DRAWS))
     for t in range(1, DRAWS):
         walk[:, t] = 0.95 * walk[:, t - 1] + rng.normal(size=CHAINS)
-    found = diagnose(result({"mu": walk}))
+    found = diagnose(result({"mu": walk}, PENALTY | {"num_steps": 10}))
     ess = found.min_ess_bulk
     assert ess < 100 * CHAINS
     (text,) = (a for a in found.advice if "effective sample size" in a)
@@ -395,7 +395,9 @@ def test_too_few_effective_draws() -> None:
     assert wanted == pytest.approx(DRAWS * 100 * CHAINS / ess, rel=0.1)
     more = int(re.findall(r"about (\d+) more draws", text)[0])
     assert more == pytest.approx(wanted - DRAWS, rel=0.1)
-    assert f"num_steps={math.ceil(100 * CHAINS / ess)}" in text
+    # so many times the steps that a draw has now; no word of it where it has none
+    assert f"num_steps={math.ceil(10 * 100 * CHAINS / ess)}" in text
+    assert "num_steps" not in str(diagnose(result({"mu": walk})))
 
 
 def test_chains_that_never_moved() -> None:
