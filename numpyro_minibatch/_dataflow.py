@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-__all__ = ["Findings", "inspect_flow"]
+__all__ = ["Findings", "inputs_used", "inspect_flow"]
 
 # Work that XLA does not fuse into the gather of a few rows behind it, and so does on
 # every row. (Elementwise work it fuses: taking the logarithm of a million rows and then
@@ -209,6 +209,16 @@ def _inner_jaxprs(eqn: Any) -> list[tuple[Any, int]]:
                 if skipped == (eqn.primitive.name == "cond"):
                     found.append((inner, skipped))
     return found
+
+
+def inputs_used(closed: Any) -> list[bool]:
+    """Which inputs of a jaxpr its outputs depend on."""
+    jaxpr = closed.jaxpr
+    used = [True] * len(jaxpr.outvars)
+    inside = {v for v in jaxpr.outvars if not _is_literal(v)}
+    for part, part_used in _live_equations(jaxpr, used):
+        inside.update(v for v in _needs(part, part_used) if not _is_literal(v))
+    return [var in inside for var in jaxpr.invars]
 
 
 def _live_equations(

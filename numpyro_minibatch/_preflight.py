@@ -79,6 +79,7 @@ def inspect_model(
     kwargs: Mapping[str, Any],
     sizes: int | Mapping[str, int] | None,
     full: bool = False,
+    default: int | None = None,
 ) -> tuple[Layout, dict[str, Any]]:
     """Find the data plates of a model and check that they can be subsampled.
 
@@ -88,13 +89,14 @@ def inspect_model(
     :param kwargs: its keyword arguments.
     :param sizes: rows of one draw, as the user gave them.
     :param full: whether they are chunks of the full batch.
+    :param default: rows of one draw where neither the user nor the model says.
     :return: the layout, and the values of ``param`` sites to freeze.
     :raises ValueError: the model cannot be sampled from minibatches; the message says
         what was found and what to write instead.
     """
     target = ModelTarget(model=model, args=args, kwargs=kwargs, sizes={})
     sites, frozen = _sites_as_written(who, target)
-    widths, plates = _choose_plates(who, sites, sizes, full)
+    widths, plates = _choose_plates(who, sites, sizes, full, default)
     latents = _check_sites(who, sites, plates)
     target = ModelTarget(
         model=model, args=args, kwargs=kwargs, sizes=plates, frozen=frozen
@@ -118,7 +120,11 @@ def inspect_model(
 
 
 def layout_target(
-    who: str, target: Target, sizes: int | Mapping[str, int] | None, full: bool
+    who: str,
+    target: Target,
+    sizes: int | Mapping[str, int] | None,
+    full: bool,
+    default: int | None = None,
 ) -> Layout:
     """The layout of a target that was written by hand.
 
@@ -126,6 +132,7 @@ def layout_target(
     :param target: the target.
     :param sizes: rows of one draw, as the user gave them.
     :param full: whether every decision reads all rows.
+    :param default: rows of one draw where the user does not say.
     :raises ValueError: the sizes do not fit the target's plates.
     """
     plates = target.plates
@@ -141,6 +148,8 @@ def layout_target(
     bound = []
     for plate, rows in sorted(plates.items()):
         width = widths.get(plate)
+        if width is None and default is not None:
+            width = min(default, rows)
         if width is None:
             raise ValueError(
                 f"{who} needs a batch_size for plate {plate!r} of the target, which "
@@ -351,6 +360,7 @@ def _choose_plates(
     sites: list[Site],
     sizes: int | Mapping[str, int] | None,
     full: bool,
+    default: int | None = None,
 ) -> tuple[dict[str, int], dict[str, int]]:
     plates = {s.name: s.args for s in sites if s.type == "plate"}
     own = {
@@ -378,6 +388,9 @@ def _choose_plates(
         widths = {**own, **sizes}
     elif full:
         widths = dict.fromkeys(list(own) or _candidates(sites, plates), 0)
+    elif sizes is None and default is not None and not own:
+        found = _candidates(sites, plates)
+        widths = {name: min(default, plates[name][0]) for name in found}
     elif sizes is None:
         widths = own
     else:

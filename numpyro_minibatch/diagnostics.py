@@ -65,6 +65,9 @@ class Diagnosis:
         are without noise, with the other sign.
     :param noise_sd_median: the median standard deviation of the log ratios.
     :param noise_sd_95: their 95% quantile.
+    :param check_rms_error: with a control variate, the root mean square error of the
+        log ratios that were checked on all rows.
+    :param check_rms_z: the same in units of the noise that the batches claimed.
     :param rows_per_draw: rows of data read for a draw, thinned-away ones included.
     :param total_rows: rows of data read for all draws, without the warmup.
     :param rows_per_effective_sample: ``total_rows`` by the smallest bulk ESS.
@@ -93,6 +96,8 @@ class Diagnosis:
     mean_log_ratio: float
     noise_sd_median: float
     noise_sd_95: float
+    check_rms_error: float
+    check_rms_z: float
     rows_per_draw: float
     total_rows: float
     rows_per_effective_sample: float
@@ -121,6 +126,11 @@ class Diagnosis:
             "diverging": _show("{:.1%} of the draws", self.diverging),
             "noise sd": _show(
                 "median {:.2g}, 95% {:.2g}", self.noise_sd_median, self.noise_sd_95
+            ),
+            "exact checks": _show(
+                "log ratios off by {:.2g}, {:.2g} of their noise",
+                self.check_rms_error,
+                self.check_rms_z,
             ),
             "rows": _show(
                 "{:.4g} a draw, {:.3g} in all", self.rows_per_draw, self.total_rows
@@ -221,7 +231,19 @@ def _numbers(posterior: xr.Dataset, stats: xr.Dataset, s: _Settings) -> Diagnosi
         kept = values[np.isfinite(values)]
         return kept if kept.size else np.array([math.nan])
 
-    median, high = np.quantile(np.sqrt(finite("log_ratio_variance")), [0.5, 0.95])
+    noise = finite("log_ratio_variance")
+    if s.pilot and (noise > 0).any():
+        noise = noise[noise > 0]  # a proposal that stays is no decision
+    median, high = np.quantile(np.sqrt(noise), [0.5, 0.95])
+
+    def last(name: str) -> float:
+        if name not in stats:
+            return math.nan
+        values = stats[name].isel(draw=-1).values.astype(float)
+        return (
+            math.sqrt(np.nanmean(values**2)) if (values == values).any() else math.nan
+        )
+
     rows = float(finite("num_rows").sum()) * thinning
     mixing = _mixing(posterior)
     ess = mixing["min_ess_bulk"]
@@ -241,6 +263,8 @@ def _numbers(posterior: xr.Dataset, stats: xr.Dataset, s: _Settings) -> Diagnosi
         mean_log_ratio=float(finite("log_ratio").mean()),
         noise_sd_median=float(median),
         noise_sd_95=float(high),
+        check_rms_error=last("check_rms_error"),
+        check_rms_z=last("check_rms_z"),
         rows_per_draw=mean("num_rows") * thinning,
         total_rows=rows,
         rows_per_effective_sample=rows / ess if ess > 0 else math.nan,
@@ -318,6 +342,8 @@ class _Settings(NamedTuple):
     max_variance: float
     target_accept_prob: float
     num_steps: int  # 0 for a kernel that has no such setting
+    adapt_step_size: bool
+    pilot: Mapping[str, Any]  # of a control variate; empty without one
 
     @classmethod
     def of(cls, attrs: Mapping[str, Any]) -> _Settings:
@@ -329,6 +355,8 @@ class _Settings(NamedTuple):
             given.get("max_variance", math.nan),
             given.get("target_accept_prob", math.nan),
             given.get("num_steps", 0),
+            given.get("adapt_step_size", True),
+            given.get("pilot", {}),
         )
 
     @property
@@ -456,6 +484,8 @@ def _advise_acceptance(d: Diagnosis, s: _Settings) -> Iterator[str]:
             f"the acceptance rate is {d.acceptance_rate:.2g}, so most draws repeat the "
             f"one before. Write a smaller step_size, {aim}."
         )
+    if s.pilot and not s.adapt_step_size:
+        return  # a proposal without a step size, the better the more it is accepted
     if d.acceptance_rate > max(0.95 * s.ceiling, s.target_accept_prob + 0.05):
         yield (
             f"the acceptance rate is {d.acceptance_rate:.2g} of at most {s.ceiling:g}: "
@@ -523,10 +553,62 @@ def _advise_small_batch(d: Diagnosis, s: _Settings) -> Iterator[str]:
             )
 
 
+def _advise_overconfident(d: Diagnosis, s: _Settings) -> Iterator[str]:
+    """A batch without the rows that matter has too little scatter to show it."""
+    if not s.pilot:
+        return
+    true = s.pilot["batch_sd"]
+    if true > 0.02 and d.noise_sd_median < true / 3:
+        yield (
+            f"the batches take themselves for too good: their noise had sd "
+            f"{d.noise_sd_median:.2g} (median), where the pilot found {true:.2g} on "
+            "all rows. They miss the few rows that matter, and the draws are those of "
+            "the Laplace approximation however well they mix. Write "
+            "batch=batch.stratified(), the default."
+        )
+    if d.check_rms_z > 2 and d.check_rms_error > 0.05:
+        yield (
+            "decisions that were checked on all rows were off by "
+            f"{d.check_rms_error:.2g} in the log ratio, {d.check_rms_z:.2g} times the "
+            "noise that their batches claimed: their acceptance is not what it should "
+            f"be. Write {_doubled(d)}, batch=batch.stratified() where another scheme "
+            'was chosen, or estimate="exact".'
+        )
+
+
+def _doubled(d: Diagnosis) -> str:
+    sizes = {name: 2 * rows for name, rows in d.batch_sizes.items()}
+    return f"batch_size={sizes if len(sizes) > 1 else max(sizes.values(), default=200)}"
+
+
+def _advise_expansion(d: Diagnosis, s: _Settings) -> Iterator[str]:
+    if not s.pilot:
+        return
+    left = s.pilot["residual_sd"]
+    if left > 0.5:
+        yield (
+            f"the expansion of the likelihood is coarse: what it leaves over of the "
+            f"log density has sd {left:.2g} over the posterior (0.5 is good), so "
+            "moves are rejected for it. Expand in coordinates in which the "
+            "likelihood is closer to a parabola, "
+            'control_variate.taylor2(sites=["theta"]), or transform the parameters.'
+        )
+    away = s.pilot["other_mode"]
+    if away > 0:
+        yield (
+            "a search for the centre of the expansion ended in another mode, "
+            f"{away:.2g} posterior standard deviations away. The chains know only the "
+            "one they were expanded at: look at both with control_variate.taylor2("
+            "center=...), or sample at a temperature without a control variate."
+        )
+
+
 _RULES: tuple[Callable[[Diagnosis, _Settings], Iterator[str]], ...] = (
     _advise_noise,
     _advise_ignored_noise,
     _advise_frozen,
+    _advise_overconfident,
+    _advise_expansion,
     _advise_acceptance,
     _advise_diverging,
     _advise_mixing,

@@ -20,7 +20,7 @@ from jax import Array
 from jax.scipy.special import erfc
 from jax.typing import ArrayLike
 
-from numpyro_minibatch.batch import FullBatch, Scheme
+from numpyro_minibatch.batch import Batch, FullBatch, Scheme, full
 from numpyro_minibatch.target import Terms
 
 __all__ = ["Augmented", "Estimate", "Shared", "Weights", "augmented", "shared"]
@@ -179,6 +179,68 @@ class Moments(NamedTuple):
         return Estimate(size * self.mean, variance * fpc, free / jnp.asarray(fpc))
 
 
+def total(batch: Batch, rows: Array, size: int) -> Estimate:
+    """The sums over all rows of ``k`` numbers per row, from the rows of one batch.
+
+    Of weighted rows, every draw from a stratum estimates the stratum's total, and the
+    scatter of these few tells the noise. The degrees of freedom are those of Welch and
+    Satterthwaite, with unbiased estimates of the strata's squared variances above and
+    below the line: with normal strata ``E s ** 4`` is ``1 + 2 / f`` times
+    ``sigma ** 4``, where ``f`` are the degrees of freedom of one stratum [1].
+
+    :param batch: the batch.
+    :param rows: the numbers, shape ``(k, m)``.
+    :param size: the number of rows ``N`` of the plate.
+    :return: estimates of shape ``(k,)``. A row that is not finite makes the value not
+        finite; an infinite value has no variance.
+
+    **References:**
+
+    .. [1] F. E. Satterthwaite (1946), *An approximate distribution of estimates of
+       variance components*, Biometrics Bulletin 2, 110-114.
+    """
+    if batch.weights is None:
+        return Moments.of(rows).total(size, batch.fpc)
+    parts = rows * batch.weights
+    drawn = parts[:, batch.num_sure :].reshape(len(rows), -1, batch.num_draws)
+    value = parts[:, : batch.num_sure].sum(-1) + drawn.sum((-2, -1))
+    if not drawn.shape[1]:
+        return Estimate(value, jnp.zeros_like(value), jnp.full_like(value, jnp.inf))
+    free = batch.num_draws - 1
+    spread = jnp.square(drawn - drawn.mean(-1, keepdims=True)).sum(-1)
+    variances = spread * (batch.num_draws / free)
+    variance = variances.sum(-1)
+    # shares, because float32 does not hold the square of a large variance
+    shares = variances / jnp.where(variance > 0.0, variance, 1.0)[:, None]
+    concentration = jnp.maximum(jnp.square(shares).sum(-1), 1.0 / drawn.shape[1])
+    most = drawn.shape[1] * free
+    dof = jnp.clip((free + 2.0) / concentration - 2.0, free, most)
+    dof = jnp.where(jnp.isnan(dof), most, dof)  # where a row is not finite
+    is_infinite = jnp.isinf(value)
+    return Estimate(value, jnp.where(is_infinite, 0.0, variance), dof)
+
+
+class Look(NamedTuple):
+    """What a sequential test sees when it is asked whether the rows read are enough.
+
+    :param log_ratio: the estimated log ratio of the target's densities so far.
+    :param rows: for each plate the number, the mean and the sum of squared deviations
+        of the rows' differences in log likelihood, at temperature 1.
+    :param sizes: the number of rows of each plate.
+    :param weight: the power of the likelihood, ``1 / temperature``.
+    :param number: how many looks this is, from 1.
+    """
+
+    log_ratio: Estimate
+    rows: Mapping[str, Moments]
+    sizes: Mapping[str, int]
+    weight: float
+    number: Array
+
+
+Rule = Callable[[Look], Array]  # whether the rows read are enough
+
+
 class Reader(NamedTuple):
     """A target's rows, read through a scheme: what every estimate is made from.
 
@@ -187,12 +249,18 @@ class Reader(NamedTuple):
     :param plates: the number of rows of each data plate.
     :param scheme: how the rows are drawn, bound to these plates.
     :param weights: the powers of the prior and of the likelihood.
+    :param designs: of a scheme that weighs rows, the design of each plate.
+    :param active: whether a scheme that reads in rounds reads anything; a condition
+        that several chains can have each their own of, where a branch would be taken
+        for all.
     """
 
     evaluate: Callable[[Array, Mapping[str, Array]], Terms]
     plates: Mapping[str, int]
     scheme: Scheme
     weights: Weights
+    designs: Any = None
+    active: ArrayLike = True
 
     def read(
         self,
@@ -213,22 +281,51 @@ class Reader(NamedTuple):
         """
         scheme = self.scheme
         if scheme.single_round:
-            batches = scheme.draw(key, self.plates)
+            batches = scheme.draw(key, self.plates, self.designs)
             extra, rows = rows_of({name: b.indices for name, b in batches.items()})
-            parts = []
-            for name, batch in batches.items():
-                moments = Moments.of(rows[name])
-                parts.append(moments.total(self.plates[name], batch.fpc))
-            num_rows = jnp.asarray(sum(scheme.widths.values()), jnp.int32)
-            return extra, _add_up(parts), num_rows
-        return self._read_rounds(key, rows_of, max_variance)
+            parts = [
+                total(batch, rows[name], self.plates[name])
+                for name, batch in batches.items()
+            ]
+            num_rows = scheme.num_rows(self.plates, self.designs)
+            return extra, _add_up(parts), jnp.asarray(num_rows, jnp.int32)
+        return self._read_rounds(key, rows_of, max_variance)[:3]
+
+    def read_until(
+        self,
+        key: Array,
+        rows_of: Callable[[Mapping[str, Array]], tuple[Any, dict[str, Array]]],
+        enough: Callable[[Any, Estimate, Mapping[str, Moments], Array], Array],
+    ) -> tuple[Any, Estimate, Array, Array]:
+        """The same, as far as a rule of its own asks for, from a sequential scheme.
+
+        :param key: PRNG key of this decision's rows.
+        :param rows_of: as for :meth:`read`.
+        :param enough: ``enough(extra, sums, moments, number)`` says, whenever the
+            rows asked for have been read, whether they are enough.
+        :return: what :meth:`read` returns, and whether the rows were enough, as all
+            rows always are.
+        """
+        return self._read_rounds(key, rows_of, math.inf, enough)
 
     def _read_rounds(
-        self, key: Array, rows_of: Callable, max_variance: float
-    ) -> tuple[Any, Estimate, Array]:
+        self,
+        key: Array,
+        rows_of: Callable,
+        max_variance: float,
+        enough: Callable | None = None,
+    ) -> tuple[Any, Estimate, Array, Array]:
         scheme, plates = self.scheme, self.plates
         limit = max_variance / self.weights.likelihood**2
         streams = jax.random.split(key)
+
+        def estimate(moments: Mapping[str, Moments]) -> Estimate:
+            return _add_up(
+                [
+                    moments[name].total(size, scheme.fpc(moments[name].seen, size))
+                    for name, size in plates.items()
+                ]
+            )
 
         def one_round(state: _Rounds) -> _Rounds:
             stream = jax.tree.map(lambda k: k[state.stream], streams)
@@ -251,10 +348,19 @@ class Reader(NamedTuple):
                 n: jnp.asarray(m.total(plates[n]).variance)[0]
                 for n, m in moments.items()
             }
-            needed, restart = scheme.extend(
-                counts, variances, plates, state.reached, limit
-            )
             done = _all_read(counts, state.needed)
+            most: ArrayLike = limit
+            is_enough = state.is_enough
+            if enough is not None:
+                is_enough = done & (
+                    enough(extra, estimate(moments), moments, state.reached + 1)
+                    | _all_read(counts, plates)
+                )
+                # the rule, in the words of a scheme: any variance will do, or none
+                most = jnp.where(is_enough, jnp.inf, -1.0)
+            needed, restart = scheme.extend(
+                counts, variances, plates, state.reached, most
+            )
             restart = done & restart
             return _Rounds(
                 stream=jnp.where(restart, 1, state.stream),
@@ -265,6 +371,7 @@ class Reader(NamedTuple):
                 ),
                 num_rows=num_rows,
                 extra=extra,
+                is_enough=is_enough,
             )
 
         def unfinished(state: _Rounds) -> Array:
@@ -284,24 +391,25 @@ class Reader(NamedTuple):
                 name: Moments(zero, *[jnp.zeros(r.shape[:1], r.dtype)] * 2)
                 for name, r in rows.items()
             },
-            needed=scheme.first(plates),
+            needed=jax.tree.map(
+                lambda rows: jnp.where(self.active, rows, 0), scheme.first(plates)
+            ),
             num_rows=zero,
             extra=jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), extra),
+            is_enough=jnp.array(False),
         )
         end = jax.lax.while_loop(unfinished, one_round, start)
-        parts = []
-        for name, moments in end.moments.items():
-            fpc = scheme.fpc(moments.seen, plates[name])
-            parts.append(moments.total(plates[name], fpc))
-        return end.extra, _add_up(parts), end.num_rows
+        return end.extra, estimate(end.moments), end.num_rows, end.is_enough
+
+    def everything(self, active: Array) -> Reader:
+        """The same target, all of its rows read where ``active`` says so."""
+        widths = dict.fromkeys(self.plates, 0)
+        return self._replace(scheme=full().bound(widths, self.plates), active=active)
 
     @property
     def gradient_rows(self) -> int:
         """Rows that one :meth:`gradient` reads."""
-        sizes = (
-            self.plates if isinstance(self.scheme, FullBatch) else self.scheme.widths
-        )
-        return sum(sizes.values())
+        return self.scheme.num_rows(self.plates, self.designs)
 
     def gradient(self, key: Array, z: Array) -> Array:
         """An unbiased estimate of the gradient of the weighted log density.
@@ -317,16 +425,18 @@ class Reader(NamedTuple):
             likelihood = jnp.zeros(())
             for name, rows in terms.rows.items():
                 if masks is None:
-                    likelihood += self.plates[name] * rows.mean()
+                    weights = batches[name].weights
+                    mean = self.plates[name] * rows.mean()
+                    likelihood += mean if weights is None else weights @ rows
                 else:
                     likelihood += jnp.where(masks[name], rows, 0.0).sum()
             share = 1.0 if masks is None else masks["known"]
             known = share * self.weights.known(terms)
             return known + self.weights.likelihood * likelihood
 
-        scheme = self.scheme
+        scheme, batches = self.scheme, {}
         if not isinstance(scheme, FullBatch):
-            batches = scheme.draw(key, self.plates)
+            batches = scheme.draw(key, self.plates, self.designs)
             indices = {name: b.indices for name, b in batches.items()}
             return jax.grad(log_density)(z, indices, None)
 
@@ -349,9 +459,10 @@ class _Rounds(NamedTuple):
     needed: dict[str, Array]
     num_rows: Array
     extra: Any
+    is_enough: Array  # whether a rule of its own stopped the reading
 
 
-def _all_read(counts: Mapping[str, Array], needed: Mapping[str, Array]) -> Array:
+def _all_read(counts: Mapping[str, Array], needed: Mapping[str, Any]) -> Array:
     return jnp.all(jnp.stack([counts[name] >= needed[name] for name in needed]))
 
 
@@ -365,7 +476,8 @@ class Comparison(NamedTuple):
     :param log_ratio: the log ratio of the target's densities, the proposal's ratio
         not included, with the noise that the acceptance test must take into account.
     :param noise: the variance to report.
-    :param reliable: whether the estimator's own normal approximation holds.
+    :param reliable: whether the estimator's own normal approximation holds, and the
+        rows read were enough for the test, if it has a rule for that.
     :param log_density: estimates of the target's log density at the current and at
         the proposed position, shape ``(2,)``.
     :param memory: what to keep with the proposed position if it is accepted.
@@ -399,8 +511,12 @@ class Shared:
         z_new: Array,
         memory: Any,
         max_variance: float,
+        rule: Rule | None = None,
     ) -> Comparison:
-        """Compare ``z_new`` with ``z`` on the rows that ``key`` draws."""
+        """Compare ``z_new`` with ``z`` on the rows that ``key`` draws.
+
+        :param rule: of a sequential test, which rows are enough.
+        """
         pair = jnp.stack([z, z_new])
 
         def rows_of(indices: Mapping[str, Array]) -> tuple[Any, dict[str, Array]]:
@@ -412,16 +528,31 @@ class Shared:
             rows = {n: jnp.stack([r, current.rows[n]]) for n, r in change.rows.items()}
             return jnp.stack(known), rows
 
-        known, sums, num_rows = reader.read(key, rows_of, max_variance)
-        density = reader.weights.likelihood * sums + known
-        log_ratio = jax.tree.map(lambda x: x[0] if jnp.ndim(x) else x, density)
+        def ratio(known: Array, sums: Estimate) -> Any:
+            density = reader.weights.likelihood * sums + known
+            first = jax.tree.map(lambda x: x[0] if jnp.ndim(x) else x, density)
+            return density, first
+
+        def enough(known: Array, sums: Estimate, moments: Any, number: Array) -> Array:
+            assert rule is not None
+            rows = {n: Moments(m.seen, m.mean[0], m.m2[0]) for n, m in moments.items()}
+            weight = reader.weights.likelihood
+            _, log_ratio = ratio(known, sums)
+            return rule(Look(log_ratio, rows, reader.plates, weight, number))
+
+        if rule is None:
+            known, sums, num_rows = reader.read(key, rows_of, max_variance)
+            is_enough = jnp.array(True)
+        else:
+            known, sums, num_rows, is_enough = reader.read_until(key, rows_of, enough)
+        density, log_ratio = ratio(known, sums)
         log_density = density.value[1] + jnp.stack(
             [jnp.zeros_like(z[0]), log_ratio.value]
         )
         return Comparison(
             log_ratio,
             log_ratio.variance,
-            jnp.array(True),
+            is_enough,
             log_density,
             memory,
             num_rows,
@@ -485,8 +616,12 @@ class Augmented:
         z_new: Array,
         memory: Remembered,
         max_variance: float,
+        rule: Rule | None = None,
     ) -> Comparison:
-        """Compare the kept weight of ``z`` with a new one of ``z_new``."""
+        """Compare the kept weight of ``z`` with a new one of ``z_new``.
+
+        A sequential test's ``rule`` is not for kept weights: kernels refuse both.
+        """
         new, num_rows = self._weigh(reader, key, z_new)
         noise = new.variance + memory.variance
         return Comparison(

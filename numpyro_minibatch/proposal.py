@@ -1,23 +1,49 @@
-"""Where to: proposals, in the coordinates that the adapted mass matrix whitens."""
+"""Where to: proposals, in the coordinates that the adapted mass matrix whitens.
+
+A proposal is a density ``q(z' | z)`` and the kernels only ever need the ratio of its
+two directions. Some proposals look at a surrogate of the target, a density that needs
+no data: the exact prior times a Taylor polynomial of the likelihood, which control
+variates provide. A move that leaves the surrogate ``pi_s`` invariant and is reversible
+has ``pi_s(z) q(z' | z) = pi_s(z') q(z | z')``, so that its ratio is known however the
+move was made, and what is left for the minibatch to decide is the surrogate's error.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from numbers import Integral, Real
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
+from jax.scipy.linalg import solve_triangular
+from jax.typing import ArrayLike
 
-__all__ = ["Proposal", "Proposed", "Whitening", "langevin", "random_walk"]
+__all__ = [
+    "Landscape",
+    "Proposal",
+    "Proposed",
+    "Whitening",
+    "delayed_random_walk",
+    "independence",
+    "langevin",
+    "mixture",
+    "preconditioned_crank_nicolson",
+    "random_walk",
+    "student_t",
+    "surrogate_hmc",
+]
 
 
 class Whitening(NamedTuple):
     """A square root of the inverse mass matrix: ``z = C @ w`` with white ``w``.
 
-    :param root: ``C``'s transpose, shape ``(D, D)``, or its diagonal, ``(D,)``.
+    :param root: ``C``'s transpose, shape ``(D, D)``, upper triangular, or its
+        diagonal, ``(D,)``.
     """
 
     root: Array
@@ -26,56 +52,89 @@ class Whitening(NamedTuple):
         """``C @ w``: a displacement in the coordinates of the position."""
         return self.root.T @ w if self.root.ndim == 2 else self.root * w
 
+    def whiten(self, displacement: Array) -> Array:
+        """The inverse of :meth:`color`."""
+        if self.root.ndim == 2:
+            return solve_triangular(self.root, displacement, trans=1)
+        return displacement / self.root
+
     def whiten_gradient(self, gradient: Array) -> Array:
         """``C.T @ gradient``: the gradient with respect to ``w``."""
         return self.root @ gradient if self.root.ndim == 2 else self.root * gradient
+
+
+class Landscape(NamedTuple):
+    """What a proposal may look at.
+
+    :param gradient: the gradient of the target's log density at a position, estimated
+        from one batch, the same for the whole proposal and independent of the batch
+        which decides.
+    :param whitening: the whitened coordinates.
+    :param center: centre of the surrogate's posterior, shape ``(D,)``; only with a
+        control variate.
+    :param log_surrogate: log density of the surrogate at a position, a scalar, up to
+        a constant and without data; only with a control variate.
+    """
+
+    gradient: Callable[[Array], Array]
+    whitening: Whitening
+    center: Array | None = None
+    log_surrogate: Callable[[Array], Array] | None = None
 
 
 class Proposed(NamedTuple):
     """A proposed position.
 
     :param z: the position, shape ``(D,)``.
-    :param log_q_ratio: ``log q(z | z') - log q(z' | z)``.
+    :param log_q_ratio: ``log q(z | z') - log q(z' | z)``; zero for a stay.
+    :param moved: whether the position is another one. A proposal with a first stage of
+        its own that rejected stays at the very same ``z``: no row needs to be read.
+    :param tunes: whether the fate of the move says something about the step size.
+        Only a component of a :func:`mixture` that has no step size says no.
     """
 
     z: Array
     log_q_ratio: Array
+    moved: ArrayLike = np.True_
+    tunes: ArrayLike = np.True_
 
 
 @dataclass(frozen=True)
 class Proposal(ABC):
     """A way to propose a position; the base of the ``proposal.*`` choices."""
 
-    #: acceptance rate that a Metropolis test should aim at
+    #: acceptance rate that a Metropolis test should aim at, all stages together
     target_accept_prob = 0.3
-    #: whether :meth:`propose` calls its ``gradient``
+    #: whether :meth:`propose` calls the landscape's ``gradient``
     uses_gradient = False
+    #: whether it needs the landscape's ``center`` and ``log_surrogate``
+    uses_surrogate = False
+    #: whether it has a scale that warmup should tune
+    adapts_step_size = True
+    #: step size to start from
+    default_step_size = 1.0
 
     @abstractmethod
     def propose(
-        self,
-        key: Array,
-        z: Array,
-        step_size: Array,
-        whitening: Whitening,
-        gradient: Callable[[Array], Array],
+        self, key: Array, z: Array, step_size: Array, landscape: Landscape
     ) -> Proposed:
         """Propose a position.
 
         :param key: PRNG key.
         :param z: the current position, shape ``(D,)``.
         :param step_size: step size in the whitened coordinates.
-        :param whitening: the whitened coordinates.
-        :param gradient: the gradient of the target's log density at a position,
-            estimated from one batch that is independent of the batch which decides.
+        :param landscape: what can be known about the target.
         """
 
 
 @dataclass(frozen=True)
 class _RandomWalk(Proposal):
-    def propose(self, key, z, step_size, whitening, gradient):  # type: ignore[no-untyped-def]
+    def propose(
+        self, key: Array, z: Array, step_size: Array, landscape: Landscape
+    ) -> Proposed:
         noise = jax.random.normal(key, z.shape, z.dtype)
-        return Proposed(z + step_size * whitening.color(noise), jnp.zeros((), z.dtype))
+        step = step_size * landscape.whitening.color(noise)
+        return Proposed(z + step, jnp.zeros((), z.dtype))
 
 
 @dataclass(frozen=True)
@@ -83,15 +142,18 @@ class _Langevin(Proposal):
     target_accept_prob = 0.57
     uses_gradient = True
 
-    def propose(self, key, z, step_size, whitening, gradient):  # type: ignore[no-untyped-def]
+    def propose(
+        self, key: Array, z: Array, step_size: Array, landscape: Landscape
+    ) -> Proposed:
         noise = jax.random.normal(key, z.shape, z.dtype)
+        whitening = landscape.whitening
 
         # The reverse move needs the gradient of the same batch at z': for each batch
         # q is then a proposal of its own, and the chain a mixture of valid ones. The
         # loop keeps the model at one place of the compiled program.
         def half_step(i: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
             position, drift = carry
-            new = whitening.whiten_gradient(gradient(position))
+            new = whitening.whiten_gradient(landscape.gradient(position))
             moved = z + step_size * whitening.color(0.5 * step_size * new + noise)
             return jnp.where(i == 0, moved, position), jnp.where(
                 i == 0, new, drift + new
@@ -101,6 +163,272 @@ class _Langevin(Proposal):
         # w = w' + eps^2/2 g' + eps xi'  gives  xi' = -(xi + eps/2 (g + g'))
         reverse = noise + 0.5 * step_size * drifts
         return Proposed(z_new, 0.5 * (jnp.square(noise) - jnp.square(reverse)).sum())
+
+
+# proposals that look at the surrogate ------------------------------------------------
+
+
+def _surrogate(landscape: Landscape) -> Callable[[Array], Array]:
+    assert landscape.log_surrogate is not None  # the kernel has checked
+    return landscape.log_surrogate
+
+
+def _centered(z: Array, landscape: Landscape) -> tuple[Array, Array]:
+    """The centre, and the whitened displacement from it."""
+    assert landscape.center is not None  # the kernel has checked
+    return landscape.center, landscape.whitening.whiten(z - landscape.center)
+
+
+def _first_stage(
+    z: Array, z_new: Array, logs: Array, log_ratio: Array, noise: Array
+) -> Proposed:
+    """Accept on the surrogate or stay; the second stage pays the surrogate back.
+
+    :param logs: log surrogate at both positions.
+    :param log_ratio: the log ratio of this stage; not a number is a rejection.
+    :param noise: two normal numbers.
+    """
+    # Half the square of two normals is an exponential, the -log of a uniform: one
+    # draw of normals then serves the whole proposal.
+    accept = log_ratio >= -0.5 * jnp.square(noise).sum()
+    return Proposed(
+        jnp.where(accept, z_new, z),
+        jnp.where(accept, logs[0] - logs[1], 0.0),
+        moved=accept,
+    )
+
+
+@dataclass(frozen=True)
+class _SurrogateHMC(Proposal):
+    uses_surrogate = True
+    adapts_step_size = False
+
+    num_steps: int = 4
+    step_size: float = 0.39
+    jitter: float = 0.1
+
+    def __post_init__(self) -> None:
+        what = "surrogate_hmc({}=...)".format
+        if not isinstance(self.num_steps, Integral):
+            raise TypeError(
+                f"{what('num_steps')} must be a positive integer, got "
+                f"{self.num_steps!r} ({type(self.num_steps).__name__})."
+            )
+        _check_number(
+            what("num_steps"), self.num_steps, _positive, "a positive integer"
+        )
+        step_size = _check_number(
+            what("step_size"), self.step_size, _positive, "a positive number"
+        )
+        jitter = _check_number(
+            what("jitter"), self.jitter, lambda x: 0 <= x < 1, "at least 0 and below 1"
+        )
+        object.__setattr__(self, "num_steps", int(self.num_steps))
+        object.__setattr__(self, "step_size", step_size)
+        object.__setattr__(self, "jitter", jitter)
+
+    def propose(
+        self, key: Array, z: Array, step_size: Array, landscape: Landscape
+    ) -> Proposed:
+        noise = jax.random.normal(key, (z.size + 3,), z.dtype)
+        momentum, for_step, for_accept = noise[:-3], noise[-3], noise[-2:]
+        step = jnp.asarray(self.step_size, z.dtype)
+        if self.jitter:  # erf(x / sqrt(2)) of a normal x is uniform on (-1, 1)
+            uniform = jax.scipy.special.erf(for_step * np.sqrt(0.5).item())
+            step = step * (1.0 + self.jitter * uniform)
+        z_new, momentum_new, logs = self.leapfrog(z, momentum, step, landscape)
+        kinetic = 0.5 * (jnp.square(momentum) - jnp.square(momentum_new)).sum()
+        log_ratio = logs[1] - logs[0] + kinetic
+        return _first_stage(z, z_new, logs, log_ratio, for_accept)
+
+    def leapfrog(
+        self, z: Array, momentum: Array, step: Array, landscape: Landscape
+    ) -> tuple[Array, Array, Array]:
+        """Follow the surrogate's dynamics.
+
+        :return: position and momentum at the end, and the log surrogate at both ends.
+        """
+        density = jax.value_and_grad(_surrogate(landscape))
+        whitening, num_steps = landscape.whitening, self.num_steps
+
+        # A kick at each end of every drift; two kicks that meet are one. The loop
+        # keeps the surrogate, which holds the model's prior, at one place of the
+        # compiled program.
+        def kick_and_drift(i: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
+            position, momentum, first, _ = carry
+            value, gradient = density(position)
+            at_end = (i == 0) | (i == num_steps)
+            kick = jnp.where(at_end, 0.5 * step, step)
+            momentum = momentum + kick * whitening.whiten_gradient(gradient)
+            drift = jnp.where(i < num_steps, step, 0.0)
+            position = position + drift * whitening.color(momentum)
+            return position, momentum, jnp.where(i == 0, value, first), value
+
+        zero = jnp.zeros((), z.dtype)
+        z, momentum, first, last = jax.lax.fori_loop(
+            0, num_steps + 1, kick_and_drift, (z, momentum, zero, zero)
+        )
+        return z, momentum, jnp.stack([first, last])
+
+
+@dataclass(frozen=True)
+class _DelayedRandomWalk(Proposal):
+    uses_surrogate = True
+
+    def propose(
+        self, key: Array, z: Array, step_size: Array, landscape: Landscape
+    ) -> Proposed:
+        noise = jax.random.normal(key, (z.size + 2,), z.dtype)
+        z_new = z + step_size * landscape.whitening.color(noise[:-2])
+        logs = jax.vmap(_surrogate(landscape))(jnp.stack([z, z_new]))
+        return _first_stage(z, z_new, logs, logs[1] - logs[0], noise[-2:])
+
+
+@dataclass(frozen=True)
+class _Independence(Proposal):
+    uses_surrogate = True
+    adapts_step_size = False
+
+    def propose(
+        self, key: Array, z: Array, step_size: Array, landscape: Landscape
+    ) -> Proposed:
+        noise = jax.random.normal(key, z.shape, z.dtype)
+        center, white = _centered(z, landscape)
+        log_q_ratio = 0.5 * (jnp.square(noise) - jnp.square(white)).sum()
+        return Proposed(center + landscape.whitening.color(noise), log_q_ratio)
+
+
+@dataclass(frozen=True)
+class _StudentT(Proposal):
+    uses_surrogate = True
+    adapts_step_size = False
+
+    df: float = 5.0
+
+    def __post_init__(self) -> None:
+        df = _check_number("student_t(df=...)", self.df, _positive, "a positive number")
+        object.__setattr__(self, "df", df)
+
+    def propose(
+        self, key: Array, z: Array, step_size: Array, landscape: Landscape
+    ) -> Proposed:
+        if self.df.is_integer() and self.df <= 32:
+            # a chi-squared number is a sum of squares, cheaper than a gamma number
+            normal = jax.random.normal(key, (z.size + int(self.df),), z.dtype)
+            normal, others = normal[: z.size], normal[z.size :]
+            chi_squared = jnp.square(others).sum()
+        else:
+            key_normal, key_scale = jax.random.split(key)
+            normal = jax.random.normal(key_normal, z.shape, z.dtype)
+            chi_squared = 2.0 * jax.random.gamma(key_scale, 0.5 * self.df, (), z.dtype)
+        noise = normal * jnp.sqrt(self.df / chi_squared)
+        center, white = _centered(z, landscape)
+        logs = jnp.log1p(jnp.square(jnp.stack([noise, white])).sum(-1) / self.df)
+        log_q_ratio = 0.5 * (self.df + z.size) * (logs[0] - logs[1])
+        return Proposed(center + landscape.whitening.color(noise), log_q_ratio)
+
+
+@dataclass(frozen=True)
+class _PreconditionedCrankNicolson(Proposal):
+    uses_surrogate = True
+    default_step_size = 0.5
+
+    beta: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.beta is not None:
+            beta = _check_number(
+                "preconditioned_crank_nicolson(beta=...)",
+                self.beta,
+                lambda x: 0 < x <= 1,
+                "a number above 0 and at most 1",
+            )
+            object.__setattr__(self, "beta", beta)
+            object.__setattr__(self, "adapts_step_size", False)
+
+    def propose(
+        self, key: Array, z: Array, step_size: Array, landscape: Landscape
+    ) -> Proposed:
+        noise = jax.random.normal(key, z.shape, z.dtype)
+        beta = step_size if self.beta is None else self.beta
+        beta = jnp.minimum(jnp.asarray(beta, z.dtype), 1.0)
+        center, white = _centered(z, landscape)
+        # sqrt((1 - b) (1 + b)) keeps its digits where b is near one
+        white_new = jnp.sqrt((1.0 - beta) * (1.0 + beta)) * white + beta * noise
+        log_q_ratio = 0.5 * (jnp.square(white_new) - jnp.square(white)).sum()
+        return Proposed(center + landscape.whitening.color(white_new), log_q_ratio)
+
+
+# mixtures ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Mixture(Proposal):
+    components: tuple[tuple[float, Proposal], ...]
+
+    def __post_init__(self) -> None:
+        total = sum(weight for weight, _ in self.components)
+        scaled = tuple((weight / total, part) for weight, part in self.components)
+        parts = [part for _, part in scaled]
+        tuned = [pair for pair in scaled if pair[1].adapts_step_size] or list(scaled)
+        share = sum(weight for weight, _ in tuned)
+        # only moves of the components with a step size are compared with this
+        target = sum(w * part.target_accept_prob for w, part in tuned) / share
+        derived = {
+            "components": scaled,
+            "target_accept_prob": target,
+            "uses_gradient": any(part.uses_gradient for part in parts),
+            "uses_surrogate": any(part.uses_surrogate for part in parts),
+            "adapts_step_size": any(part.adapts_step_size for part in parts),
+            "default_step_size": min(part.default_step_size for _, part in tuned),
+        }
+        for name, value in derived.items():
+            object.__setattr__(self, name, value)
+
+    def propose(
+        self, key: Array, z: Array, step_size: Array, landscape: Landscape
+    ) -> Proposed:
+        def branch(part: Proposal) -> Callable[[Array], Proposed]:
+            def propose(key: Array) -> Proposed:
+                made = part.propose(key, z, step_size, landscape)
+                return Proposed(
+                    made.z,
+                    jnp.asarray(made.log_q_ratio, z.dtype),
+                    jnp.asarray(made.moved),
+                    jnp.asarray(made.tunes) & part.adapts_step_size,
+                )
+
+            return propose
+
+        key_choice, key_move = jax.random.split(key)
+        ends = np.cumsum([weight for weight, _ in self.components])[:-1]
+        # rounded to the type of the number, so that float64 stays out of float32
+        uniform = jax.random.uniform(key_choice, (), z.dtype)
+        choice = (uniform >= jnp.asarray(ends, z.dtype)).sum(dtype=jnp.int32)
+        branches = [branch(part) for _, part in self.components]
+        return jax.lax.switch(choice, branches, key_move)
+
+
+# checks ------------------------------------------------------------------------------
+
+
+def _check_number(
+    what: str, value: Any, allowed: Callable[[Any], bool], expected: str
+) -> float:
+    if isinstance(value, bool | np.bool_) or not isinstance(value, Real):
+        raise TypeError(
+            f"{what} must be {expected}, got {value!r} ({type(value).__name__})."
+        )
+    if not (np.isfinite(float(value)) and allowed(value)):
+        raise ValueError(f"{what} must be {expected}, got {value!r}.")
+    return float(value)
+
+
+def _positive(value: Any) -> bool:
+    return value > 0
+
+
+# what users write --------------------------------------------------------------------
 
 
 def random_walk() -> Proposal:
@@ -141,3 +469,251 @@ def langevin() -> Proposal:
         True
     """
     return _Langevin()
+
+
+def surrogate_hmc(
+    num_steps: int = 4, step_size: float = 0.39, jitter: float = 0.1
+) -> Proposal:
+    """Hamiltonian Monte Carlo on the surrogate, then one decision on the data.
+
+    A first stage draws a momentum, follows the surrogate's dynamics for a few leapfrog
+    steps, and accepts on the surrogate's own energy: it is reversible with respect to
+    the surrogate and reads no data. What it accepts goes to the minibatch, which
+    decides on the surrogate's error alone: delayed acceptance [1]. On a surrogate that
+    is normal this is close to independent draws from it; on a skewed one it follows
+    the skewness, which :func:`independence` cannot.
+
+    The length of a trajectory is a number times the standard deviations that the
+    whitening knows, so it is set here and not adapted. A quarter of a period, ``pi /
+    2`` in all, is what forgets the start on a normal surrogate; longer trajectories
+    turn back. For priors that are far from normal smaller steps keep the first stage
+    accepting: ``surrogate_hmc(8, 0.35)``. A surrogate whose draws are not worth
+    following, because it is far from the target, is better served by
+    :func:`delayed_random_walk`.
+
+    Needs a control variate.
+
+    :param num_steps: leapfrog steps; each evaluates the surrogate's gradient, as does
+        the start.
+    :param step_size: length of one of them, in the whitened coordinates.
+    :param jitter: relative half width of the uniform law around ``step_size`` from
+        which a trajectory draws its own, in ``[0, 1)``. With none, a coordinate whose
+        scale is half of what the whitening says is mirrored and never mixed.
+    :raises TypeError: if an argument is of the wrong kind.
+    :raises ValueError: if an argument is out of range.
+
+    **References:**
+
+    .. [1] J. Andres Christen, Colin Fox (2005), *Markov chain Monte Carlo using an
+       approximation*, Journal of Computational and Graphical Statistics 14(4).
+    .. [2] Radford M. Neal (2011), *MCMC using Hamiltonian dynamics*, Handbook of
+       Markov Chain Monte Carlo, chapter 5.
+
+    **Example**
+
+    .. doctest::
+
+        >>> import jax, jax.numpy as jnp
+        >>> from numpyro_minibatch import proposal
+        >>> hmc = proposal.surrogate_hmc()
+        >>> hmc.uses_surrogate, hmc.adapts_step_size
+        (True, False)
+        >>> landscape = proposal.Landscape(
+        ...     gradient=lambda z: -z,
+        ...     whitening=proposal.Whitening(jnp.ones(3)),
+        ...     log_surrogate=lambda z: -0.5 * (z**2).sum(),
+        ... )
+        >>> z = jnp.array([3.0, 0.0, -2.0])
+        >>> proposed = hmc.propose(jax.random.key(0), z, 1.0, landscape)
+        >>> ratio = landscape.log_surrogate(z) - landscape.log_surrogate(proposed.z)
+        >>> bool(proposed.moved), bool(proposed.log_q_ratio == ratio)
+        (True, True)
+    """
+    return _SurrogateHMC(num_steps, step_size, jitter)
+
+
+def delayed_random_walk() -> Proposal:
+    """A random walk whose steps pass the surrogate before any data are read.
+
+    The first stage accepts on the surrogate, without data; what it accepts goes to
+    the minibatch, which decides on the surrogate's error alone: delayed acceptance
+    [1]. It is the same walk as :func:`random_walk`, decided in two parts, and reads
+    rows for a fraction of its steps.
+
+    The acceptance rate that the step size aims at counts both stages. Needs a control
+    variate.
+
+    **References:**
+
+    .. [1] J. Andres Christen, Colin Fox (2005), *Markov chain Monte Carlo using an
+       approximation*, Journal of Computational and Graphical Statistics 14(4).
+    .. [2] Chris Sherlock, Alexandre Thiery, Andrew Golightly (2021), *Efficiency of
+       delayed-acceptance random walk Metropolis algorithms*, Annals of Statistics
+       49(5).
+
+    **Example**
+
+    .. doctest::
+
+        >>> from numpyro_minibatch import proposal
+        >>> walk = proposal.delayed_random_walk()
+        >>> walk.uses_surrogate, walk.adapts_step_size, walk.target_accept_prob
+        (True, True, 0.3)
+    """
+    return _DelayedRandomWalk()
+
+
+def independence() -> Proposal:
+    """Independent draws from the Laplace approximation, ``N(center, C C')``.
+
+    The draws do not depend on the position, so on a posterior that is nearly normal
+    successive ones are nearly independent. Where the posterior's tails are heavier
+    than normal the chain gets stuck in them [1]: prefer :func:`student_t` or
+    :func:`surrogate_hmc` there.
+
+    Needs a control variate, whose centre it takes.
+
+    **References:**
+
+    .. [1] Luke Tierney (1994), *Markov chains for exploring posterior distributions*,
+       Annals of Statistics 22(4).
+    .. [2] Kerrie L. Mengersen, Richard L. Tweedie (1996), *Rates of convergence of the
+       Hastings and Metropolis algorithms*, Annals of Statistics 24(1).
+
+    **Example**
+
+    .. doctest::
+
+        >>> from numpyro_minibatch import proposal
+        >>> proposal.independence().adapts_step_size
+        False
+    """
+    return _Independence()
+
+
+def student_t(df: float = 5.0) -> Proposal:
+    """Independent draws from a multivariate Student-t around the Laplace centre.
+
+    As :func:`independence`, with tails heavier than those of most posteriors, so that
+    no position holds the chain for long [1]. The price is acceptance, and it grows
+    with the dimension.
+
+    Needs a control variate, whose centre it takes.
+
+    :param df: degrees of freedom. The scale matrix is that of the normal, ``C C'``;
+        the covariance is ``df / (df - 2)`` times as large.
+    :raises TypeError: if ``df`` is not a number.
+    :raises ValueError: if ``df`` is not positive.
+
+    **References:**
+
+    .. [1] Kerrie L. Mengersen, Richard L. Tweedie (1996), *Rates of convergence of the
+       Hastings and Metropolis algorithms*, Annals of Statistics 24(1).
+
+    **Example**
+
+    .. doctest::
+
+        >>> from numpyro_minibatch import proposal
+        >>> proposal.student_t(df=4.0) == proposal.student_t(4)
+        True
+    """
+    return _StudentT(df)
+
+
+def preconditioned_crank_nicolson(beta: float | None = None) -> Proposal:
+    """Steps that leave the Laplace approximation as it is (pCN).
+
+    ``z' = c + sqrt(1 - beta ** 2) (z - c) + beta C xi`` is reversible with respect to
+    ``N(c, C C')`` [1], so that the decision is about the posterior's departure from it
+    alone. At ``beta = 1`` this is :func:`independence`; smaller steps keep accepting
+    where the posterior is further from normal, whatever the dimension.
+
+    Needs a control variate, whose centre it takes.
+
+    :param beta: length of a step, in ``(0, 1]``; by default the step size, which
+        warmup adapts and which counts as one where it is larger.
+    :raises TypeError: if ``beta`` is not a number.
+    :raises ValueError: if ``beta`` is out of range.
+
+    **References:**
+
+    .. [1] Simon L. Cotter, Gareth O. Roberts, Andrew M. Stuart, David White (2013),
+       *MCMC methods for functions: modifying old algorithms to make them faster*,
+       Statistical Science 28(3).
+
+    **Example**
+
+    .. doctest::
+
+        >>> from numpyro_minibatch import proposal
+        >>> proposal.preconditioned_crank_nicolson().adapts_step_size
+        True
+        >>> proposal.preconditioned_crank_nicolson(beta=0.5).adapts_step_size
+        False
+    """
+    return _PreconditionedCrankNicolson(beta)
+
+
+def mixture(
+    components: Mapping[Proposal, float] | Iterable[tuple[float, Proposal]],
+) -> Proposal:
+    """One of several proposals at each step, chosen at random.
+
+    The choice does not look at the position, so the chain is a mixture of valid ones
+    and each component answers with its own ratio [1].
+
+    Components share one step size. Only steps of those that have one adapt it, and the
+    acceptance rate aimed at is the mean of theirs. Where chains are vectorized every
+    component is computed at every step.
+
+    :param components: ``{proposal: weight}``, or pairs ``(weight, proposal)``; the
+        weights are positive and need not sum to one.
+    :raises TypeError: if a component is not a proposal, or its weight not a number.
+    :raises ValueError: if there is no component, or a weight is not positive.
+
+    **References:**
+
+    .. [1] Luke Tierney (1994), *Markov chains for exploring posterior distributions*,
+       Annals of Statistics 22(4).
+
+    **Example**
+
+    .. doctest::
+
+        >>> from numpyro_minibatch import proposal
+        >>> both = proposal.mixture(
+        ...     {proposal.surrogate_hmc(): 3, proposal.delayed_random_walk(): 1}
+        ... )
+        >>> [weight for weight, _ in both.components]
+        [0.75, 0.25]
+    """
+    usage = (
+        "write mixture({surrogate_hmc(): 0.9, delayed_random_walk(): 0.1}) or "
+        "mixture([(0.9, surrogate_hmc()), (0.1, delayed_random_walk())])"
+    )
+    if isinstance(components, Mapping):
+        pairs: list[Any] = [(weight, part) for part, weight in components.items()]
+    elif isinstance(components, Iterable):
+        pairs = list(components)
+    else:
+        raise TypeError(
+            f"mixture(...) must be given proposals with their weights, got "
+            f"{components!r}: {usage}."
+        )
+    if not pairs:
+        raise ValueError(f"mixture(...) got no component: {usage}.")
+    checked = []
+    for pair in pairs:
+        if not (
+            isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[1], Proposal)
+        ):
+            raise TypeError(
+                f"mixture(...) must be given pairs (weight, proposal), got {pair!r}: "
+                f"{usage}."
+            )
+        who = f"mixture({pair[1]!r}: weight)"
+        checked.append(
+            (_check_number(who, pair[0], _positive, "a positive number"), pair[1])
+        )
+    return _Mixture(tuple(checked))

@@ -6,7 +6,7 @@ This is the only module that uses NumPyro's effect handlers.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from numbers import Integral
 from typing import Any, NamedTuple
 
@@ -123,6 +123,15 @@ class Target:
         rows = self.log_likelihood(z, indices["data"])
         return Terms(self.log_prior(z), {"data": rows})
 
+    def rows(
+        self, z: Position, indices: Indices, values: Mapping[str, Array] | None = None
+    ) -> dict[str, Array]:
+        """The log likelihood of the rows ``indices`` at ``z``.
+
+        :param values: values that deterministic sites of a model are set to.
+        """
+        return self.terms(z, indices).rows
+
 
 class Subsample(Messenger):
     """Set the rows that each data plate draws, whatever its own ``subsample_size``.
@@ -140,6 +149,18 @@ class Subsample(Messenger):
             indices = self.indices[msg["name"]]
             msg["value"] = indices
             msg["args"] = (msg["args"][0], len(indices))
+
+
+class SetDeterministic(Messenger):
+    """Set the values of deterministic sites, so that what follows depends on them."""
+
+    def __init__(self, fn: Callable, values: Mapping[str, Array]) -> None:
+        self.values = values
+        super().__init__(fn)
+
+    def process_message(self, msg: Any) -> None:
+        if msg["type"] == "deterministic" and msg["name"] in self.values:
+            msg["value"] = self.values[msg["name"]]
 
 
 def _log_det_name(site: str) -> str:
@@ -273,6 +294,23 @@ class ModelTarget(Target):
                 part = terms.volume if name in log_dets else part
                 part.append(_site_log_prob(site))
         return terms
+
+    def rows(
+        self, z: Position, indices: Indices, values: Mapping[str, Array] | None = None
+    ) -> dict[str, Array]:
+        """The log likelihood of the rows ``indices`` at ``z``.
+
+        :param values: values that deterministic sites are set to.
+        """
+        target = self
+        if values:
+            target = replace(self, model=SetDeterministic(self.model, values))
+        return target.terms(z, indices).rows
+
+    def deterministic(self, z: Position) -> dict[str, Array]:
+        """The values of the deterministic sites outside of the data plates at ``z``."""
+        values = self.constrain(z)
+        return {name: value for name, value in values.items() if name not in z}
 
     def constrain(self, z: Position) -> dict[str, Array]:
         """The model's latent and deterministic values at ``z``.

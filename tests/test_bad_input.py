@@ -22,6 +22,8 @@ from numpyro.infer import init_to_value
 
 from numpyro_minibatch import (
     MINT,
+    AusterityMH,
+    ConfidenceMH,
     MHMinibatch,
     MinibatchMH,
     Target,
@@ -658,10 +660,48 @@ SIZES = [
         for scheme in (
             batch.full,
             batch.growing,
+            batch.importance,
             batch.pilot,
+            batch.stratified,
+            batch.take_all,
             batch.with_replacement,
             batch.without_replacement,
         )
+    ),
+    *(
+        refuse(
+            f"batch.{scheme.__name__}(10, uniform={uniform!r})",
+            lambda scheme=scheme, uniform=uniform: scheme(10, uniform=uniform),
+            error,
+            f"uniform={uniform!r}" if error is ValueError else f"got {uniform!r}",
+            "0.1",
+        )
+        for scheme in (batch.importance, batch.stratified)
+        for uniform, error in [
+            (0.0, ValueError),
+            (-0.1, ValueError),
+            (1.1, ValueError),
+            (np.nan, ValueError),
+            ("0.1", TypeError),
+            (None, TypeError),
+            (True, TypeError),
+        ]
+    ),
+    *(
+        refuse(
+            f"batch.take_all(10, num_sure={num_sure!r})",
+            lambda num_sure=num_sure: batch.take_all(10, num_sure=num_sure),
+            error,
+            "num_sure",
+            f"got {num_sure!r}",
+            "num_sure=1000",
+        )
+        for num_sure, error in [
+            (-1, ValueError),
+            (2.5, TypeError),
+            ("10", TypeError),
+            (True, TypeError),
+        ]
     ),
     refuse(
         "a margin below one",
@@ -920,6 +960,119 @@ SETTINGS = [
         TypeError,
         "must be a function",
         "got str",
+    ),
+    *(
+        refuse(
+            f"AusterityMH(epsilon={value!r})",
+            lambda value=value: AusterityMH(regression, epsilon=value),
+            error,
+            f"epsilon={value!r}",
+            *says,
+        )
+        for value, error, *says in [
+            (0.0, ValueError, "above 0 and below 0.5", "epsilon=0.005"),
+            (0.5, ValueError, "above 0 and below 0.5"),
+            (-0.1, ValueError, "above 0"),
+            (np.nan, ValueError, "above 0"),
+            ("0.1", TypeError, "a probability, such as 0.005"),
+            (None, TypeError, "a probability"),
+        ]
+    ),
+    *(
+        refuse(
+            f"ConfidenceMH({name}={value!r})",
+            lambda name=name, value=value: ConfidenceMH(
+                regression, **{"bound": max, name: value}
+            ),
+            error,
+            f"{name}=",
+            f"{value!r}",
+            *says,
+        )
+        for name, value, error, *says in [
+            ("delta", 0.0, ValueError, "above 0 and below 1"),
+            ("delta", 1.0, ValueError, "above 0 and below 1"),
+            ("delta", True, TypeError, "a probability, such as 0.01"),
+            ("p", 1.0, ValueError, "above 1", "p=2.0"),
+            ("p", "2", ValueError, "above 1"),
+            ("gamma", 1.0, ValueError, "above 1", "gamma=2.0"),
+            ("gamma", np.inf, ValueError, "positive and finite"),
+            ("gamma", "2", TypeError, "positive number"),
+            ("inequality", "hoeffding", ValueError, '"serfling"'),
+            ("bound", 3.0, TypeError, "bound(z, z_new)", "accept.logistic_bound(x)"),
+        ]
+    ),
+    refuse(
+        "ConfidenceMH without a bound",
+        lambda: ConfidenceMH(regression),
+        TypeError,
+        "needs bound=",
+        "accept.logistic_bound(x)",
+        "accept.austerity()",
+    ),
+    *(
+        refuse(
+            f"{kernel.__name__} with {name}",
+            lambda kernel=kernel, name=name: kernel(
+                regression,
+                **{name: accept.penalty() if name != "batch" else batch.full()},
+            ),
+            TypeError,
+            f"{kernel.__name__} is a choice of batch and acceptance",
+            "MinibatchMH(model, batch=..., acceptance=...)",
+        )
+        for kernel in (AusterityMH, ConfidenceMH)
+        for name in ("batch", "acceptance")
+    ),
+    *(
+        refuse(
+            f"a sequential test with {scheme!r}",
+            lambda scheme=scheme: MinibatchMH(
+                regression, batch=scheme, acceptance=accept.austerity()
+            ),
+            ValueError,
+            "cannot be stopped",
+            "batch=batch.growing(500)",
+        )
+        for scheme in (None, batch.pilot(10), batch.with_replacement(10))
+    ),
+    refuse(
+        "a sequential test with kept estimates",
+        lambda: AusterityMH(regression, estimate="augmented"),
+        ValueError,
+        "two positions on the same rows",
+        "Leave estimate= out",
+    ),
+    *(
+        refuse(
+            f"growing(factor={value!r})",
+            lambda value=value: batch.growing(10, factor=value),
+            error,
+            f"factor={value!r}" if error is ValueError else repr(value),
+            "factor=2.0",
+        )
+        for value, error in [(1.0, ValueError), (np.nan, ValueError), ("2", TypeError)]
+    ),
+    refuse(
+        "logistic_bound of a vector",
+        lambda: accept.logistic_bound(Y),
+        ValueError,
+        "the matrix of covariates",
+        f"shape ({N},)",
+    ),
+    refuse(
+        "logistic_bound of NaN",
+        lambda: accept.logistic_bound(with_nan(X)),
+        ValueError,
+        "not all finite",
+    ),
+    refuse(
+        "average_epsilon of unequal moves",
+        lambda: accept.average_epsilon(
+            0.01, np.zeros(3), np.ones(4), size=100, batch_size=10
+        ),
+        ValueError,
+        "(3,) and (4,)",
     ),
     refuse(
         "a target that is none",

@@ -24,6 +24,8 @@ from numpyro.infer import MCMC, init_to_median, init_to_uniform
 
 from numpyro_minibatch import (
     MINT,
+    AusterityMH,
+    ConfidenceMH,
     MHMinibatch,
     MinibatchMH,
     Target,
@@ -52,6 +54,15 @@ def model(X: Any, y: Any) -> None:
         numpyro.sample("obs", dist.Normal(X[idx] @ beta, scale), obs=y[idx])
 
 
+def largest_change(z: Any, z_new: Any) -> Any:
+    """The bound that the confidence test asks for, from all rows."""
+
+    def rows(z: Any) -> Any:
+        return dist.Normal(X @ z["beta"], jnp.exp(z["scale"])).log_prob(Y)
+
+    return jnp.abs(rows(z_new) - rows(z)).max()
+
+
 # hot, and with high rates of acceptance, so that the chains move after a short warmup
 KERNELS: dict[str, Callable[[], MinibatchMH]] = {
     "MINT": lambda: MINT(model, temperature=20.0, target_accept_prob=0.6),
@@ -73,6 +84,12 @@ KERNELS: dict[str, Callable[[], MinibatchMH]] = {
     ),
     "exact": lambda: MinibatchMH(
         model, temperature=20.0, target_accept_prob=0.6, estimate="exact"
+    ),
+    "AusterityMH": lambda: AusterityMH(
+        model, temperature=20.0, target_accept_prob=0.6, epsilon=0.1
+    ),
+    "ConfidenceMH": lambda: ConfidenceMH(
+        model, temperature=20.0, target_accept_prob=0.6, bound=largest_change
     ),
 }
 every_kernel = pytest.mark.parametrize("name", KERNELS)
@@ -346,7 +363,7 @@ def test_no_key_is_used_twice(name: str) -> None:
 
 def test_a_key_used_twice_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def propose(
-        self: object, key: Any, z: Any, step_size: Any, whitening: Any, gradient: Any
+        self: object, key: Any, z: Any, step_size: Any, landscape: Any
     ) -> proposal.Proposed:
         noise = jax.random.normal(key, z.shape) + jax.random.uniform(key, z.shape)
         return proposal.Proposed(z + step_size * noise, jnp.zeros(()))

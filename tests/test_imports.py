@@ -15,7 +15,7 @@ import pytest
 PACKAGE = "numpyro_minibatch"
 ROOT = Path(__file__).resolve().parent.parent
 
-LAYERS = {"target", "batch", "estimate", "accept", "proposal"}
+LAYERS = {"target", "batch", "estimate", "control_variate", "accept", "proposal"}
 
 # Module -> the modules of the package that it may import. A new module needs a row;
 # a new entry in a row is a decision about the design, so docs/design.md says why.
@@ -23,10 +23,12 @@ LAYERS = {"target", "batch", "estimate", "accept", "proposal"}
 ALLOWED: dict[str, set[str]] = {
     # which rows, how noisy, take it?
     "_permutation": set(),
+    "_strata": set(),
     "_correction": set(),
     "target": set(),
-    "batch": {"_permutation"},
+    "batch": {"_permutation", "_strata"},
     "estimate": {"target", "batch"},
+    "control_variate": {"target", "estimate"},
     "accept": {"estimate", "_correction"},
     # where to: feeds only the kernels
     "proposal": set(),
@@ -35,12 +37,31 @@ ALLOWED: dict[str, set[str]] = {
     "_checks": set(),
     "_preflight": {"target", "batch", "_dataflow"},
     "_start": {"target", "_preflight"},
-    "kernels._base": LAYERS | {"_checks", "_preflight", "_start"},
+    # the set-up of a control variate
+    "_expansion": {
+        "target",
+        "estimate",
+        "control_variate",
+        "_dataflow",
+        "_permutation",
+    },
+    "_pilot": {"batch", "control_variate", "_expansion", "_strata"},
+    "kernels._surrogate": {"batch", "control_variate", "_expansion", "_pilot"},
+    "kernels._base": LAYERS
+    | {"_checks", "_preflight", "_start", "_expansion", "kernels._surrogate"},
     "kernels._adaptation": set(),
     "kernels.metropolis": LAYERS | {"_checks", "kernels._adaptation", "kernels._base"},
     "kernels.mint": LAYERS | {"_checks", "kernels.metropolis"},
     "kernels.mh_minibatch": LAYERS | {"_checks", "kernels.metropolis"},
-    "kernels": {"kernels.metropolis", "kernels.mint", "kernels.mh_minibatch"},
+    "kernels.austerity": LAYERS | {"_checks", "kernels.metropolis"},
+    "kernels.confidence": LAYERS | {"_checks", "kernels.metropolis"},
+    "kernels": {
+        "kernels.austerity",
+        "kernels.confidence",
+        "kernels.metropolis",
+        "kernels.mint",
+        "kernels.mh_minibatch",
+    },
     # what analyses a result reads plain attributes of the kernel that made it
     "_replay": {"target"},
     "inference_data": {"_replay", "_version"},

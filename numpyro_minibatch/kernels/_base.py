@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,7 +19,9 @@ from numpyro.infer import init_to_uniform
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import find_stack_level, is_prng_key
 
+from numpyro_minibatch import control_variate as control_variates
 from numpyro_minibatch._checks import check_flag, check_positive, describe
+from numpyro_minibatch._expansion import Problem
 from numpyro_minibatch._preflight import (
     Layout,
     explained,
@@ -26,12 +29,24 @@ from numpyro_minibatch._preflight import (
     layout_target,
 )
 from numpyro_minibatch._start import check_init_params, check_start, find_start
-from numpyro_minibatch.batch import BatchSize, FullBatch, Scheme, without_replacement
+from numpyro_minibatch.batch import (
+    BatchSize,
+    FullBatch,
+    Scheme,
+    Weighted,
+    full,
+    stratified,
+    without_replacement,
+)
+from numpyro_minibatch.control_variate import Taylor
 from numpyro_minibatch.estimate import Reader, Weights
+from numpyro_minibatch.kernels._surrogate import Plan, Prepared, prepare
 from numpyro_minibatch.target import ModelTarget, Target
 
 __all__ = ["MinibatchKernel"]
 
+_BATCH = 100  # rows of a batch where only the pilot is to say
+_FEW = 1000  # rows from which on a minibatch pays
 _LARGE = 2**28  # bytes of data above which it matters how they reach the program
 
 
@@ -101,6 +116,8 @@ class MinibatchKernel(MCMCKernel):
     :param batch: a ``batch.*`` scheme instead of ``batch_size``.
     :param temperature: temperature ``T > 0`` of the likelihood.
     :param temper_prior: whether the prior has the same temperature.
+    :param control_variate: ``"taylor1"``, ``"taylor2"`` or a ``control_variate.*``
+        object; then rows are by default drawn by :func:`batch.stratified`.
     :param init_strategy: one of :mod:`numpyro.infer.initialization`.
     """
 
@@ -113,6 +130,7 @@ class MinibatchKernel(MCMCKernel):
         batch: Scheme | None = None,
         temperature: float = 1.0,
         temper_prior: bool = False,
+        control_variate: str | Taylor | None = None,
         init_strategy: Callable = init_to_uniform,
     ) -> None:
         name = type(self).__name__
@@ -152,9 +170,19 @@ class MinibatchKernel(MCMCKernel):
                 "init_to_uniform or init_to_value(values=...), got "
                 f"{describe(init_strategy)}."
             )
+        self._control_variate = _control_variate(name, control_variate)
+        if batch is None:
+            drawn = without_replacement if control_variate is None else stratified
+            batch = drawn(batch_size)
+        if isinstance(batch, Weighted) and control_variate is None:
+            raise ValueError(
+                f"{name}(batch={batch!r}) draws rows by how much they matter, which "
+                'only a control variate can tell. Add control_variate="taylor2", or '
+                "use batch.without_replacement."
+            )
         self._model = model
         self._target = target
-        self._scheme = without_replacement(batch_size) if batch is None else batch
+        self._scheme = batch
         self._temperature = float(temperature)
         self._temper_prior = bool(temper_prior)
         self._init_strategy = init_strategy
@@ -163,6 +191,9 @@ class MinibatchKernel(MCMCKernel):
         self._frozen: dict[str, Any] = {}
         self._sample_fn: Callable | None = None
         self._start_fn: Callable | None = None
+        self._plan: Plan | None = None
+        self._report: dict[str, Any] = {}
+        self._prepared: tuple[Any, Prepared] | None = None
 
     # what the driver and the analysis read -----------------------------------------
 
@@ -189,7 +220,14 @@ class MinibatchKernel(MCMCKernel):
     @property
     def batch_sizes(self) -> dict[str, int]:
         """The rows of one draw of each data plate, once the data have been seen."""
+        if self._plan is not None:
+            return self._plan.scheme.widths
         return dict(self._require_layout().widths)
+
+    @property
+    def pilot(self) -> dict[str, Any]:
+        """What the set-up of the control variate measured; empty without one."""
+        return dict(self._report)
 
     @property
     def frozen(self) -> dict[str, Any]:
@@ -200,9 +238,11 @@ class MinibatchKernel(MCMCKernel):
     def settings(self) -> dict[str, Any]:
         """The settings that define what the kernel does, for records."""
         return {
-            "batch": repr(self._scheme),
+            "batch": repr(self._plan.scheme if self._plan else self._scheme),
             "temperature": self.temperature,
             "temper_prior": self._temper_prior,
+            "control_variate": repr(self._control_variate),
+            **({"pilot": self._report} if self._report else {}),
         }
 
     def _require_layout(self) -> Layout:
@@ -223,6 +263,7 @@ class MinibatchKernel(MCMCKernel):
             self._scheme,
             self._temperature,
             self._temper_prior,
+            self._control_variate,
         )
 
     def __eq__(self, other: object) -> bool:
@@ -233,6 +274,7 @@ class MinibatchKernel(MCMCKernel):
             and self._init_strategy == other._init_strategy
             and self._num_warmup == other._num_warmup
             and self._layout == other._layout
+            and self._plan == other._plan
         )
 
     def __hash__(self) -> int:
@@ -240,7 +282,8 @@ class MinibatchKernel(MCMCKernel):
 
     def __getstate__(self) -> dict[str, Any]:
         # the driver initialises a kernel without a _sample_fn again
-        return {**self.__dict__, "_sample_fn": None, "_start_fn": None}
+        again = {"_sample_fn": None, "_start_fn": None, "_prepared": None}
+        return {**self.__dict__, **again}
 
     # setup ---------------------------------------------------------------------------
 
@@ -250,6 +293,7 @@ class MinibatchKernel(MCMCKernel):
         size = self._scheme.size
         sizes = dict(size) if isinstance(size, tuple) else size
         full = isinstance(self._scheme, FullBatch)
+        automatic = None if self._control_variate is None else _BATCH
         if self._target is not None:
             if args or kwargs:
                 raise ValueError(
@@ -257,11 +301,11 @@ class MinibatchKernel(MCMCKernel):
                     "a target written by hand has no use for: its two functions hold "
                     "the data. Call mcmc.run(key, init_params=...)."
                 )
-            self._layout = layout_target(name, self._target, sizes, full)
+            self._layout = layout_target(name, self._target, sizes, full, automatic)
         else:
             assert self._model is not None
             self._layout, self._frozen = inspect_model(
-                name, self._model, args, kwargs, sizes, full=full
+                name, self._model, args, kwargs, sizes, full=full, default=automatic
             )
 
     def _make_target(self, args: tuple, kwargs: Mapping[str, Any]) -> Target:
@@ -276,15 +320,79 @@ class MinibatchKernel(MCMCKernel):
             frozen=self._frozen,
         )
 
-    def _reader(self, target: Target, unravel: Callable[[Array], Any]) -> Reader:
-        layout = self._require_layout()
+    def _reader(
+        self, target: Target, unravel: Callable[[Array], Any], surrogate: Any = ()
+    ) -> Reader:
+        """The target, read through the scheme."""
+        layout, plan = self._require_layout(), self._plan
         plates = dict(layout.plates)
+        if plan is None or self._control_variate is None:
+            return Reader(
+                lambda flat, indices: target.terms(unravel(flat), indices),
+                plates,
+                self._scheme.bound(dict(layout.widths), plates),
+                self._weights,
+            )
+        evaluate = control_variates.expand(
+            target,
+            plan.coordinates,
+            self._control_variate.order,
+            plan.form,
+            surrogate.expansion,
+            unravel,
+        )
+        return Reader(evaluate, plates, plan.scheme, self._weights, surrogate.designs)
+
+    @property
+    def _weights(self) -> Weights:
         weight = 1.0 / self.temperature
-        return Reader(
-            evaluate=lambda flat, indices: target.terms(unravel(flat), indices),
+        return Weights(weight if self._temper_prior else 1.0, weight)
+
+    # control variates -----------------------------------------------------------------
+
+    def _prepare(self, static: Static, arrays: list[Any], init: Any) -> Prepared:
+        """Expand the likelihood and see how well that works; once for the same data."""
+        assert self._control_variate is not None
+        # the arrays are kept with the result, so that their identities stay theirs
+        known = (static, tuple(map(id, arrays)), self._layout, self._num_rows_asked)
+        if self._prepared is not None and self._prepared[0][0] == known:
+            return self._prepared[1]
+        layout, who = self._require_layout(), type(self).__name__
+        plates = dict(layout.plates)
+        scheme, asked = self._scheme, self._num_rows_asked
+        sizes = {n: w if asked else None for n, w in layout.widths}
+        if not asked and max(plates.values()) < _FEW:
+            warnings.warn(
+                f"{who}: with {sum(plates.values())} rows of data a minibatch does not "
+                "pay, and all rows are read instead. Pass batch=batch.full() to say "
+                "so, or a batch_size.",
+                UserWarning,
+                stacklevel=find_stack_level(),
+            )
+            scheme, sizes = full(), dict(plates)
+        if self._target is None:
+            shapes = dict(zip(layout.latents, layout.shapes, strict=True))
+            example = {name: np.zeros(shape) for name, shape in shapes.items()}
+        else:
+            example = jax.tree.map(lambda x: np.zeros(jnp.shape(x)), init)
+        problem = Problem(
+            target_of=lambda arrays: self._make_target(*static.join(arrays)),
+            arrays=[jnp.asarray(x) for x in arrays],
             plates=plates,
-            scheme=self._scheme.bound(dict(layout.widths), plates),
-            weights=Weights(weight if self._temper_prior else 1.0, weight),
+            weights=self._weights,
+            example=example,
+        )
+        prepared = prepare(who, problem, self._control_variate, scheme, sizes)
+        self._prepared = (known, arrays), prepared
+        return prepared
+
+    @property
+    def _num_rows_asked(self) -> bool:
+        """Whether the user or the model says how many rows a batch has."""
+        layout = self._require_layout()
+        return self._scheme.size is not None or any(
+            width != min(_BATCH, size)
+            for (_, width), (_, size) in zip(layout.widths, layout.plates, strict=True)
         )
 
     # the driver's interface -----------------------------------------------------------
@@ -315,6 +423,18 @@ class MinibatchKernel(MCMCKernel):
         check_init_params(
             name, self._target, layout, self._init_strategy, init_params, chains
         )
+        surrogate: Any = ()
+        self._plan = None
+        if self._control_variate is not None:
+            with explained(name, model_args, kwargs):
+                prepared = _untraced(
+                    self._prepare, static, arrays, _first(init_params, chains)
+                )
+            self._plan, self._report = prepared.plan, prepared.report
+            surrogate = prepared.surrogate
+            if init_params is None:
+                rng_key, start_key = _split(rng_key, vectorized)
+                init_params = prepared.start(start_key)
         if self._start_fn is None:
             # compiled for this kernel only: another one may be made of the same model
             # after the arrays have changed that the model takes from its surroundings
@@ -322,7 +442,13 @@ class MinibatchKernel(MCMCKernel):
             self._start_fn = jax.jit(start, static_argnums=(0, 1, 2))
         with explained(name, model_args, kwargs):
             state, log_density = self._start_fn(
-                static, vectorized, (num_warmup, layout), rng_key, init_params, arrays
+                static,
+                vectorized,
+                (num_warmup, layout, self._plan),
+                rng_key,
+                init_params,
+                arrays,
+                surrogate,
             )
         if not isinstance(log_density, jax.core.Tracer):
             target = self._make_target(model_args, kwargs)
@@ -333,7 +459,7 @@ class MinibatchKernel(MCMCKernel):
         if vectorized:
             transition = partial(_vectorized, transition)
         self._sample_fn = transition
-        return state
+        return state._replace(surrogate=surrogate)
 
     def sample(self, state, model_args, model_kwargs):  # type: ignore[no-untyped-def]
         """One draw from the current state."""
@@ -354,8 +480,10 @@ class MinibatchKernel(MCMCKernel):
         return target.constrain
 
     @abstractmethod
-    def _first_state(self, reader: Reader, z: Any, flat: Array, key: Array) -> Any:
-        """The state of a chain that starts at ``z``."""
+    def _first_state(
+        self, reader: Reader, z: Any, flat: Array, key: Array, surrogate: Any
+    ) -> Any:
+        """The state of a chain that starts at ``z``; its ``surrogate`` stays empty."""
 
     @abstractmethod
     def _transition(self, target: Target, state: Any) -> Any:
@@ -370,16 +498,22 @@ def _start_chains(
     key: Array,
     init: Any,
     arrays: list[Any],
+    surrogate: Any,
 ) -> tuple[Any, Array]:
     """The first states; compiled once for equal arguments and shapes."""
     start = partial(_start, kernel, static)
     if vectorized:
-        start = jax.vmap(start, in_axes=(0, None if init is None else 0, None))
-    return start(key, init, arrays)
+        start = jax.vmap(start, in_axes=(0, None if init is None else 0, None, None))
+    return start(key, init, arrays, surrogate)
 
 
 def _start(
-    kernel: MinibatchKernel, static: Static, key: Array, init: Any, arrays: list[Any]
+    kernel: MinibatchKernel,
+    static: Static,
+    key: Array,
+    init: Any,
+    arrays: list[Any],
+    surrogate: Any,
 ) -> tuple[Any, Array]:
     """The first state of one chain, and its log density."""
     args, kwargs = static.join(arrays)
@@ -389,8 +523,41 @@ def _start(
         target, kernel._require_layout(), kernel._init_strategy, init_key, init
     )
     flat, unravel = ravel_pytree(z)
-    state = kernel._first_state(kernel._reader(target, unravel), z, flat, key)
-    return state, log_density
+    reader = kernel._reader(target, unravel, surrogate)
+    return kernel._first_state(reader, z, flat, key, surrogate), log_density
+
+
+def _control_variate(who: str, given: Any) -> Taylor | None:
+    if given is None or isinstance(given, Taylor):
+        return given
+    found = control_variates.named(given) if isinstance(given, str) else None
+    if found is None:
+        raise ValueError(
+            f'{who}(control_variate=...) must be "taylor1", "taylor2" or an object '
+            "such as control_variate.taylor2(ridge=1.0), got "
+            f"{describe(given)}."
+        )
+    return found
+
+
+def _untraced(fn: Callable, *args: Any) -> Any:
+    """Call a function of concrete values for real, even where JAX is tracing."""
+    if not isinstance(jnp.zeros(()), jax.core.Tracer):
+        return fn(*args)
+    # what is being traced is known to a thread; another one computes
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(fn, *args).result()
+
+
+def _first(init: Any, chains: tuple[int, ...]) -> Any:
+    """The starting point of the first chain."""
+    return jax.tree.map(lambda x: x[0], init) if chains else init
+
+
+def _split(key: Array, vectorized: bool) -> tuple[Array, Array]:
+    """Two keys, or two keys per chain."""
+    split = jax.vmap(jax.random.split)(key) if vectorized else jax.random.split(key)
+    return (split[:, 0], split[:, 1]) if vectorized else (split[0], split[1])
 
 
 def _warn_of_constants(who: str, state: Any, args: Any) -> None:
@@ -417,11 +584,16 @@ def _warn_of_constants(who: str, state: Any, args: Any) -> None:
 def _vectorized(transition: Callable, target: Target, state: Any) -> Any:
     """One draw of several chains, which share their iteration count."""
     # an unbatched count keeps `cond(i < num_warmup, ...)` a branch: batched, it would
-    # run the adaptation at every draw
+    # run the adaptation at every draw; the chains share one surrogate
     fields = state._fields
-    axes = type(state)(*[None if name == "i" else 0 for name in fields])
-    count = state.i
-    moved = jax.vmap(partial(transition, target), in_axes=(axes,), out_axes=axes)(
+    shared = ("i", "surrogate")
+    axes = type(state)(*[None if name in shared else 0 for name in fields])
+    count, surrogate = state.i, state.surrogate
+
+    def move(state: Any) -> Any:
+        return transition(target, state)._replace(surrogate=())
+
+    moved = jax.vmap(move, in_axes=(axes,), out_axes=axes._replace(surrogate=None))(
         state._replace(i=count[0])
     )
-    return moved._replace(i=jnp.broadcast_to(moved.i, count.shape))
+    return moved._replace(i=jnp.broadcast_to(moved.i, count.shape), surrogate=surrogate)

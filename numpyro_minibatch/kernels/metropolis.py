@@ -10,7 +10,7 @@ and a choice of the batch, the estimate and the test.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,15 +27,30 @@ from numpyro_minibatch._checks import (
     check_positive,
     describe,
 )
-from numpyro_minibatch.accept import AcceptanceTest
-from numpyro_minibatch.batch import BatchSize, Scheme
-from numpyro_minibatch.estimate import Augmented, Reader, Shared
+from numpyro_minibatch.accept import AcceptanceTest, SequentialTest
+from numpyro_minibatch.batch import BatchSize, FullBatch, Scheme
+from numpyro_minibatch.control_variate import Taylor, log_surrogate
+from numpyro_minibatch.estimate import (
+    Augmented,
+    Comparison,
+    Estimate,
+    Reader,
+    Shared,
+)
 from numpyro_minibatch.kernels._adaptation import Adaptation, AdaptState
 from numpyro_minibatch.kernels._base import MinibatchKernel
-from numpyro_minibatch.proposal import Proposal, Whitening
+from numpyro_minibatch.proposal import Landscape, Proposal, Whitening
 from numpyro_minibatch.target import Target
 
 __all__ = ["MinibatchMH", "MinibatchMHState"]
+
+
+class _Checks(NamedTuple):
+    """Decisions that were also made on all rows: sums over them."""
+
+    number: Array
+    error: Array  # squared errors of the log ratio
+    z: Array  # the same, relative to the variance that the decision assumed
 
 
 class MinibatchMHState(NamedTuple):
@@ -47,6 +62,8 @@ class MinibatchMHState(NamedTuple):
     - **index_key** - key of the rows; step ``t`` reads the rows of
       ``fold_in(index_key, t)``. Runs that continue from one state read the same rows,
       whatever their ``rng_key``.
+    - **surrogate** - with a control variate, the expansion, the surrogate's posterior
+      and the tables that rows are drawn from; one for all vectorised chains.
     - **memory** - what the estimator keeps with the position; nothing for a shared
       batch.
     - **adapt_state** - step size and mass matrix with their adaptation.
@@ -60,6 +77,11 @@ class MinibatchMHState(NamedTuple):
       put to the test.
     - **log_ratio_variance** - its estimated variance.
     - **reliable** - share of the inner steps whose noise was inside the test's domain.
+    - **check_rms_error** - with a control variate: root mean square, over the
+      decisions that were checked on all rows so far, of the error of their log ratio;
+      not a number before the first.
+    - **check_rms_z** - the same in units of the standard deviation that the decision
+      took itself to have; about 1 if that is right.
     - **num_rows** - rows of data read to make the draw; a row of a shared batch is
       evaluated at both positions and counts once.
     """
@@ -68,6 +90,7 @@ class MinibatchMHState(NamedTuple):
     z: Any
     rng_key: Array
     index_key: Array
+    surrogate: Any
     memory: Any
     adapt_state: AdaptState
     accept_prob: Array
@@ -79,6 +102,9 @@ class MinibatchMHState(NamedTuple):
     log_ratio_variance: Array
     reliable: Array
     num_rows: Array
+    check_rms_error: Array
+    check_rms_z: Array
+    checks: _Checks
 
 
 class _Carry(NamedTuple):
@@ -87,6 +113,7 @@ class _Carry(NamedTuple):
     rng_key: Array
     z: Array
     memory: Any
+    lp_estimate: Array
 
 
 class _Step(NamedTuple):
@@ -99,6 +126,7 @@ class _Step(NamedTuple):
     log_ratio_variance: Array
     reliable: Array
     num_rows: Array
+    checks: _Checks
 
 
 class MinibatchMH(MinibatchKernel):
@@ -126,8 +154,10 @@ class MinibatchMH(MinibatchKernel):
         by per-row differences), or an ``estimate.*`` object.
     :param acceptance: an ``accept.*`` test; by default :func:`accept.penalty`.
     :param proposal: a ``proposal.*`` object; by default
-        :func:`proposal.random_walk`.
-    :param step_size: (initial) step size, in whitened coordinates.
+        :func:`proposal.random_walk`, with a control variate
+        :func:`proposal.surrogate_hmc`.
+    :param step_size: (initial) step size, in whitened coordinates; by default what
+        the proposal starts from.
     :param adapt_step_size: adapt the step size in warmup to ``target_accept_prob``.
     :param adapt_mass_matrix: adapt the mass matrix in warmup.
     :param dense_mass: full mass matrix rather than a diagonal one.
@@ -138,6 +168,18 @@ class MinibatchMH(MinibatchKernel):
     :param temperature: temperature ``T`` of the likelihood.
     :param temper_prior: whether the prior has the same temperature; by default only
         the likelihood is tempered.
+    :param control_variate: ``"taylor2"`` (or ``"taylor1"``, or what
+        :mod:`~numpyro_minibatch.control_variate` builds): estimate from a batch only
+        what each row's log likelihood has beyond its Taylor polynomial, which makes
+        temperature 1 practical near one mode. Then batches are by default those of
+        :func:`batch.stratified` of a size that a pilot chooses, chains start in the
+        surrogate's posterior, coordinates are whitened by its covariance, and no
+        mass matrix adapts. :attr:`pilot` has what was measured.
+    :param exact_checks: with a control variate, make about a hundred decisions of
+        the warmup, and a few afterwards, on all rows too, to see whether their
+        noise is what the batches said.
+    :param fallback: ``"exact"`` to make those decisions on all rows whose noise is
+        outside the test's domain.
     :param init_strategy: a per-site initialisation function of NumPyro.
 
     :raises TypeError: an argument is of the wrong kind.
@@ -188,7 +230,7 @@ class MinibatchMH(MinibatchKernel):
         estimate: str | Shared | Augmented = "shared",
         acceptance: AcceptanceTest | None = None,
         proposal: Proposal | None = None,
-        step_size: float = 1.0,
+        step_size: float | None = None,
         adapt_step_size: bool = True,
         adapt_mass_matrix: bool = True,
         dense_mass: bool = False,
@@ -196,6 +238,9 @@ class MinibatchMH(MinibatchKernel):
         num_steps: int = 1,
         temperature: float = 1.0,
         temper_prior: bool = False,
+        control_variate: str | Taylor | None = None,
+        exact_checks: bool = True,
+        fallback: Literal["exact"] | None = None,
         init_strategy: Callable = init_to_uniform,
     ) -> None:
         name = type(self).__name__
@@ -207,14 +252,25 @@ class MinibatchMH(MinibatchKernel):
             batch=batch,
             temperature=temperature,
             temper_prior=temper_prior,
+            control_variate=control_variate,
             init_strategy=init_strategy,
         )
         self._acceptance = accept.penalty() if acceptance is None else acceptance
-        self._proposal = _random_walk() if proposal is None else proposal
+        known = self._control_variate is not None
+        self._proposal = _default_proposal(known) if proposal is None else proposal
         check_instance(
             name, "acceptance", self._acceptance, AcceptanceTest, "penalty()"
         )
         check_instance(name, "proposal", self._proposal, Proposal, "random_walk()")
+        if self._proposal.uses_surrogate and not known:
+            raise ValueError(
+                f"{name}(proposal={self._proposal!r}) moves on a surrogate of the "
+                "posterior, which a control variate provides. Add control_variate="
+                '"taylor2", or use proposal.random_walk().'
+            )
+        if step_size is None:
+            step_size = self._proposal.default_step_size
+        _refuse_unfit_rule(name, self._acceptance, self._scheme, self._estimator)
         check_positive(name, "step_size", step_size)
         check_count(name, "num_steps", num_steps)
         if target_accept_prob is None:
@@ -232,7 +288,20 @@ class MinibatchMH(MinibatchKernel):
             "adapt_step_size": adapt_step_size,
             "adapt_mass_matrix": adapt_mass_matrix,
             "dense_mass": dense_mass,
+            "exact_checks": exact_checks,
         }
+        if fallback not in (None, "exact"):
+            raise ValueError(
+                f'{name}(fallback=...) must be "exact" (decisions too noisy for the '
+                f"test are made on all rows) or None, got {describe(fallback)}."
+            )
+        if fallback and not isinstance(self._estimator, Shared):
+            raise ValueError(
+                f'{name}(fallback="exact") compares two positions on the same rows, so '
+                'it needs estimate="shared".'
+            )
+        self._exact_checks = bool(exact_checks)
+        self._fallback = fallback
         for flag, value in flags.items():
             check_flag(name, flag, value)
         self._step_size = float(step_size)
@@ -255,6 +324,7 @@ class MinibatchMH(MinibatchKernel):
             "log_ratio_variance",
             "reliable",
             "num_rows",
+            *(("check_rms_error", "check_rms_z") if self._control_variate else ()),
         )
 
     @property
@@ -267,9 +337,10 @@ class MinibatchMH(MinibatchKernel):
             "max_variance": self._max_variance,
             "proposal": repr(self._proposal),
             "target_accept_prob": self._target_accept_prob,
-            "adapt_step_size": self._adapt_step_size,
+            "adapt_step_size": self._adaptation.adapt_step_size,
             "num_steps": self._num_steps,
             "dense_mass": self._dense_mass,
+            "fallback": self._fallback,
         }
 
     @property
@@ -296,6 +367,8 @@ class MinibatchMH(MinibatchKernel):
             self._dense_mass,
             self._target_accept_prob,
             self._num_steps,
+            self._exact_checks,
+            self._fallback,
         )
 
     @property
@@ -303,22 +376,29 @@ class MinibatchMH(MinibatchKernel):
         return Adaptation(
             num_warmup=self._num_warmup,
             target_accept_prob=self._target_accept_prob,
-            adapt_step_size=self._adapt_step_size,
-            adapt_mass_matrix=self._adapt_mass_matrix,
+            adapt_step_size=self._adapt_step_size and self._proposal.adapts_step_size,
+            # with a control variate, the surrogate's posterior is known beforehand
+            adapt_mass_matrix=self._adapt_mass_matrix and self._control_variate is None,
             dense_mass=self._dense_mass,
         )
 
     def _first_state(
-        self, reader: Reader, z: Any, flat: Array, key: Array
+        self, reader: Reader, z: Any, flat: Array, key: Array, surrogate: Any
     ) -> MinibatchMHState:
         key, index_key, memory_key = jax.random.split(key, 3)
         adapt_state = self._adaptation.init(flat, self._step_size)
+        if self._control_variate is not None:
+            root = surrogate.root
+            adapt_state = adapt_state._replace(
+                root=root, inverse_mass_matrix=root.T @ root
+            )
         zero = jnp.zeros((), flat.dtype)
         return MinibatchMHState(
             i=jnp.int32(0),
             z=z,
             rng_key=key,
             index_key=index_key,
+            surrogate=(),
             memory=self._estimator.init(reader, memory_key, flat),
             adapt_state=adapt_state,
             accept_prob=zero,
@@ -330,6 +410,30 @@ class MinibatchMH(MinibatchKernel):
             log_ratio_variance=zero,
             reliable=zero,
             num_rows=jnp.zeros((), self._rows_dtype(reader)),
+            check_rms_error=jnp.full_like(zero, jnp.nan),
+            check_rms_z=jnp.full_like(zero, jnp.nan),
+            checks=_Checks(zero, zero, zero),
+        )
+
+    def _checks_exactly(self, reader: Reader) -> bool:
+        """Whether some decisions are also made on all rows."""
+        return (
+            self._exact_checks
+            and self._control_variate is not None
+            and isinstance(self._estimator, Shared)
+            and not isinstance(reader.scheme, FullBatch)
+        )
+
+    def _is_check(self, reader: Reader, i: Array) -> Array:
+        """A hundred draws of the warmup are checked, and few afterwards."""
+        if not self._checks_exactly(reader):
+            return jnp.array(False)
+        warmup = max(self._num_warmup, 1)
+        rarely = max(1000, sum(reader.plates.values()) // 50)
+        return jnp.where(
+            i < self._num_warmup,
+            i % max(warmup // 100, 1) == 0,
+            (i - warmup) % rarely == rarely - 1,
         )
 
     def _rows_dtype(self, reader: Reader) -> Any:
@@ -339,15 +443,27 @@ class MinibatchMH(MinibatchKernel):
 
     def _transition(self, target: Target, state: MinibatchMHState) -> MinibatchMHState:
         flat, unravel = ravel_pytree(state.z)
-        reader = self._reader(target, unravel)
+        reader = self._reader(target, unravel, state.surrogate)
+        landscape = self._landscape(reader, target, unravel, state)
+
+        is_check = self._is_check(reader, state.i)
 
         def inner(carry: _Carry, n: ArrayLike) -> tuple[_Carry, _Step]:
             batch_key = jax.random.fold_in(
                 state.index_key, state.i * self._num_steps + n
             )
-            return self._metropolis_step(reader, state.adapt_state, batch_key, carry)
+            step_size = state.adapt_state.step_size
+            return self._metropolis_step(
+                reader,
+                landscape,
+                step_size,
+                is_check & (n == 0),
+                batch_key,
+                carry,
+                unravel,
+            )
 
-        carry = _Carry(state.rng_key, flat, state.memory)
+        carry = _Carry(state.rng_key, flat, state.memory, state.lp_estimate)
         if self._num_steps == 1:
             carry, last = inner(carry, 0)
             steps = jax.tree.map(lambda x: x[None], last)
@@ -355,6 +471,7 @@ class MinibatchMH(MinibatchKernel):
             count = jnp.arange(self._num_steps, dtype=jnp.int32)
             carry, steps = jax.lax.scan(inner, carry, count)
             last = jax.tree.map(lambda x: x[-1], steps)
+        checks = jax.tree.map(lambda a, b: a + b.sum(), state.checks, steps.checks)
         return self._adapted(
             state._replace(
                 z=unravel(carry.z),
@@ -367,52 +484,144 @@ class MinibatchMH(MinibatchKernel):
                 log_ratio_variance=last.log_ratio_variance,
                 reliable=steps.reliable.mean(),
                 num_rows=steps.num_rows.sum(dtype=state.num_rows.dtype),
+                checks=checks,
+                # no checks, no number
+                check_rms_error=jnp.sqrt(checks.error / checks.number),
+                check_rms_z=jnp.sqrt(checks.z / checks.number),
             ),
             carry.z,
             steps.mobility.mean(),
         )
 
+    def _landscape(
+        self,
+        reader: Reader,
+        target: Target,
+        unravel: Callable[[Array], Any],
+        state: MinibatchMHState,
+    ) -> Landscape:
+        """What proposals may look at, but for the gradient of a step's own batch."""
+
+        def no_batch(position: Array) -> Array:
+            raise AssertionError("a step sets the gradient of its batch")
+
+        landscape = Landscape(no_batch, Whitening(state.adapt_state.root))
+        if self._plan is None:
+            return landscape
+        return landscape._replace(
+            center=state.surrogate.location,
+            log_surrogate=log_surrogate(
+                target,
+                self._plan.coordinates,
+                state.surrogate.expansion,
+                reader.weights,
+                unravel,
+            ),
+        )
+
     def _metropolis_step(
         self,
         reader: Reader,
-        adapt_state: AdaptState,
+        landscape: Landscape,
+        step_size: Array,
+        is_check: Array,
         batch_key: Array,
         carry: _Carry,
+        unravel: Callable[[Array], Any],
     ) -> tuple[_Carry, _Step]:
         """Propose, compare on a batch, decide."""
-        rng_key, z, memory = carry
+        rng_key, z, memory, lp = carry
         rng_key, key_proposal, key_accept = jax.random.split(rng_key, 3)
         gradient_rows = 0
         if self._proposal.uses_gradient:
             batch_key, gradient_key = jax.random.split(batch_key)
             gradient_rows = reader.gradient_rows
+
+        def gradient(position: Array) -> Array:
+            # cloned: both ends of a Langevin step read one batch, on purpose
+            return reader.gradient(jax.random.clone(gradient_key), position)
+
         proposed = self._proposal.propose(
-            key_proposal,
-            z,
-            adapt_state.step_size,
-            Whitening(adapt_state.root),
-            # cloned: both ends of a Langevin step read the same batch, on purpose
-            lambda position: reader.gradient(jax.random.clone(gradient_key), position),
+            key_proposal, z, step_size, landscape._replace(gradient=gradient)
         )
-        seen = self._estimator.compare(
-            reader, batch_key, z, proposed.z, memory, self._acceptance.max_variance
-        )
+
+        test = self._acceptance
+        move = unravel(z), unravel(proposed.z)
+        rule = test.rule(key_accept, proposed.log_q_ratio, move)
+
+        def compare(everything: Reader | None = None) -> Comparison:
+            return self._estimator.compare(
+                everything or reader,
+                batch_key,
+                z,
+                proposed.z,
+                memory,
+                test.max_variance,
+                None if everything else rule,
+            )
+
+        if self._proposal.uses_surrogate:
+            # a proposal that stays needs no rows
+            seen = jax.lax.cond(
+                proposed.moved, compare, lambda: _stay(compare, memory, lp)
+            )
+        else:
+            seen = compare()
+        seen, checks = self._look_again(reader, compare, seen, is_check, proposed.moved)
         log_ratio = seen.log_ratio + proposed.log_q_ratio
-        decision = self._acceptance(key_accept, log_ratio)
+        decision = test(key_accept, log_ratio)
+        accept_prob = jnp.where(proposed.moved, decision.accept_prob, 0.0)
+        mobility = accept_prob / seen.ceiling
         z, memory, lp = jax.tree.map(
             lambda new, old: jnp.where(decision.accept, new, old),
             (proposed.z, seen.memory, seen.log_density[1]),
             (z, memory, seen.log_density[0]),
         )
-        return _Carry(rng_key, z, memory), _Step(
-            accept_prob=decision.accept_prob,
-            mobility=decision.accept_prob / seen.ceiling,
+        return _Carry(rng_key, z, memory, lp), _Step(
+            accept_prob=accept_prob,
+            mobility=jnp.where(proposed.tunes, mobility, self._target_accept_prob),
             lp_estimate=lp,
             log_ratio=jnp.asarray(log_ratio.value),
             log_ratio_variance=seen.noise,
             reliable=(decision.reliable & seen.reliable).astype(lp.dtype),
             num_rows=(seen.num_rows + gradient_rows).astype(self._rows_dtype(reader)),
+            checks=checks,
         )
+
+    def _look_again(
+        self,
+        reader: Reader,
+        compare: Callable,
+        seen: Comparison,
+        is_check: Array,
+        moved: ArrayLike,
+    ) -> tuple[Comparison, _Checks]:
+        """Read all rows where a decision is checked, or too noisy to be made."""
+        noise = jnp.asarray(seen.log_ratio.variance)
+        zero = jnp.zeros_like(noise)
+        is_noisy = jnp.array(False)
+        if self._fallback is not None and not isinstance(reader.scheme, FullBatch):
+            is_noisy = ~(noise <= self._acceptance.max_variance)
+        elif not self._checks_exactly(reader) or not self._acceptance.max_variance:
+            return seen, _Checks(zero, zero, zero)
+        # a branch while no chain of several has a condition of its own; where one has,
+        # all take it, and read what is active for them
+        exact = jax.lax.cond(
+            is_check | is_noisy,
+            lambda: compare(reader.everything((is_check & moved) | is_noisy)),
+            lambda: _stay(compare, seen.memory, seen.log_density[0]),
+        )
+        is_check = is_check & moved
+        error = jnp.square(seen.log_ratio.value - exact.log_ratio.value)
+        # what rounding leaves is not noise
+        tiny = jnp.finfo(noise.dtype).eps
+        seen = jax.tree.map(
+            lambda all_rows, few: jnp.where(is_noisy, all_rows, few),
+            exact._replace(log_ratio=exact.log_ratio + Estimate(zero, zero)),
+            seen,
+        )._replace(num_rows=seen.num_rows + exact.num_rows)
+        checks = _Checks(zero + 1.0, error, error / jnp.maximum(noise, tiny))
+        return seen, jax.tree.map(lambda x: jnp.where(is_check, x, 0.0), checks)
 
     def _adapted(
         self, state: MinibatchMHState, flat: Array, mobility: Array
@@ -438,8 +647,37 @@ class MinibatchMH(MinibatchKernel):
         )
 
 
-def _random_walk() -> Proposal:
-    return proposal.random_walk()
+def _default_proposal(surrogate: bool) -> Proposal:
+    return proposal.surrogate_hmc() if surrogate else proposal.random_walk()
+
+
+def _stay(compare: Callable[[], Comparison], memory: Any, lp: Array) -> Comparison:
+    """A comparison of a position with itself."""
+    shapes = jax.eval_shape(compare)
+    nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    return nothing._replace(
+        reliable=jnp.array(True),
+        log_density=jnp.stack([lp, lp]).astype(nothing.log_density.dtype),
+        memory=memory,
+        ceiling=jnp.ones_like(nothing.ceiling),
+    )
+
+
+def _refuse_unfit_rule(
+    name: str, acceptance: AcceptanceTest, scheme: Scheme, estimator: Any
+) -> None:
+    if not isinstance(acceptance, SequentialTest):
+        return
+    if not scheme.sequential:
+        raise ValueError(
+            f"{name}(acceptance={acceptance!r}) decides when it has read enough rows, "
+            f"and batch={scheme!r} cannot be stopped. Write batch=batch.growing(500)."
+        )
+    if not isinstance(estimator, Shared):
+        raise ValueError(
+            f"{name}(acceptance={acceptance!r}) compares two positions on the same "
+            f"rows, and estimate={estimator!r} does not. Leave estimate= out."
+        )
 
 
 def _estimator(

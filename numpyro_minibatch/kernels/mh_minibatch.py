@@ -7,7 +7,7 @@ from typing import Any
 
 from numpyro_minibatch import accept, batch
 from numpyro_minibatch._checks import check_flag
-from numpyro_minibatch.batch import BatchSize
+from numpyro_minibatch.batch import BatchSize, Scheme
 from numpyro_minibatch.kernels.metropolis import MinibatchMH
 
 __all__ = ["MHMinibatch"]
@@ -38,7 +38,8 @@ class MHMinibatch(MinibatchMH):
     :param model: a NumPyro model with a data plate.
     :param batch_size: rows of the pilot, and the increment by which batches grow; by
         default the plate's own ``subsample_size``.
-    :param sequential: grow one batch, as in the paper.
+    :param sequential: grow one batch, as in the paper. By default a pilot batch
+        predicts its size; with a control variate, a pilot run on all rows does.
     :param variance: the variance of the log ratio that the test takes, at most 3.
     :param settings: everything else :class:`MinibatchMH` takes, by the same name.
 
@@ -78,10 +79,17 @@ class MHMinibatch(MinibatchMH):
                 "MinibatchMH(model, batch=..., acceptance=...)."
             )
         check_flag("MHMinibatch", "sequential", sequential)
-        grow = batch.growing if sequential else batch.pilot
+        draw: Callable[[BatchSize | None], Scheme]
+        if sequential:
+            draw = batch.growing
+        elif settings.get("control_variate") is None:
+            draw = batch.pilot
+        else:
+            # residuals are heavy-tailed: uniform rows of any number miss what matters
+            draw = batch.stratified
         super().__init__(
             model,
-            batch=grow(batch_size),
+            batch=draw(batch_size),
             acceptance=accept.compensated_barker(variance),
             **settings,
         )

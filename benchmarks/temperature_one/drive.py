@@ -1,0 +1,116 @@
+"""One driver for all samplers: compiled blocks of steps, timed without compilation."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+#: ``read(state)`` gives the position, the rows read and the acceptance probability
+Read = Callable[[Any], tuple[Any, Any, Any]]
+
+
+class Sampler(NamedTuple):
+    """A Markov chain.
+
+    :param state: where it starts.
+    :param step: ``step(state, args)``, the next state.
+    :param read: what a state says: a flat unconstrained position, the number of rows
+        that the step read, and its acceptance probability.
+    :param warmup: steps that are thrown away.
+    :param thin: steps from one kept draw to the next.
+    :param settings: what was chosen for it, to be kept with the result.
+    """
+
+    state: Any
+    step: Callable[[Any, Any], Any]
+    read: Read
+    warmup: int
+    thin: int = 1
+    settings: dict[str, float] | None = None
+
+
+class Run(NamedTuple):
+    """What a run gave.
+
+    :param draws: positions, shape ``(draws, size)``, float32.
+    :param times: seconds for each of set-up, compilation, warmup and sampling.
+    :param rows: rows of data read while sampling.
+    :param accept: mean acceptance probability.
+    :param steps: number of steps while sampling.
+    :param settings: what was chosen for the sampler.
+    """
+
+    draws: np.ndarray
+    times: dict[str, float]
+    rows: float
+    accept: float
+    steps: int
+    settings: dict[str, float] | None = None
+
+
+def drive(
+    build: Callable[[], Sampler], args: Any, seconds: float, max_draws: int
+) -> Run:
+    """Run a sampler for a given time.
+
+    :param build: makes the sampler; the time it takes is counted as set-up.
+    :param args: the data, which compiled steps take as an argument.
+    :param seconds: how long to sample.
+    :param max_draws: stop after so many draws.
+    """
+    times, clock = {}, time.perf_counter
+    start = clock()
+    sampler = build()
+    state = jax.block_until_ready(sampler.state)
+    times["setup"] = clock() - start
+
+    # The number of warmup steps is not static: one program serves for all counts.
+    @jax.jit
+    def advance(state: Any, args: Any, count: Any) -> Any:
+        return jax.lax.fori_loop(0, count, lambda _, s: sampler.step(s, args), state)
+
+    @partial(jax.jit, static_argnums=2)
+    def collect(state: Any, args: Any, count: int) -> Any:
+        def body(carry: Any, _: None) -> Any:
+            def inner(_: int, carry: Any) -> Any:
+                state, rows, accept = carry
+                state = sampler.step(state, args)
+                _, more, probability = sampler.read(state)
+                return state, rows + more, accept + probability
+
+            state, rows, accept = jax.lax.fori_loop(0, sampler.thin, inner, carry)
+            return (state, rows, accept), sampler.read(state)[0]
+
+        zero = jnp.zeros(())
+        return jax.lax.scan(body, (state, zero, zero), None, length=count)
+
+    start = clock()
+    warm = advance.lower(state, args, 1).compile()
+    times["compile"] = clock() - start
+    start = clock()
+    state = jax.block_until_ready(warm(state, args, max(1, sampler.warmup)))
+    times["warmup"] = clock() - start
+    each = times["warmup"] / max(1, sampler.warmup) * sampler.thin
+    # a chain that is still adapting is slower than afterwards
+    count = int(np.clip(0.5 * seconds / 10 / each, 10, max_draws / 4))
+    start = clock()
+    block = collect.lower(state, args, count).compile()
+    times["compile"] += clock() - start
+
+    draws, rows, accept, start = [], 0.0, 0.0, clock()
+    while True:
+        (state, more, total), positions = block(state, args)
+        draws.append(np.asarray(positions, np.float32))
+        rows, accept = rows + float(more), accept + float(total)
+        if clock() - start >= seconds or len(draws) * count >= max_draws:
+            break
+    times["sampling"] = clock() - start
+    steps = len(draws) * count * sampler.thin
+    means = rows, accept / steps, steps
+    return Run(np.concatenate(draws), times, *means, sampler.settings)

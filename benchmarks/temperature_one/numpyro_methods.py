@@ -1,0 +1,124 @@
+"""NumPyro's own samplers and the kernels of this package, in one Python environment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, random
+from jax.flatten_util import ravel_pytree
+from numpyro.infer import HMCECS, NUTS, init_to_value
+
+from .drive import Sampler
+from .flat import Flat
+from .prepare import Prepared
+from .problems import Problem
+
+WARMUP = 200  # the mass matrix is given, so that only a step size is to be found
+
+
+def nuts(problem: Problem, prepared: Prepared) -> Sampler:
+    """NUTS on all rows; the given mass matrix is the same as whitened coordinates."""
+    num_rows = len(prepared.args[0])
+    flat = Flat(problem.model, prepared.args)
+    kernel = NUTS(problem.model, **_tuned(flat, prepared))
+    return _sampler(
+        kernel,
+        prepared,
+        lambda s: (_flat(s.z), s.num_steps * num_rows, s.accept_prob),
+        WARMUP,
+    )
+
+
+def hmcecs(
+    problem: Problem,
+    prepared: Prepared,
+    size: int,
+    blocks: int,
+    whitened: bool = True,
+) -> Sampler:
+    """HMCECS with its second-order Taylor proxy at the mode, where it starts.
+
+    :param size: rows of a batch.
+    :param blocks: parts of the batch, of which one is proposed anew at each step.
+    :param whitened: whether the mass matrix is given, as to NUTS here, or the diagonal
+        one that NumPyro finds in warmup.
+    """
+    flat = Flat(problem.model, prepared.args)
+    model = partial(problem.model, subsample_size=min(size, len(prepared.args[0]) // 2))
+    mode = flat.constrain(jnp.asarray(prepared.center, jnp.float32))
+    start = {"init_strategy": init_to_value(values=mode)}
+    kernel = HMCECS(
+        NUTS(model, **(_tuned(flat, prepared) if whitened else start)),
+        num_blocks=blocks,
+        proxy=HMCECS.taylor_proxy(mode, degree=2),
+    )
+
+    def read(state: Any) -> tuple[Array, Array, Array]:
+        inner = state.hmc_state
+        rows = inner.num_steps * size + 2.0 * size  # and the new batch's two energies
+        return _flat(inner.z), rows, state.accept_prob
+
+    return _sampler(kernel, prepared, read, WARMUP if whitened else 1000)
+
+
+def ours(problem: Problem, prepared: Prepared, **settings: Any) -> Sampler:
+    """`MinibatchMH` with second-order control variates, at its defaults."""
+    from numpyro_minibatch import MinibatchMH
+
+    kernel: Any = MinibatchMH(problem.model, control_variate="taylor2", **settings)
+    return _sampler(
+        kernel, prepared, lambda s: (_flat(s.z), s.num_rows, s.accept_prob), 1000
+    )
+
+
+def ours_uniform(problem: Problem, prepared: Prepared) -> Sampler:
+    """The same with uniform batches, which miss the rows that matter."""
+    from numpyro_minibatch import batch
+
+    size = min(100, len(prepared.args[0]) - 1)
+    return ours(problem, prepared, batch=batch.without_replacement(size))
+
+
+def _tuned(flat: Flat, prepared: Prepared) -> dict[str, Any]:
+    root = prepared.root
+    mode = flat.constrain(jnp.asarray(prepared.center, jnp.float32))
+    return {
+        "inverse_mass_matrix": jnp.asarray(root @ root.T, jnp.float32),
+        "dense_mass": True,
+        "adapt_mass_matrix": False,
+        "init_strategy": init_to_value(values=mode),
+    }
+
+
+def _flat(z: Any) -> Array:
+    return ravel_pytree(z)[0]
+
+
+def _sampler(
+    kernel: Any, prepared: Prepared, read: Callable[[Any], Any], warmup: int
+) -> Sampler:
+    args = tuple(jnp.asarray(np.asarray(arg)) for arg in prepared.args)
+    key = random.PRNGKey(0)
+    # by keywords, as NumPyro's driver calls it
+    state = kernel.init(key, warmup, init_params=None, model_args=args, model_kwargs={})
+
+    def step(state: Any, args: Any) -> Any:
+        return kernel.sample(state, args, {})
+
+    return Sampler(jax.tree.map(jnp.asarray, state), step, read, warmup)
+
+
+METHODS: dict[str, Callable[[Problem, Prepared], Sampler]] = {
+    "nuts": nuts,
+    "hmcecs": partial(hmcecs, size=100, blocks=1),
+    "hmcecs_1000": partial(hmcecs, size=1000, blocks=10),
+    # as in NumPyro's own example of it
+    "hmcecs_example": partial(hmcecs, size=1000, blocks=100, whitened=False),
+    "ours": ours,
+    "ours_uniform": ours_uniform,
+}

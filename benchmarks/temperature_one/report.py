@@ -1,0 +1,170 @@
+"""Write the table and the figure of the results.
+
+python -m benchmarks.temperature_one.report
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+from .methods import MODULES
+from .problems import PROBLEMS
+
+RESULTS = Path(__file__).parent / "results"
+DOCS = Path(__file__).parents[2] / "docs"
+LOWEST = 0.003  # bias at the left end of the figure
+PAGE, FIGURE = "benchmarks-temperature-one.md", "_static/temperature_one.png"
+
+INTRODUCTION = f"""# Temperature one: speed and bias
+
+Written by `python -m benchmarks.temperature_one.report`; the results are made by
+`python -m benchmarks.temperature_one --all`, every method in a process of its own, on
+the same data, in single precision, one chain.
+
+No speed stands without a bias. Sampling the wrong law is easily fast: a method that
+returns the normal approximation at the mode accepts all that it proposes.
+
+- **ESS/s**: the smallest bulk effective sample size of the reported quantities, a
+  second of sampling. Set-up, compilation and warmup are not in it, and are in **to
+  first draw**.
+- **to NUTS**: the ratio to NUTS, which is given the covariance of the Laplace
+  approximation as its mass matrix.
+- **bias**: the largest error of a posterior mean, in posterior standard deviations by
+  a reference run; **noise** is the largest Monte Carlo standard error of those means,
+  so that among 20 quantities a bias of about two and a half times it is to be expected
+  of an exact method.
+- **sd ratio**: smallest and largest ratio of standard deviations to the reference's.
+- **load**: the machine's load average when the run began and ended. It has two cores;
+  a run at a load above one shared them with others.
+
+The stochastic gradient samplers have no decision, so a step size is a choice of bias.
+All have the largest that should leave standard deviations 3 percent too large, in
+coordinates whitened by the Laplace approximation (`tuning.py`). CV: with control
+variates at the mode.
+
+```{{image}} {FIGURE}
+:alt: ESS per second against bias, a panel for each problem
+```
+"""
+
+
+def read(folder: Path) -> dict[tuple[str, str], dict[str, Any]]:
+    """The results by problem and method."""
+    results = [json.loads(path.read_text()) for path in folder.glob("*.json")]
+    return {(result["data"], result["method"]): result for result in results}
+
+
+def number(value: float) -> str:
+    """Three figures, without an exponent above one hundredth."""
+    if value >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
+def row(result: dict[str, Any], nuts: float | None) -> str:
+    """One line of a table."""
+    title = MODULES[result["method"]].title
+    if "failed" in result:
+        return f"| {title} | failed: {result['failed'][:60]} ||||||||"
+    seconds = result["seconds"]
+    first = seconds["setup"] + seconds["compile"] + seconds["warmup"]
+    low, high = result["sd_ratio"]
+    ratio = "" if not nuts else number(result["ess_per_second"] / nuts)
+    load = "-".join(f"{value:.0f}" for value in result["load_average"])
+    return (
+        f"| {title} | {number(result['ess_per_second'])} | {ratio} "
+        f"| {result['ess_per_row']:.1e} | {result['bias']:.3f} "
+        f"| {result['bias_noise']:.3f} | {low:.2f}-{high:.2f} "
+        f"| {first:.0f} s | {load} |"
+    )
+
+
+def page(results: dict[tuple[str, str], dict[str, Any]]) -> str:
+    """The page of the documentation."""
+    lines = [INTRODUCTION]
+    for name, problem in PROBLEMS.items():
+        found = [results[name, m] for m in MODULES if (name, m) in results]
+        if not found:
+            continue
+        nuts = results.get((name, "nuts"), {}).get("ess_per_second")
+        lines += ["", f"## {problem.title}", ""]
+        reference = next((r["reference"] for r in found if "reference" in r), None)
+        if reference:
+            text = f"Reference: {reference['how']}, ESS {number(reference['ess'])}."
+            if reference["laplace_bias"] is not None:
+                text += (
+                    " The Laplace approximation itself has bias "
+                    f"{reference['laplace_bias']:.3f}."
+                )
+            lines += [text, ""]
+        lines += [
+            "| method | ESS/s | to NUTS | ESS/row | bias | noise | sd ratio "
+            "| to first draw | load |",
+            "|---|---|---|---|---|---|---|---|---|",
+        ]
+        lines += [row(result, nuts) for result in found]
+    return "\n".join(lines) + "\n"
+
+
+def figure(results: dict[tuple[str, str], dict[str, Any]], path: Path) -> None:
+    """ESS per second against bias, a panel for each problem."""
+    names = [n for n in PROBLEMS if any(key[0] == n for key in results)]
+    columns = min(3, len(names))
+    height = -(-len(names) // columns)
+    fig, axes = plt.subplots(
+        height, columns, figsize=(4 * columns, 3.2 * height + 1), squeeze=False
+    )
+    colours = plt.get_cmap("tab20").colors  # type: ignore[attr-defined]
+    for axis, name in zip(axes.flat, names, strict=False):
+        for i, method in enumerate(MODULES):
+            result = results.get((name, method), {"failed": ""})
+            if "failed" in result:
+                continue
+            axis.errorbar(
+                min(max(result["bias"], 1.1 * LOWEST), 0.9),  # nobody falls off
+                result["ess_per_second"],
+                xerr=result["bias_noise"],
+                color=colours[i % 20],
+                marker="*" if method == "ours" else "o",
+                markersize=12 if method == "ours" else 6,
+                label=MODULES[method].title,
+            )
+        axis.set(xscale="log", yscale="log", title=PROBLEMS[name].title)
+        axis.set_xlim(LOWEST, 1.0)
+        axis.title.set_fontsize(8)
+        axis.set(xlabel="largest bias, posterior sd", ylabel="ESS/s")
+    for axis in list(axes.flat)[len(names) :]:
+        axis.axis("off")
+    labels: dict[str, Any] = {}
+    for axis in axes.flat:
+        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
+            labels.setdefault(label, handle)
+    fig.legend(
+        list(labels.values()), list(labels), loc="lower center", ncol=3, fontsize=8
+    )
+    fig.tight_layout(rect=(0, 0.06 + 0.24 / height, 1, 1))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fig.savefig(path, dpi=110)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--docs", type=Path, default=DOCS)
+    options = parser.parse_args()
+    results = read(options.results)
+    (options.docs / PAGE).write_text(page(results))
+    figure(results, options.docs / FIGURE)
+    print(options.docs / PAGE)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+"""How good draws are: effective sample size, and bias and spread by the reference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import arviz as az
+import numpy as np
+
+from .prepare import Prepared
+
+
+def scores(draws: np.ndarray, prepared: Prepared, seconds: float, rows: float) -> Any:
+    """Judge the draws of one chain.
+
+    :param draws: reported quantities, shape ``(draws, quantities)``.
+    :param prepared: the problem with its reference.
+    :param seconds: the time that sampling took.
+    :param rows: the rows of data that were read.
+    :returns: the scores; ``bias_noise`` is the largest Monte Carlo standard error of a
+        mean, below which a bias cannot be seen. Bias and noise are in posterior
+        standard deviations.
+    """
+    if not np.isfinite(draws).all():
+        return {"ess": 0.0, "failed": "draws that are not finite"}
+    each = np.array([float(az.ess(draw[None], method="bulk")) for draw in draws.T])
+    mean, sd = draws.mean(0, dtype=np.float64), draws.std(0, dtype=np.float64)
+    bias = np.abs(mean - prepared.mean) / prepared.sd
+    ratio = sd / prepared.sd
+    noise = np.hypot(sd / np.sqrt(each), prepared.mcse) / prepared.sd
+    ess = float(each.min())
+    return {
+        "draws": len(draws),
+        "ess": ess,
+        "ess_per_second": ess / seconds,
+        "ess_per_row": ess / rows,
+        "bias": float(bias.max()),
+        "bias_at": int(bias.argmax()),
+        "bias_noise": float(noise.max()),
+        "sd_ratio": [float(ratio.min()), float(ratio.max())],
+    }

@@ -1,0 +1,481 @@
+"""What a control variate leaves over, measured on all rows before a run relies on it.
+
+The residuals of a few rows can carry nearly all of what a decision needs, and a batch
+that misses them has too little scatter to show it. So a few draws of the surrogate's
+posterior are compared on every row: which rows matter, how noisy a batch really is,
+and whether the expansion holds at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from numpyro.infer.hmc import hmc
+
+from numpyro_minibatch import control_variate
+from numpyro_minibatch._expansion import Center, Problem, double
+from numpyro_minibatch._strata import Design, stratum_of
+from numpyro_minibatch.batch import FullBatch, Scheme, Weighted
+from numpyro_minibatch.control_variate import Expansion, Form, Taylor
+
+__all__ = ["Pilot", "SurrogatePosterior", "run_pilot", "surrogate_posterior"]
+
+_SCORING = 24  # draws that score the rows
+_HELD_OUT = 32  # draws that judge the design, in pairs
+_IN_DOUBLE = 8  # draws on which the precisions are compared
+_FLOAT_ERROR = 0.05  # error of a summed residual, in units of the log ratio
+_MIN_BATCH = 100
+
+
+class SurrogatePosterior(NamedTuple):
+    """The posterior of the surrogate: what is known before any decision reads a row.
+
+    :param location: its mean, flat, ``(D,)``.
+    :param root: the transpose of a root of its covariance, ``(D, D)``.
+    :param draws: some draws of it, ``(K, D)``.
+    :param gaussian: whether it is normal, as far as decisions could tell.
+    """
+
+    location: np.ndarray
+    root: np.ndarray
+    draws: np.ndarray
+    gaussian: bool
+
+
+class Pilot(NamedTuple):
+    """What the pilot measured; all in units of the log ratio of a decision.
+
+    :param form: how residuals are computed.
+    :param sizes: rows of a batch, by plate.
+    :param designs: how they are drawn, by plate.
+    :param batch_sd: median over pairs of draws of the true standard deviation of a
+        batch's log ratio.
+    :param batch_sd_95: its 95% quantile.
+    :param uniform_sd: the median for as many rows drawn uniformly.
+    :param residual_sd: standard deviation over draws of the sum of all residuals.
+    :param importance_ess: share of independent draws that importance weights with
+        this sum leave.
+    :param float_error: standard deviation of the sum's rounding error.
+    :param effective_rows: number of rows that carry the mean square of the residuals.
+    """
+
+    form: Form
+    sizes: dict[str, int]
+    designs: dict[str, Design]
+    batch_sd: float
+    batch_sd_95: float
+    uniform_sd: float
+    residual_sd: float
+    importance_ess: float
+    float_error: float
+    effective_rows: float
+
+    @property
+    def report(self) -> dict[str, Any]:
+        """Everything but the tables."""
+        return {k: v for k, v in self._asdict().items() if k not in ("designs",)}
+
+
+def surrogate_posterior(
+    who: str, problem: Problem, center: Center, start: np.ndarray
+) -> SurrogatePosterior:
+    """Draw from the posterior of the surrogate; this reads no data.
+
+    It is normal where the prior nearly is, and else is sampled with NUTS.
+
+    :param who: the kernel's name, for the messages.
+    :param problem: the target and its coordinates.
+    :param center: the centre of the expansion.
+    :param start: a flat position of finite density, where NUTS starts.
+    """
+    expansion = Expansion(*[jnp.asarray(x) for x in center[:4]])
+
+    def density(arrays: list[Any], expansion: Expansion, flat: Array) -> Array:
+        log_density = control_variate.log_surrogate(
+            problem.target_of(arrays),
+            problem.coordinates,
+            expansion,
+            problem.weights,
+            problem.unravel,
+        )
+        return log_density(flat)
+
+    count = _SCORING + _HELD_OUT
+    normal = np.random.default_rng(30).normal(size=(count, len(start)))
+    if problem.coordinates.latents is None:
+        with double():
+            wide = Expansion(*[jnp.asarray(x, jnp.float64) for x in center[:4]])
+            fn = partial(density, problem.arrays, wide)
+            precision = -np.asarray(jax.jit(jax.hessian(fn))(wide.center))
+            root = np.linalg.cholesky(np.linalg.inv(precision)).T
+            draws = center.center + normal @ root
+            values = jax.jit(jax.vmap(fn))(jnp.asarray(draws, jnp.float64))
+        misfit = np.asarray(values) + 0.5 * np.square(normal).sum(1)
+        if np.std(misfit) < 0.1:
+            return SurrogatePosterior(center.center, root, draws, True)
+        start = center.center
+
+    @jax.jit
+    def sample(arrays: list[Any], expansion: Expansion, starts: Array) -> Any:
+        def chain(key: Array, start: Array) -> Any:
+            init, step = hmc(
+                potential_fn=lambda z: -density(arrays, expansion, z), algo="NUTS"
+            )
+            state = init(start, 500, dense_mass=len(start) <= 200, rng_key=key)
+
+            def body(state: Any, _: None) -> Any:
+                state = step(state)
+                return state, (state.z, state.diverging)
+
+            state, _ = jax.lax.scan(body, state, length=500)
+            _, draws = jax.lax.scan(body, state, length=500)
+            return draws
+
+        keys = jax.random.split(jax.random.key(31), len(starts))
+        return jax.vmap(chain)(keys, starts)
+
+    starts = jnp.asarray(start + 0.01 * normal[:4], problem.dtype)
+    draws, diverging = jax.tree.map(
+        np.asarray, sample(problem.arrays, expansion, starts)
+    )
+    draws = draws.reshape(-1, draws.shape[-1]).astype(np.float64)
+    if not np.isfinite(draws).all() or diverging.mean() > 0.2:
+        raise ValueError(
+            f"{who}: the surrogate of the control variate (the exact prior and the "
+            f"expanded likelihood) could not be sampled: {diverging.mean():.0%} of "
+            "the trajectories diverged. Its geometry is that of a funnel: sample the "
+            "effects in their non-centred form, with numpyro.infer.reparam or "
+            'numpyro.deterministic("theta", mu + tau * eta).'
+        )
+    covariance = np.atleast_2d(np.cov(draws.T))
+    # shrunk towards its diagonal, since it comes from a finite number of draws
+    covariance = 0.98 * covariance + 0.02 * np.diag(np.diag(covariance))
+    chosen = draws[np.random.default_rng(32).permutation(len(draws))[:count]]
+    return SurrogatePosterior(
+        draws.mean(0), np.linalg.cholesky(covariance).T, chosen, False
+    )
+
+
+def run_pilot(
+    who: str,
+    problem: Problem,
+    taylor: Taylor,
+    scheme: Scheme,
+    sizes: Mapping[str, int | None],
+    expansion: Expansion,
+    draws: np.ndarray,
+    progress: Callable[[str], None],
+) -> Pilot:
+    """Measure what the expansion leaves over, and design the batches by it.
+
+    :param who: the kernel's name, for the messages.
+    :param problem: the target and its coordinates.
+    :param taylor: the control variate.
+    :param scheme: how rows are drawn.
+    :param sizes: rows of a batch, by plate; ``None`` where the pilot is to choose.
+    :param expansion: the expansion, in double precision.
+    :param draws: draws of the surrogate's posterior, ``(K, D)``.
+    :param progress: told what is being done.
+    :raises ValueError: the expansion or the precision is not good enough.
+    """
+    scoring, held_out = draws[:_SCORING], draws[_SCORING:]
+    progress("pilot: scores")
+    scan, (sums, uniform), float_error = _choose_form(
+        who, problem, taylor, expansion, held_out
+    )
+    weight = problem.weights.likelihood
+    scores, order_by = scan.scores(scoring)
+    for name, score in scores.items():
+        if not np.isfinite(score).all():
+            row = int(np.argmin(np.isfinite(score)))
+            raise ValueError(
+                f"{who}: the residual of row {row} of plate {name!r} is not finite "
+                "within the surrogate's posterior. Bound the parameters by their "
+                "priors, or pass control_variate.taylor2(center=...)."
+            )
+    progress("pilot: noise of a batch")
+    if taylor.order < 2:
+        # the surrogate's posterior is of second order all the same
+        sums, _ = _ResidualScan(problem, 2, scan.form, expansion).sums(held_out)
+    residual_sd = weight * sums.std(ddof=1)
+    if not residual_sd <= taylor.max_residual_sd:
+        raise ValueError(_refusal(who, residual_sd, taylor.max_residual_sd))
+    log_weights = weight * (sums - sums.max())
+    importance = np.exp(log_weights)
+    fixed = all(size is not None for size in sizes.values())
+    chosen = {n: min(m or _MIN_BATCH, problem.plates[n]) for n, m in sizes.items()}
+    for _ in range(6):
+        bound = scheme.bound(chosen, problem.plates)
+        plain = np.zeros(len(held_out) // 2)
+        for name, size in problem.plates.items():
+            rows = chosen[name]
+            plain = plain + size**2 * uniform[name] / rows * (1 - rows / size)
+        designs: dict[str, Design] = {}
+        if isinstance(bound, Weighted):
+            for name in problem.plates:
+                designs[name] = bound.build(scores[name], order_by[name], name)
+            variances = scan.variances(held_out, designs, bound)
+        elif isinstance(bound, FullBatch):
+            variances = 0.0 * plain
+        else:
+            variances = plain
+        sd = weight * np.sqrt(variances)
+        q95 = float(np.quantile(sd, 0.95))
+        if q95 <= 1.0 or fixed or isinstance(bound, FullBatch):
+            break
+        for name, given in sizes.items():
+            if given is None:
+                wanted = 2 * int(np.ceil(0.55 * chosen[name] * q95**2))
+                chosen[name] = min(wanted, problem.plates[name])
+    total = sum(np.square(s).sum() for s in scores.values())
+    fourth = sum((np.asarray(s, np.float64) ** 4).sum() for s in scores.values())
+    return Pilot(
+        form=scan.form,
+        sizes=chosen,
+        designs=designs,
+        batch_sd=float(np.median(sd)),
+        batch_sd_95=q95,
+        uniform_sd=float(np.median(weight * np.sqrt(plain))),
+        residual_sd=float(residual_sd),
+        importance_ess=float(
+            importance.sum() ** 2 / np.square(importance).sum() / len(importance)
+        ),
+        float_error=float_error,
+        effective_rows=float(total**2 / fourth) if fourth > 0 else 0.0,
+    )
+
+
+def _refusal(who: str, found: float, limit: float) -> str:
+    return (
+        f"{who}: the expansion of the likelihood does not hold over the posterior: "
+        f"what it leaves of the log density has a standard deviation of {found:.2g}, "
+        f"and {limit:.2g} is the limit. Minibatches cannot make up for it. Expand in "
+        "coordinates in which the likelihood is closer to a parabola "
+        '(numpyro.deterministic sites: control_variate.taylor2(sites=["theta"])), '
+        'transform or standardise the parameters, use estimate="exact" or '
+        "NumPyro's NUTS if the data are few, or sample at a temperature. For several "
+        "separate modes no expansion is right."
+    )
+
+
+def _choose_form(
+    who: str, problem: Problem, taylor: Taylor, expansion: Expansion, draws: np.ndarray
+) -> tuple[_ResidualScan, Any, float]:
+    """The first form whose rounding errors do not matter, and its sums at the draws."""
+    auto = taylor.form == "auto"
+    forms: tuple[Form, ...] = ("direct", "remainder") if auto else (taylor.form,)
+    if problem.dtype == jnp.float64:
+        scan = _ResidualScan(problem, taylor.order, forms[0], expansion)
+        return scan, scan.sums(draws), 0.0
+    few = draws[:_IN_DOUBLE]
+    with double():
+        wide = _ResidualScan(problem, taylor.order, "direct", expansion, jnp.float64)
+        right, _ = wide.sums(few)
+    error = np.inf
+    for form in forms:
+        scan = _ResidualScan(problem, taylor.order, form, expansion)
+        found = scan.sums(draws)
+        error = (found[0][: len(few)] - right).std(ddof=1) * problem.weights.likelihood
+        if error <= _FLOAT_ERROR:
+            return scan, found, float(error)
+    raise ValueError(
+        f"{who}: in single precision the sum of the residuals is off by {error:.2g}, "
+        f"and {_FLOAT_ERROR} is the limit: an error that all rows share is multiplied "
+        "by their number. Call numpyro.enable_x64() before the run, or standardise "
+        "the data."
+    )
+
+
+class _ResidualScan:
+    """Passes over the residuals of all rows at some draws."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        order: int,
+        form: Form,
+        expansion: Expansion,
+        dtype: Any = None,
+    ) -> None:
+        self.problem, self.order, self.form = problem, order, form
+        self.dtype = problem.dtype if dtype is None else dtype
+        self.expansion = jax.tree.map(lambda x: jnp.asarray(x, self.dtype), expansion)
+        self.widths = {n: min(size, 2**13) for n, size in problem.plates.items()}
+        self.chunks = max(-(-problem.plates[n] // w) for n, w in self.widths.items())
+
+    def _residuals(
+        self, arrays: list[Any], expansion: Expansion, draws: Array, i: Array
+    ) -> tuple[dict[str, Array], dict[str, Array], dict[str, Array]]:
+        """The residuals of a chunk, ``(K, width)``, its rows, and which are real."""
+        problem = self.problem
+        evaluate = control_variate.expand(
+            problem.target_of(arrays),
+            problem.coordinates,
+            self.order,
+            self.form,
+            expansion,
+            problem.unravel,
+        )
+        indices, masks = {}, {}
+        for name, width in self.widths.items():
+            positions = i * width + jnp.arange(width, dtype=jnp.int32)
+            masks[name] = positions < problem.plates[name]
+            indices[name] = jnp.minimum(positions, problem.plates[name] - 1)
+        rows = jax.vmap(lambda flat: evaluate(flat, indices).rows)(draws)
+        masked = {n: jnp.where(masks[n], r, 0.0) for n, r in rows.items()}
+        return masked, indices, masks
+
+    def scores(
+        self, draws: np.ndarray
+    ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """How much each row matters, and its loading on the leading direction."""
+
+        @jax.jit
+        def gram(arrays: list[Any], expansion: Expansion, draws: Array) -> Any:
+            few = min(self.chunks, 16)
+            step = self.chunks // few
+
+            def add(i: Array, total: Any) -> Any:
+                rows, _, _ = self._residuals(arrays, expansion, draws, i * step)
+                centred = {n: r - r.mean(0) for n, r in rows.items()}
+                return {n: total[n] + r @ r.T for n, r in centred.items()}
+
+            zero = jnp.zeros((len(draws),) * 2, draws.dtype)
+            return jax.lax.fori_loop(
+                0, few, add, {name: zero for name in self.problem.plates}
+            )
+
+        @jax.jit
+        def score(
+            arrays: list[Any], expansion: Expansion, draws: Array, leading: Any
+        ) -> Any:
+            def score_chunk(carry: None, i: Array) -> Any:
+                rows, _, _ = self._residuals(arrays, expansion, draws, i)
+                centred = {n: r - r.mean(0) for n, r in rows.items()}
+                rms = {
+                    n: jnp.sqrt(jnp.square(r).sum(0) / (len(draws) - 1))
+                    for n, r in centred.items()
+                }
+                return carry, (rms, {n: leading[n] @ r for n, r in centred.items()})
+
+            _, found = jax.lax.scan(score_chunk, None, jnp.arange(self.chunks))
+            return found
+
+        points = jnp.asarray(draws, self.dtype)
+        args = self.problem.arrays, self.expansion, points
+        grams = jax.tree.map(np.asarray, gram(*args))
+        leading = {
+            n: jnp.asarray(np.linalg.eigh(np.nan_to_num(g))[1][:, -1], self.dtype)
+            for n, g in grams.items()
+        }
+        scores, loadings = score(*args, leading)
+
+        def flat(parts: Any) -> dict[str, np.ndarray]:
+            return {
+                n: np.asarray(part).reshape(-1)[: self.problem.plates[n]]
+                for n, part in parts.items()
+            }
+
+        return flat(scores), flat(loadings)
+
+    def sums(self, draws: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """Sums of all residuals at each draw, and the variance of a row's difference.
+
+        :return: the sums, ``(K,)``, and for each plate the variance over its rows of
+            the difference between the draws of each pair, ``(K // 2,)``.
+        """
+
+        @jax.jit
+        def total(arrays: list[Any], expansion: Expansion, draws: Array) -> Any:
+            def add(i: Array, sums: Any) -> Any:
+                rows, _, _ = self._residuals(arrays, expansion, draws, i)
+                new = {}
+                for name, r in rows.items():
+                    pairs = r[1::2] - r[::2]
+                    whole, square = sums[name]
+                    new[name] = (whole + r.sum(1), square + jnp.square(pairs).sum(1))
+                return new
+
+            zeros = jnp.zeros(len(draws), draws.dtype)
+            first = {n: (zeros, zeros[::2]) for n in self.problem.plates}
+            return jax.lax.fori_loop(0, self.chunks, add, first)
+
+        found = total(
+            self.problem.arrays, self.expansion, jnp.asarray(draws, self.dtype)
+        )
+        sums = np.zeros(len(draws))
+        variances: dict[str, np.ndarray] = {}
+        for name, (whole, square) in found.items():
+            size = self.problem.plates[name]
+            whole = np.asarray(whole, np.float64)
+            sums += whole
+            mean = (whole[1::2] - whole[::2]) / size
+            variances[name] = np.asarray(square, np.float64) / size - mean**2
+        return sums, variances
+
+    def variances(
+        self, draws: np.ndarray, designs: Mapping[str, Design], scheme: Weighted
+    ) -> np.ndarray:
+        """The exact variance of a batch's estimate, for each pair of draws."""
+        tables, strata, num_draws = {}, {}, {}
+        for name, design in designs.items():
+            size = self.problem.plates[name]
+            stratum, probability = stratum_of(design, size)
+            count = design.num_strata
+            pad = self.chunks * self.widths[name] - size
+            stratum = np.where(stratum < 0, count, stratum)
+            tables[name] = (
+                jnp.asarray(
+                    np.pad(stratum, (0, pad), constant_values=count), jnp.int32
+                ),
+                jnp.asarray(
+                    np.pad(probability, (0, pad), constant_values=1), self.dtype
+                ),
+            )
+            strata[name] = count + 1
+            num_draws[name] = scheme.draws_of(name)
+
+        @jax.jit
+        def total(
+            arrays: list[Any], expansion: Expansion, draws: Array, tables: Any
+        ) -> Any:
+            def add(i: Array, sums: Any) -> Any:
+                rows, _, _ = self._residuals(arrays, expansion, draws, i)
+                new = {}
+                for name in tables:
+                    width = self.widths[name]
+                    stratum, probability = (
+                        jax.lax.dynamic_slice(t, (i * width,), (width,))
+                        for t in tables[name]
+                    )
+                    pairs = (rows[name][1::2] - rows[name][::2]).T
+                    parts = (pairs, jnp.square(pairs) / probability[:, None])
+                    new[name] = tuple(
+                        s + jax.ops.segment_sum(p, stratum, strata[name])
+                        for s, p in zip(sums[name], parts, strict=True)
+                    )
+                return new
+
+            first = {
+                n: (jnp.zeros((count, len(draws) // 2), draws.dtype),) * 2
+                for n, count in strata.items()
+            }
+            return jax.lax.fori_loop(0, self.chunks, add, first)
+
+        found = total(
+            self.problem.arrays,
+            self.expansion,
+            jnp.asarray(draws, self.dtype),
+            tables,
+        )
+        variance = np.zeros(len(draws) // 2)
+        for name, parts in found.items():
+            whole, square = (np.asarray(p, np.float64)[:-1] for p in parts)
+            variance += np.maximum(square - whole**2, 0).sum(0) / num_draws[name]
+        return variance

@@ -1,0 +1,368 @@
+"""What is known of every row without reading it: Taylor expansions of the likelihood.
+
+A row's log likelihood is a polynomial in the distance from a centre plus a residual.
+The polynomials of all rows add up to one polynomial, computed once; only the
+residuals are estimated from a batch. That is a change of the target and of nothing
+else: its rows become residuals and the sum of the polynomials joins what is known
+exactly, so that every estimator, gradient and kernel works on it as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.flatten_util import ravel_pytree
+
+from numpyro_minibatch.estimate import Weights
+from numpyro_minibatch.target import ModelTarget, Position, Target, Terms
+
+__all__ = [
+    "Coordinates",
+    "Expansion",
+    "Taylor",
+    "expand",
+    "gauss_jacobi",
+    "log_surrogate",
+    "named",
+    "taylor1",
+    "taylor2",
+]
+
+Form = Literal["auto", "direct", "remainder"]
+
+
+@dataclass(frozen=True)
+class Taylor:
+    """What :func:`taylor1` and :func:`taylor2` build.
+
+    :param order: order of the polynomial.
+    :param sites: the coordinates of the expansion, see :func:`taylor2`.
+    :param center: values of these coordinates, as a sorted tuple of pairs.
+    :param ridge: precision of the ridge.
+    :param form: how a residual is computed.
+    :param max_residual_sd: what the pilot accepts.
+    """
+
+    order: int
+    sites: tuple[str, ...] | None = None
+    center: Any = None
+    ridge: float | None = None
+    form: Form = "auto"
+    max_residual_sd: float = 2.0
+
+    def __post_init__(self) -> None:
+        who = f"control_variate.taylor{self.order}"
+        if isinstance(self.sites, str):
+            raise TypeError(
+                f"{who}(sites={self.sites!r}) must be a sequence of names: write "
+                f"sites=[{self.sites!r}]."
+            )
+        if self.sites is not None:
+            object.__setattr__(self, "sites", tuple(self.sites))
+        if self.center is not None and not isinstance(self.center, Mapping | _Values):
+            raise TypeError(
+                f"{who}(center=...) must be a dict of unconstrained values by site, "
+                f"got {type(self.center).__name__}."
+            )
+        if isinstance(self.center, Mapping):
+            object.__setattr__(self, "center", _Values(self.center))
+        numbers = {"ridge": self.ridge, "max_residual_sd": self.max_residual_sd}
+        for name, value in numbers.items():
+            if name == "ridge" and value is None:
+                continue
+            if not isinstance(value, Real) or not value >= 0:
+                raise ValueError(
+                    f"{who}({name}={value!r}) must be a number that is not negative."
+                )
+        if self.form not in ("auto", "direct", "remainder"):
+            raise ValueError(
+                f'{who}(form={self.form!r}) must be "auto", "direct" or "remainder".'
+            )
+
+
+class _Values:
+    """A dict of arrays with value equality and a hash."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self.values = {name: np.asarray(value) for name, value in values.items()}
+
+    def _key(self) -> tuple:
+        return tuple(
+            (name, value.shape, value.tobytes())
+            for name, value in sorted(self.values.items())
+        )
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Values) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def __repr__(self) -> str:
+        return repr({name: value.tolist() for name, value in self.values.items()})
+
+
+class Expansion(NamedTuple):
+    """The sum of all rows' polynomials; part of a chain's state.
+
+    :param center: the centre, flat, in the coordinates of the expansion, ``(d,)``.
+    :param gradient: gradient of the summed log likelihood there, ``(d,)``.
+    :param hessian: its Hessian there, ``(d, d)``.
+    :param value: the summed log likelihood there, a scalar.
+    """
+
+    center: Array
+    gradient: Array
+    hessian: Array
+    value: Array
+
+    def polynomial(self, displacement: Array, order: int = 2) -> Array:
+        """The sum of all rows' polynomials of an order, up to its constant."""
+        slope = self.gradient
+        if order > 1:
+            slope = slope + 0.5 * (self.hessian @ displacement)
+        return slope @ displacement
+
+
+@dataclass(frozen=True)
+class Coordinates:
+    """In which coordinates the rows are expanded: not always those that are sampled.
+
+    The likelihood of a hierarchical model is close to a parabola in the group effects
+    themselves, and far from one in the standardised effects and their scale.
+
+    :param latents: latent sites, in their unconstrained coordinates; ``None`` for
+        all of the position.
+    :param values: deterministic sites, by their values.
+    """
+
+    latents: tuple[str, ...] | None = None
+    values: tuple[str, ...] = ()
+
+    def of(self, target: Target, z: Position) -> Any:
+        """The coordinates of the position ``z``."""
+        if self.latents is None:
+            return z
+        chosen = {name: z[name] for name in self.latents}
+        if self.values:
+            assert isinstance(target, ModelTarget)
+            known = target.deterministic(z)
+            chosen |= {name: known[name] for name in self.values}
+        return chosen
+
+    def rows(self, target: Target, phi: Any, z: Position, indices: Any) -> Any:
+        """The log likelihood of rows at the coordinates ``phi``.
+
+        :param z: a position for the latent sites that no row depends on.
+        """
+        if self.latents is None:
+            return target.rows(phi, indices)
+        rest = {**z, **{name: phi[name] for name in self.latents}}
+        return target.rows(rest, indices, {name: phi[name] for name in self.values})
+
+
+def expand(
+    target: Target,
+    coordinates: Coordinates,
+    order: int,
+    form: Form,
+    expansion: Expansion,
+    unravel: Callable[[Array], Position],
+) -> Callable[[Array, Mapping[str, Array]], Terms]:
+    """The target whose rows are residuals.
+
+    :param target: the target.
+    :param coordinates: what the rows are expanded in.
+    :param order: order of the polynomials.
+    :param form: ``"direct"`` subtracts each row's polynomial from it;
+        ``"remainder"`` integrates the next derivative along the displacement, whose
+        rounding errors are relative to the residual and not to the log likelihood.
+    :param expansion: the summed polynomial.
+    :param unravel: from a flat position to the target's.
+    :return: ``evaluate(flat, indices)``, the terms at a flat position.
+    """
+
+    def evaluate(flat: Array, indices: Mapping[str, Array]) -> Terms:
+        z = unravel(flat)
+        terms = target.terms(z, indices)
+        phi, unravel_phi = ravel_pytree(coordinates.of(target, z))
+        displacement = phi - expansion.center
+        rest = jax.tree.map(jnp.zeros_like, z)
+
+        def along(t: Array) -> dict[str, Array]:
+            """The rows on the straight line from the centre."""
+            point = unravel_phi(expansion.center + t * displacement)
+            return coordinates.rows(target, point, rest, indices)
+
+        if form == "remainder":
+            residual = _remainder(along, order, flat.dtype)
+        else:
+            at_center = _derivatives(along, order)(jnp.zeros((), flat.dtype))
+            residual = _minus_polynomial(terms.rows, at_center)
+        # the value apart, so that it cancels exactly in a difference
+        polynomial = expansion.polynomial(displacement, order)
+        likelihood = [terms.likelihood, polynomial, expansion.value]
+        return terms._replace(rows=residual, likelihood=likelihood)
+
+    return evaluate
+
+
+def log_surrogate(
+    target: Target,
+    coordinates: Coordinates,
+    expansion: Expansion,
+    weights: Weights,
+    unravel: Callable[[Array], Position],
+) -> Callable[[Array], Array]:
+    """The density that needs no data: the prior as it is, the likelihood expanded.
+
+    Always to second order: a straight line has no posterior.
+
+    :return: a function of a flat position, up to a constant.
+    """
+    one_row = {name: jnp.zeros(1, jnp.int32) for name in target.plates}
+
+    def density(flat: Array) -> Array:
+        z = unravel(flat)
+        phi, _ = ravel_pytree(coordinates.of(target, z))
+        known = weights.known(target.terms(z, one_row))
+        polynomial = expansion.polynomial(phi - expansion.center)
+        return known + weights.likelihood * polynomial
+
+    return density
+
+
+def _derivatives(along: Callable, order: int) -> Callable[[Array], list[Any]]:
+    """``t -> [value, first derivative, ...]`` of a function of one number."""
+
+    def nest(k: int) -> Callable[[Array], list[Any]]:
+        if k == 0:
+            return lambda t: [along(t)]
+
+        def value_and_next(t: Array) -> list[Any]:
+            values, tangents = jax.jvp(nest(k - 1), (t,), (jnp.ones_like(t),))
+            return [*values, tangents[-1]]
+
+        return value_and_next
+
+    return nest(order)
+
+
+def _minus_polynomial(rows: Any, derivatives: list[Any]) -> Any:
+    residual, factorial = rows, 1.0
+    for k, derivative in enumerate(derivatives):
+        factorial *= max(k, 1)
+        residual = jax.tree.map(
+            lambda r, d, f=factorial: r - d / f, residual, derivative
+        )
+    return residual
+
+
+def _remainder(along: Callable, order: int, dtype: Any) -> Any:
+    """The residual as an integral: Gauss-Jacobi quadrature of the next derivative.
+
+    ``r = integral over [0, 1] of (1 - t) ** q / q! * l^(q + 1)(t)``; three nodes are
+    exact where that derivative is a polynomial of degree five in ``t``.
+    """
+    nodes, weights = gauss_jacobi(order)
+    highest = jax.vmap(lambda t: _derivatives(along, order + 1)(t)[-1])
+    return jax.tree.map(
+        lambda d: jnp.tensordot(jnp.asarray(weights, dtype), d, 1),
+        highest(jnp.asarray(nodes, dtype)),
+    )
+
+
+def gauss_jacobi(order: int, count: int = 3) -> tuple[np.ndarray, np.ndarray]:
+    """Nodes and weights on [0, 1] for the weight ``(1 - t) ** order / order!``."""
+    from scipy.special import factorial, roots_jacobi
+
+    nodes, weights = roots_jacobi(count, order, 0)
+    return (1 + nodes) / 2, weights / 2 ** (order + 1) / factorial(order)
+
+
+def taylor1(
+    sites: tuple[str, ...] | None = None,
+    center: Mapping[str, Any] | None = None,
+    ridge: float | None = None,
+    form: Form = "auto",
+    max_residual_sd: float = 2.0,
+) -> Taylor:
+    """First-order control variates: what rows do beyond a straight line is estimated.
+
+    The parameters are those of :func:`taylor2`, which is nearly always better where
+    the number of parameters allows a Hessian.
+
+    **Example**
+
+    .. doctest::
+
+        >>> from numpyro_minibatch import control_variate
+        >>> control_variate.taylor1().order
+        1
+    """
+    return Taylor(1, sites, center, ridge, form, max_residual_sd)
+
+
+def taylor2(
+    sites: tuple[str, ...] | None = None,
+    center: Mapping[str, Any] | None = None,
+    ridge: float | None = None,
+    form: Form = "auto",
+    max_residual_sd: float = 2.0,
+) -> Taylor:
+    """Second-order control variates, as ``control_variate="taylor2"`` chooses them.
+
+    The log likelihood of every row is expanded about one centre. With ``N = 1e5`` rows
+    and 20 parameters this takes the standard deviation of the log ratio of a step at
+    temperature 1, read from 100 rows, from 75 to 0.02.
+
+    Where the likelihood depends on deterministic sites that have fewer numbers than
+    the latent sites behind them (the effects of a hierarchical model in its
+    non-centred form), it is expanded in these, whatever is sampled.
+
+    :param sites: latent sites (expanded in their unconstrained coordinates) and
+        deterministic sites (in their values) that determine the likelihood of every
+        row; found by default.
+    :param center: values of these coordinates to expand about; by default the mode
+        of the posterior, or, where the coordinates are not those that are sampled,
+        the mode of the likelihood with a ridge.
+    :param ridge: precision of a ridge that is added to the log likelihood where the
+        centre is looked for, ``-ridge / 2 * phi ** 2``. It moves the centre and
+        nothing else. By default 1 where the coordinates are not those that are
+        sampled, else 0.
+    :param form: ``"direct"``, or ``"remainder"``, the residual as an integral of the
+        next derivative, which rounds less; by default the first of these whose sum
+        in working precision is within 0.05 of the sum in double precision.
+    :param max_residual_sd: the standard deviation over the posterior of the summed
+        residual above which the pilot refuses the expansion.
+    :raises TypeError: ``sites`` or ``center`` is of the wrong kind.
+    :raises ValueError: an argument is out of range.
+
+    **References:**
+
+    1. Bardenet, R., Doucet, A. and Holmes, C. (2017). On Markov chain Monte Carlo
+       methods for tall data.
+    2. Quiroz, M., Kohn, R., Villani, M. and Tran, M.-N. (2019). Speeding up MCMC by
+       efficient data subsampling.
+
+    **Example**
+
+    .. doctest::
+
+        >>> from numpyro_minibatch import control_variate
+        >>> control_variate.taylor2(ridge=0.1).ridge
+        0.1
+    """
+    return Taylor(2, sites, center, ridge, form, max_residual_sd)
+
+
+def named(control_variate: str) -> Taylor | None:
+    """The control variate of that name, if there is one."""
+    return {"taylor1": taylor1(), "taylor2": taylor2()}.get(control_variate)

@@ -1,0 +1,159 @@
+"""Set-up of a control variate: centre, surrogate, pilot, and what chains keep of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.flatten_util import ravel_pytree
+from numpyro.util import is_prng_key
+from tqdm.auto import tqdm  # type: ignore[import-untyped]
+
+from numpyro_minibatch._expansion import (
+    Problem,
+    choose_coordinates,
+    double,
+    find_center,
+)
+from numpyro_minibatch._pilot import run_pilot, surrogate_posterior
+from numpyro_minibatch.batch import Scheme
+from numpyro_minibatch.control_variate import Coordinates, Expansion, Form, Taylor
+
+__all__ = ["Plan", "Prepared", "Surrogate", "prepare"]
+
+_STARTS = 4  # searches for the mode
+_STAGES = 5
+
+
+class Surrogate(NamedTuple):
+    """What a chain with a control variate keeps in its state.
+
+    :param expansion: the summed polynomial.
+    :param location: mean of the surrogate's posterior, ``(D,)``.
+    :param root: transpose of a root of its covariance, ``(D, D)``.
+    :param designs: how the rows of a batch are drawn, by plate.
+    :param pilot_sd: median standard deviation of a batch's log ratio in the pilot.
+    """
+
+    expansion: Expansion
+    location: Array
+    root: Array
+    designs: dict[str, Any]
+    pilot_sd: Array
+
+
+class Plan(NamedTuple):
+    """What the pilot decided that is part of the program; hashable.
+
+    :param coordinates: what the rows are expanded in.
+    :param form: how residuals are computed.
+    :param scheme: how rows are drawn, bound to the plates.
+    """
+
+    coordinates: Coordinates
+    form: Form
+    scheme: Scheme
+
+
+class Prepared(NamedTuple):
+    """The result of the set-up.
+
+    :param plan: what is part of the program.
+    :param surrogate: what is part of the state.
+    :param starts: positions where chains may start, with a leading axis.
+    :param report: what was measured, numbers and names.
+    """
+
+    plan: Plan
+    surrogate: Surrogate
+    starts: Any
+    report: dict[str, Any]
+
+    def start(self, key: Array) -> Any:
+        """Where chains start: a draw of the surrogate's posterior for each key."""
+
+        def one(key: Array) -> Any:
+            chosen = jax.random.randint(key, (), 0, len(self.starts))
+            return jax.tree.map(lambda x: x[chosen], self.starts)
+
+        return one(key) if is_prng_key(key) else jax.vmap(one)(key)
+
+
+@contextmanager
+def _progress(who: str) -> Iterator[Any]:
+    """A bar with the stages of the set-up, where it takes long."""
+    with tqdm(total=_STAGES, delay=3.0, leave=False, desc=who) as bar:
+
+        def tell(stage: str) -> None:
+            bar.set_description(f"{who}: {stage}")
+            bar.update()
+
+        yield tell
+
+
+def prepare(
+    who: str,
+    problem: Problem,
+    taylor: Taylor,
+    scheme: Scheme,
+    sizes: Mapping[str, int | None],
+) -> Prepared:
+    """Expand the rows of a target, and see how well that works.
+
+    :param who: the kernel's name, for the messages.
+    :param problem: the target.
+    :param taylor: the control variate.
+    :param scheme: how rows are drawn.
+    :param sizes: rows of a batch, by plate; ``None`` where the pilot is to choose.
+    :raises ValueError: the expansion is of no use; the message says why.
+    """
+    target = problem.target_of(problem.arrays)
+    problem.coordinates = choose_coordinates(who, target, problem.example, taylor.sites)
+    flat, _ = ravel_pytree(problem.example)
+    rng = np.random.default_rng(40)
+    # the box that NumPyro starts chains in
+    positions = rng.uniform(-2, 2, size=(_STARTS, flat.size))
+    positions[0] = 0.0
+    with _progress(who) as progress:
+        with double():
+            arrays = problem.arrays
+            of = jax.jit(
+                jax.vmap(
+                    lambda z: ravel_pytree(problem.phi_of(arrays, z))[0], in_axes=0
+                )
+            )
+            starts = np.asarray(of(jnp.asarray(positions, jnp.float64)))
+        center = find_center(who, problem, starts, taylor, progress)
+        progress("posterior of the surrogate")
+        posterior = surrogate_posterior(who, problem, center, positions[0])
+        expansion = Expansion(*[np.asarray(x) for x in center[:4]])  # type: ignore[arg-type]
+        pilot = run_pilot(
+            who, problem, taylor, scheme, sizes, expansion, posterior.draws, progress
+        )
+    dtype = problem.dtype
+    surrogate = Surrogate(
+        expansion=Expansion(*[jnp.asarray(x, dtype) for x in expansion]),
+        location=jnp.asarray(posterior.location, dtype),
+        root=jnp.asarray(posterior.root, dtype),
+        designs=pilot.designs,
+        pilot_sd=jnp.asarray(pilot.batch_sd, dtype),
+    )
+    report = {
+        **pilot.report,
+        "coordinates": problem.coordinates,
+        "gaussian": posterior.gaussian,
+        "other_mode": center.other_mode,
+    }
+    return Prepared(
+        Plan(
+            problem.coordinates, pilot.form, scheme.bound(pilot.sizes, problem.plates)
+        ),
+        surrogate,
+        jax.vmap(problem.unravel)(jnp.asarray(posterior.draws, dtype)),
+        report,
+    )

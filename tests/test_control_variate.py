@@ -1,0 +1,566 @@
+"""Control variates: the algebra, the law at temperature 1, the guards."""
+
+from __future__ import annotations
+
+import pickle
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from jax import random
+from jax.flatten_util import ravel_pytree
+from numpyro.infer import MCMC
+
+from numpyro_minibatch import (
+    MINT,
+    MHMinibatch,
+    MinibatchMH,
+    Target,
+    accept,
+    batch,
+    control_variate,
+    proposal,
+    to_inference_data,
+)
+from numpyro_minibatch._expansion import Problem, choose_coordinates, find_center
+from numpyro_minibatch.control_variate import Expansion, Taylor, expand
+from numpyro_minibatch.estimate import Weights
+from numpyro_minibatch.target import ModelTarget
+
+slow = pytest.mark.slow
+x64 = pytest.mark.x64
+
+# a logistic regression whose posterior is visibly skewed: 1203 rows, few successes
+N, M = 1203, 50
+_rng = np.random.default_rng(7)
+X = np.column_stack([np.ones(N), _rng.normal(size=N) * (1 + (_rng.random(N) < 0.05))])
+Y = (_rng.random(N) < 1 / (1 + np.exp(-(X @ [-4.2, 0.7])))).astype(float)
+DATA = jnp.asarray(X, jnp.float32), jnp.asarray(Y, jnp.float32)
+
+
+def model(x, y):
+    beta = numpyro.sample("beta", dist.Normal(0, 3).expand([2]).to_event(1))
+    with numpyro.plate("data", len(y)) as idx:
+        numpyro.sample("obs", dist.Bernoulli(logits=x[idx] @ beta), obs=y[idx])
+
+
+def plates_model(x, y):
+    """The same density, its rows in two plates and an observed site outside."""
+    beta = numpyro.sample("beta", dist.Normal(0, 3).expand([2]).to_event(1))
+    with numpyro.plate("first", 700) as i:
+        numpyro.sample("a", dist.Bernoulli(logits=x[i] @ beta), obs=y[i])
+    with numpyro.plate("second", 500) as j:
+        rows = 700 + j
+        numpyro.sample("b", dist.Bernoulli(logits=x[rows] @ beta), obs=y[rows])
+    logits = x[1200:] @ beta
+    numpyro.sample("c", dist.Bernoulli(logits=logits).to_event(1), obs=y[1200:])
+
+
+class Grid:
+    """The posterior on a grid: moments and exact draws."""
+
+    def __init__(self, log_density, center, root, width=7.0, count=161):
+        axis = np.linspace(-width, width, count)
+        white = np.stack(np.meshgrid(axis, axis, indexing="ij"), -1).reshape(-1, 2)
+        self.points = center + white @ root
+        log_p = log_density(self.points)
+        self.weights = np.exp(log_p - log_p.max())
+        self.weights /= self.weights.sum()
+        self.mean = self.weights @ self.points
+        away = self.points - self.mean
+        self.cov = (away.T * self.weights) @ away
+        self.third = self.weights @ self.white(self.points) ** 3
+        self.step = (axis[1] - axis[0]) * root
+
+    def white(self, points):
+        return (points - self.mean) @ np.linalg.inv(np.linalg.cholesky(self.cov)).T
+
+    def draws(self, count, seed=11):
+        rng = np.random.default_rng(seed)
+        chosen = rng.choice(len(self.weights), count, p=self.weights)
+        return self.points[chosen] + (rng.random((count, 2)) - 0.5) @ self.step
+
+    def z_scores(self, draws):
+        """Standardised errors of means, second moments and third moments."""
+        white = self.white(draws)
+        second = white[..., [0, 0, 1]] * white[..., [0, 1, 1]] - [1, 0, 1]
+        third = white**3 - self.third
+        moments = np.concatenate([white, second, third], -1).mean(1)
+        return moments.mean(0) / (moments.std(0, ddof=1) / np.sqrt(len(moments)))
+
+
+def logistic(x, y, weight=1.0, prior_sd=3.0):
+    """The log density of a logistic regression at many points, ``(k, 2)``."""
+
+    def log_density(points):
+        out = []
+        for part in np.array_split(points, 64):
+            logits = part @ x.T
+            rows = y * logits - np.logaddexp(0, logits)
+            prior = -0.5 * (part**2).sum(1) / prior_sd**2
+            out.append(prior + weight * rows.sum(1))
+        return np.concatenate(out)
+
+    return log_density
+
+
+def grid_of(x, y, weight=1.0, prior_sd=3.0):
+    """The grid about the mode, in posterior standard deviations."""
+    beta = np.zeros(2)
+    for _ in range(50):
+        p = 1 / (1 + np.exp(-x @ beta))
+        hessian = weight * (x.T * (p * (1 - p))) @ x + np.eye(2) / prior_sd**2
+        gradient = weight * x.T @ (y - p) - beta / prior_sd**2
+        beta = beta + np.linalg.solve(hessian, gradient)
+    root = np.linalg.cholesky(np.linalg.inv(hessian)).T
+    return Grid(logistic(x, y, weight, prior_sd), beta, root), (beta, root)
+
+
+@pytest.fixture(scope="module")
+def grid():
+    return grid_of(X, Y)
+
+
+def run(kernel, start, data=DATA, num_samples=400, num_warmup=0, name="beta"):
+    """Draws, chains x draws x D, of chains that start in the target."""
+    mcmc = MCMC(
+        kernel,
+        num_warmup=num_warmup,
+        num_samples=num_samples,
+        num_chains=len(start),
+        chain_method="vectorized",
+        progress_bar=False,
+    )
+    init = {name: jnp.asarray(start, jnp.result_type(float))}
+    mcmc.run(random.key(12), *data, init_params=init)
+    draws = np.asarray(mcmc.get_samples(group_by_chain=True)[name], np.float64)
+    return draws, mcmc
+
+
+# the algebra --------------------------------------------------------------------------
+
+
+def gamma_model(x, y):
+    """Constrained parameters, one of them a scale of the likelihood."""
+    beta = numpyro.sample("beta", dist.Normal(0, 1).expand([2]).to_event(1))
+    shape = numpyro.sample("shape", dist.Gamma(2.0, 1.0))
+    with numpyro.plate("data", len(y)) as idx:
+        rate = shape * jnp.exp(-x[idx] @ beta)
+        numpyro.sample("obs", dist.Gamma(shape, rate), obs=jnp.exp(y[idx]))
+
+
+@x64
+@pytest.mark.parametrize("order", [1, 2])
+@pytest.mark.parametrize("form", ["direct", "remainder"])
+def test_residuals_and_polynomial_are_the_likelihood(order, form):
+    """The expanded target's density is the target's, up to rounding."""
+    if not jax.config.jax_enable_x64:
+        pytest.skip("an identity in exact arithmetic, shown in double precision")
+    x, y = jnp.asarray(X[:200]), jnp.asarray(Y[:200])
+    target = ModelTarget(model=gamma_model, args=(x, y), sizes={"data": 200})
+    z = {"beta": jnp.array([0.1, -0.2]), "shape": jnp.array(0.3)}
+    center, unravel = ravel_pytree(z)
+    rows = {"data": jnp.arange(200)}
+
+    def total(phi):
+        return target.terms(unravel(phi), rows).rows["data"].sum()
+
+    expansion = Expansion(
+        center, jax.grad(total)(center), jax.hessian(total)(center), total(center)
+    )
+    coordinates = choose_coordinates("test", target, z, None)
+    evaluate = expand(target, coordinates, order, form, expansion, unravel)
+    for seed, scale in [(0, 0.02), (1, 0.2)]:
+        flat = center + scale * np.random.default_rng(seed).normal(size=3)
+        terms = evaluate(flat, rows)
+        plain = target.terms(unravel(flat), rows)
+        # the remainder's quadrature is not exact: its error is relative to the residual
+        slack = 1e-10 if form == "direct" else 2e-5 * abs(terms.rows["data"]).sum()
+        assert float(terms.known + terms.rows["data"].sum()) == pytest.approx(
+            float(plain.known + plain.rows["data"].sum()), abs=float(slack + 1e-9)
+        )
+        # a residual is of the next order in the distance
+        residual = float(abs(terms.rows["data"]).max())
+        assert residual < 50 * (3**0.5 * scale) ** (order + 1)
+
+
+def test_the_remainder_form_rounds_less():
+    """An error that all rows share is what single precision suffers from."""
+    rng = np.random.default_rng(3)
+    y = jnp.asarray(rng.standard_t(4, size=5000) + 30.0, jnp.float32)
+    target = Target(
+        log_prior=lambda z: -0.5 * z @ z,
+        log_likelihood=lambda z, i: dist.StudentT(
+            jnp.exp(z[1]), z[0], jnp.exp(z[2])
+        ).log_prob(y[i]),
+        sizes=5000,
+    )
+    center = jnp.array([30.0, jnp.log(4.0), 0.0], jnp.float32)
+    flat = center + jnp.array([0.01, 0.05, -0.01], jnp.float32)
+    zeros = jnp.zeros(3, jnp.float32)
+    rows = {"data": jnp.arange(5000)}
+
+    def residuals(form, dtype):
+        expansion = Expansion(
+            *jax.tree.map(
+                lambda a: a.astype(dtype),
+                (center, zeros, jnp.zeros((3, 3)), jnp.zeros(())),
+            )
+        )
+        coordinates = control_variate.Coordinates()
+        evaluate = expand(target, coordinates, 2, form, expansion, lambda z: z)
+        return np.asarray(evaluate(flat.astype(dtype), rows).rows["data"], np.float64)
+
+    from numpyro_minibatch._expansion import double
+
+    with double():
+        right = residuals("direct", jnp.float64)
+    error = {f: residuals(f, jnp.float32) - right for f in ("direct", "remainder")}
+    assert abs(error["remainder"].sum()) < 0.05
+    assert np.abs(error["remainder"]).mean() < 0.2 * np.abs(error["direct"]).mean()
+
+
+# the law ------------------------------------------------------------------------------
+
+LAWS = {
+    "default": {},
+    "uniform rows": dict(batch=batch.without_replacement(M)),
+    "importance": dict(batch=batch.importance(M)),
+    "take-all": dict(batch=batch.take_all(M, num_sure=20)),
+    "first order": dict(control_variate="taylor1", batch_size=200, step_size=0.3,
+                        proposal=proposal.random_walk()),
+    "random walk": dict(batch_size=M, proposal=proposal.random_walk(), step_size=0.8),
+    "delayed random walk": dict(
+        batch_size=M, proposal=proposal.delayed_random_walk(), step_size=1.2
+    ),
+    "independence": dict(batch_size=M, proposal=proposal.independence()),
+    "student": dict(batch_size=M, proposal=proposal.student_t()),
+    "crank-nicolson": dict(
+        batch_size=M,
+        proposal=proposal.preconditioned_crank_nicolson(),
+        step_size=0.6,
+    ),
+    "langevin": dict(batch_size=M, proposal=proposal.langevin(), step_size=0.8),
+    "barker": dict(batch_size=M, acceptance=accept.compensated_barker()),
+    "inner steps": dict(batch_size=M, num_steps=3),
+    "remainder": dict(control_variate=control_variate.taylor2(form="remainder")),
+    "fallback": dict(batch_size=20, fallback="exact"),
+    "off-centre": dict(
+        control_variate=control_variate.taylor2(center={"beta": [-4.0, 0.6]}),
+        batch_size=200,
+    ),
+}  # fmt: skip
+
+
+@x64
+@pytest.mark.parametrize("name", LAWS)
+def test_law_at_temperature_one(name, grid):
+    posterior, _ = grid
+    settings = {"control_variate": "taylor2", **LAWS[name]}
+    kernel = MinibatchMH(model, adapt_step_size=False, **settings)
+    draws, mcmc = run(kernel, posterior.draws(192))
+    z = posterior.z_scores(draws)
+    assert np.abs(z).max() < 5.0, z
+    extra = mcmc.get_extra_fields()
+    assert np.mean(extra["accept_prob"]) > 0.15
+    assert np.mean(extra["reliable"]) > 0.95
+
+
+def test_the_check_rejects_the_laplace_approximation(grid):
+    """What a chain returns that never sees the rows that matter."""
+    posterior, (center, root) = grid
+    rng = np.random.default_rng(1)
+    draws = center + rng.normal(size=(192, 100, 2)) @ root
+    assert np.abs(posterior.z_scores(draws)).max() > 10
+
+
+@x64
+@pytest.mark.parametrize("temperature", [1.0, 6.0])
+@pytest.mark.parametrize("kind", [MINT, MHMinibatch])
+def test_law_of_presets(kind, temperature):
+    posterior, _ = grid_of(X, Y, 1 / temperature)
+    kernel = kind(
+        model,
+        temperature=temperature,
+        control_variate="taylor2",
+        **({"batch_size": M} if kind is MHMinibatch else {}),
+    )
+    draws, _ = run(kernel, posterior.draws(192))
+    assert np.abs(posterior.z_scores(draws)).max() < 5.0
+
+
+@x64
+def test_law_with_several_plates(grid):
+    posterior, _ = grid
+    kernel = MinibatchMH(
+        plates_model,
+        control_variate="taylor2",
+        batch_size={"first": 40, "second": 30},
+    )
+    draws, mcmc = run(kernel, posterior.draws(192))
+    assert np.abs(posterior.z_scores(draws)).max() < 5.0
+    assert mcmc.sampler.batch_sizes == {"first": 40, "second": 30}
+
+
+def rare_data(size=20_003, count=15):
+    """One column is nonzero in a few rows, which alone say what its coefficient is."""
+    rng = np.random.default_rng(4)
+    x = np.column_stack([np.ones(size), np.zeros(size)])
+    rows = rng.choice(size, count, replace=False)
+    x[rows, 1] = rng.normal(size=count) + 1.5
+    y = (rng.random(size) < 1 / (1 + np.exp(-(x @ [-1.0, 2.0])))).astype(float)
+    return x, y
+
+
+def test_rows_that_matter_are_found_where_uniform_rows_fail():
+    """A uniform batch misses the few rows, and returns the Laplace approximation."""
+    x, y = rare_data()
+    posterior, _ = grid_of(x, y)
+    data = jnp.asarray(x, jnp.float32), jnp.asarray(y, jnp.float32)
+    bias = {}
+    for name, scheme in {
+        "stratified": batch.stratified(100),
+        "uniform": batch.without_replacement(100),
+    }.items():
+        kernel = MinibatchMH(model, control_variate="taylor2", batch=scheme)
+        draws, mcmc = run(kernel, posterior.draws(128), data)
+        z = posterior.z_scores(draws)
+        bias[name] = np.abs(posterior.white(draws).mean((0, 1))).max()
+        accept_prob = float(np.mean(mcmc.get_extra_fields()["accept_prob"]))
+        if name == "stratified":
+            assert np.abs(z).max() < 5.0, z
+            assert 10 <= mcmc.last_state.surrogate.designs["data"].num_sure <= 30
+            honest = accept_prob
+        else:
+            assert np.abs(z).max() > 10, z
+            assert accept_prob > honest, "the failure looks better than the truth"
+    assert bias["uniform"] > 0.15 > 0.05 > bias["stratified"]
+
+
+# coordinates --------------------------------------------------------------------------
+
+GROUPS = 6
+
+
+def hierarchy(centred):
+    def fn(group, y):
+        mu = numpyro.sample("mu", dist.Normal(0, 2))
+        tau = numpyro.sample("tau", dist.HalfNormal(1))
+        if centred:
+            with numpyro.plate("groups", GROUPS):
+                theta = numpyro.sample("theta", dist.Normal(mu, tau))
+        else:
+            with numpyro.plate("groups", GROUPS):
+                eta = numpyro.sample("eta", dist.Normal(0, 1))
+            theta = numpyro.deterministic("theta", mu + tau * eta)
+        numpyro.deterministic("odds", jnp.exp(theta))  # nothing depends on it
+        with numpyro.plate("data", len(y)) as idx:
+            numpyro.sample("obs", dist.Bernoulli(logits=theta[group[idx]]), obs=y[idx])
+
+    return fn
+
+
+def hierarchy_data(size=1501):
+    rng = np.random.default_rng(9)
+    group = rng.integers(0, GROUPS, size)
+    theta = 0.5 + 0.8 * rng.normal(size=GROUPS)
+    y = (rng.random(size) < 1 / (1 + np.exp(-theta[group]))).astype(np.float32)
+    return jnp.asarray(group), jnp.asarray(y)
+
+
+def coordinates_of(fn, sites=None):
+    target = ModelTarget(model=fn, args=hierarchy_data(50), sizes={"data": 50})
+    key = random.key(0)
+    sites_ = target.trace({"data": jnp.arange(2)}, key)
+    latents = [
+        n for n, s in sites_.items() if s["type"] == "sample" and not s["is_observed"]
+    ]
+    return choose_coordinates(
+        "test", target, target.unconstrain(sites_, latents), sites
+    )
+
+
+def test_coordinates_are_those_that_the_likelihood_depends_on():
+    assert coordinates_of(hierarchy(False)).values == ("theta",)
+    assert coordinates_of(hierarchy(False)).latents == ()
+    assert coordinates_of(hierarchy(True)).latents == ("theta",)
+    found = coordinates_of(hierarchy(False), ("mu", "tau", "eta"))
+    assert set(found.latents) == {"mu", "tau", "eta"}
+    with pytest.raises(ValueError, match="also depends on \\['eta', 'tau'\\]"):
+        coordinates_of(hierarchy(False), ("mu",))
+    with pytest.raises(ValueError, match="neither latent sites"):
+        coordinates_of(hierarchy(False), ("phi",))
+
+
+@slow
+@x64
+@pytest.mark.parametrize("centred", [True, False])
+def test_law_of_a_hierarchy(centred):
+    """Against the same posterior by full-batch delayed acceptance without a batch."""
+    data = hierarchy_data()
+    results = {}
+    for name, settings in {
+        "minibatch": dict(control_variate="taylor2"),
+        "all rows": dict(control_variate="taylor2", batch=batch.full()),
+    }.items():
+        kernel = MinibatchMH(hierarchy(centred), num_steps=3, **settings)
+        mcmc = MCMC(
+            kernel,
+            num_warmup=100,
+            num_samples=700,
+            num_chains=32,
+            chain_method="vectorized",
+            progress_bar=False,
+        )
+        mcmc.run(random.key(3), *data)
+        s = mcmc.get_samples(group_by_chain=True)
+        values = np.concatenate(
+            [np.log(s["tau"])[..., None], s["mu"][..., None], s["theta"]], -1
+        ).astype(float)
+        results[name] = values
+    pooled = results["all rows"].reshape(-1, GROUPS + 2)
+    mean, sd = pooled.mean(0), pooled.std(0)
+    summaries = {}
+    for name, values in results.items():
+        white = (values - mean) / sd
+        moments = np.concatenate([white, white**2], -1).mean(1)
+        summaries[name] = moments.mean(0), moments.std(0, ddof=1) / np.sqrt(32)
+    (a, sa), (b, sb) = summaries.values()
+    z = (a - b) / np.hypot(sa, sb)
+    assert np.abs(z).max() < 5, z
+
+
+# the guards ---------------------------------------------------------------------------
+
+
+def test_pilot_reports_what_it_measured(grid):
+    kernel = MinibatchMH(model, control_variate="taylor2", batch_size=M)
+    draws, mcmc = run(kernel, grid[0].draws(4), num_samples=50)
+    report = mcmc.sampler.pilot
+    assert report["form"] == "direct" and report["gaussian"] in (True, False)
+    assert 0 < report["batch_sd"] < report["batch_sd_95"] < 1
+    idata = to_inference_data(mcmc)
+    assert '"batch_sd"' in idata["posterior"].attrs["settings"]
+
+
+def test_the_batch_noise_that_is_reported_is_true(grid):
+    """The exact variances of the pilot are those that its own batches scatter with."""
+    posterior, _ = grid
+    kernel = MinibatchMH(
+        model,
+        control_variate="taylor2",
+        batch_size=M,
+        proposal=proposal.independence(),
+    )
+    draws, mcmc = run(kernel, posterior.draws(64), num_samples=300, num_warmup=100)
+    extra = mcmc.get_extra_fields()
+    typical = np.sqrt(np.median(extra["log_ratio_variance"]))
+    assert 0.5 < typical / mcmc.sampler.pilot["batch_sd"] < 2
+    # the exact checks of the warmup: the error of a log ratio is what it says
+    state = mcmc.last_state
+    count = float(state.checks.number.sum())
+    assert count > 64 * 50
+    z2 = float(state.checks.z.sum()) / count
+    assert 0.5 < z2 < 2.0, z2
+
+
+def test_a_poor_expansion_is_refused():
+    """One parameter of a funnel of a likelihood."""
+
+    def poor(y):
+        a = numpyro.sample("a", dist.Normal(0, 1))
+        b = numpyro.sample("b", dist.Normal(0, 1))
+        with numpyro.plate("data", len(y)) as idx:
+            numpyro.sample("obs", dist.Normal(a * b, 1.0), obs=y[idx])
+
+    y = 0.5 + random.normal(random.key(0), (3000,))
+    kernel = MinibatchMH(poor, control_variate="taylor2")
+    with pytest.raises(ValueError, match="does not hold over the posterior"):
+        kernel.init(random.key(0), 10, None, (y,), {})
+
+
+def test_few_rows_are_read_in_full():
+    kernel = MinibatchMH(model, control_variate="taylor2")
+    with pytest.warns(UserWarning, match="a minibatch does not pay"):
+        state = kernel.init(random.key(0), 10, None, (DATA[0][:500], DATA[1][:500]), {})
+    state = kernel.sample(state, (DATA[0][:500], DATA[1][:500]), {})
+    assert int(state.num_rows) in (0, 500) and float(state.log_ratio_variance) == 0
+
+
+def test_undetermined_parameters_are_an_error():
+    def flat(y):
+        a = numpyro.sample("a", dist.ImproperUniform(dist.constraints.real, (), ()))
+        b = numpyro.sample("b", dist.ImproperUniform(dist.constraints.real, (), ()))
+        with numpyro.plate("data", len(y)) as idx:
+            numpyro.sample("obs", dist.Normal(a + b, 1.0), obs=y[idx])
+
+    kernel = MinibatchMH(flat, control_variate="taylor2")
+    with pytest.raises(ValueError, match="Give it a proper prior, or add a ridge"):
+        kernel.init(random.key(0), 10, None, (jnp.ones(2000),), {})
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "message"),
+    [
+        (dict(control_variate="taylor3"), ValueError, "must be .taylor1., .taylor2."),
+        (dict(batch=batch.stratified(100)), ValueError, "only a control variate"),
+        (dict(proposal=proposal.surrogate_hmc()), ValueError, "moves on a surrogate"),
+        (dict(fallback="full"), ValueError, "fallback"),
+        (
+            dict(fallback="exact", estimate="augmented", batch_size=10),
+            ValueError,
+            "needs estimate=.shared.",
+        ),
+    ],
+)
+def test_bad_settings(settings, error, message):
+    with pytest.raises(error, match=message):
+        MinibatchMH(model, **settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "error"),
+    [
+        (dict(sites="beta"), TypeError),
+        (dict(center=[0.0]), TypeError),
+        (dict(ridge=-1.0), ValueError),
+        (dict(form="fast"), ValueError),
+        (dict(max_residual_sd=-1), ValueError),
+    ],
+)
+def test_bad_control_variates(settings, error):
+    with pytest.raises(error):
+        control_variate.taylor2(**settings)
+
+
+def test_control_variates_have_values():
+    a = control_variate.taylor2(center={"beta": [1.0, 2.0]}, sites=["beta"])
+    b = control_variate.taylor2(center={"beta": np.array([1.0, 2.0])}, sites=("beta",))
+    assert a == b and hash(a) == hash(b) and isinstance(a, Taylor)
+    assert a != control_variate.taylor2(center={"beta": [1.0, 3.0]}, sites=["beta"])
+    assert pickle.loads(pickle.dumps(a)) == a
+
+
+def test_center_of_a_known_mode(grid):
+    _, (mode, _) = grid
+    target = ModelTarget(model=model, args=DATA, sizes={"data": N})
+    problem = Problem(
+        target_of=lambda arrays: ModelTarget(
+            model=model, args=tuple(arrays), sizes={"data": N}
+        ),
+        arrays=list(DATA),
+        plates={"data": N},
+        weights=Weights(),
+        example={"beta": np.zeros(2)},
+    )
+    problem.coordinates = choose_coordinates("test", target, problem.example, None)
+    starts = np.random.default_rng(0).uniform(-2, 2, (3, 2))
+    center = find_center(
+        "test", problem, starts, control_variate.taylor2(), lambda stage: None
+    )
+    # the data are in single precision, the search is not
+    assert np.allclose(center.center, mode, atol=1e-4)
+    assert center.other_mode == 0.0
