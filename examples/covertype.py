@@ -1,8 +1,9 @@
 """Bayesian logistic regression on 319,055 rows, from minibatches and with NUTS.
 
 Which of two pines grows here? Covertype has ten measurements of each patch of forest.
-MINT and MHMinibatch sample the posterior at a temperature, which is what batches of
-some thousand rows can do reliably, and NUTS samples the same law from all the rows.
+MinibatchMH with a control variate samples the posterior. MINT and MHMinibatch, whose
+batches know nothing of the other rows, sample it at a temperature. NUTS samples each of
+these two laws from all the rows, to compare with.
 Run it as it is, with `--small` for a few thousand rows, or copy what you need.
 """
 
@@ -25,7 +26,14 @@ from numpyro.handlers import scale
 from numpyro.infer import MCMC, NUTS
 from numpyro.infer.util import log_density
 
-from numpyro_minibatch import MINT, MHMinibatch, datasets, diagnose, to_inference_data
+from numpyro_minibatch import (
+    MINT,
+    MHMinibatch,
+    MinibatchMH,
+    datasets,
+    diagnose,
+    to_inference_data,
+)
 
 warnings.filterwarnings("ignore", r"\s*ArviZ is undergoing", FutureWarning)
 import arviz as az  # noqa: E402 (ArviZ 0.23 announces ArviZ 1 when it is imported)
@@ -34,11 +42,20 @@ import arviz as az  # noqa: E402 (ArviZ 0.23 announces ArviZ 1 when it is import
 # step size the variance of a log ratio is near 5.6 * EFFECTIVE_ROWS / batch_size or
 # below; both tests can take a variance up to 1.
 EFFECTIVE_ROWS = 320
+# warmup and draws of each chain
 SIZES = {
-    "full": {"rows": None, "warmup": 500, "draws": 1200, "steps": 10, "nuts": 400},
-    "small": {"rows": 20_000, "warmup": 200, "draws": 200, "steps": 10, "nuts": 100},
+    "full": {"rows": None, "tempered": (500, 1200), "posterior": (200, 2000)},
+    "small": {"rows": 20_000, "tempered": (200, 200), "posterior": (100, 300)},
 }
-COLOURS = {"NUTS": "0.75", "MINT": "#0072B2", "MHMinibatch": "#D55E00"}
+NUTS_DRAWS = {
+    "full": {"tempered": 400, "posterior": 200},
+    "small": {"tempered": 100, "posterior": 100},
+}
+STYLES = {
+    "MinibatchMH": ("-", "#009E73"),
+    "MINT": ("-", "#0072B2"),
+    "MHMinibatch": ("--", "#D55E00"),
+}
 
 
 def model(X, y, power=1.0):
@@ -53,29 +70,66 @@ def model(X, y, power=1.0):
 
 
 def main(args):
-    size = SIZES["small" if args.small else "full"]
-    keys = random.split(random.key(args.seed), 4)
+    which = "small" if args.small else "full"
+    size, nuts_draws = SIZES[which], NUTS_DRAWS[which]
+    keys = random.split(random.key(args.seed), 5)
     args.out.mkdir(parents=True, exist_ok=True)
 
     X, y, names = load(size["rows"], args.seed)
     temperature = len(y) / EFFECTIVE_ROWS
-    say(f"{len(y)} rows, {X.shape[1]} columns, temperature {temperature:.4g}")
+    say(f"{len(y)} rows, {X.shape[1]} columns")
     sample = partial(run, names=names, progress_bar=not args.no_progress)
 
-    settings = dict(temperature=temperature, dense_mass=True, num_steps=size["steps"])
-    length = dict(num_chains=4, num_warmup=size["warmup"], num_samples=size["draws"])
+    def length(name):
+        warmup, draws = size[name]
+        return dict(num_chains=4, num_warmup=warmup, num_samples=draws)
+
+    say("The posterior, at temperature 1")
+    kernel = MinibatchMH(model, control_variate="taylor2")
+    posterior = {"MinibatchMH": sample(kernel, keys[0], (X, y), **length("posterior"))}
+    noise, even = kernel.pilot["batch_sd"], kernel.pilot["uniform_sd"]
+    say(
+        f"noise of a log ratio: {noise:.2g}; from as many rows drawn evenly: {even:.2g}"
+    )
+    posterior["NUTS"] = run_nuts(sample, keys[1], (X, y), nuts_draws["posterior"])
+
+    say(f"The posterior at temperature {temperature:.4g}")
+    settings = dict(temperature=temperature, dense_mass=True, num_steps=10)
     kernels = [
         MINT(model, batch_size=3000, **settings),
         MHMinibatch(model, batch_size=500, **settings),
     ]
-    results = {
-        type(kernel).__name__: sample(kernel, key, (X, y), **length)
-        for kernel, key in zip(kernels, keys[:2], strict=True)
+    tempered = {
+        type(kernel).__name__: sample(kernel, key, (X, y), **length("tempered"))
+        for kernel, key in zip(kernels, keys[2:4], strict=True)
     }
-
-    say("NUTS gets a head start: the mode and the curvature there, by Newton's method")
     data = (X, y, 1 / temperature)
-    mode, covariance = laplace(*data)
+    tempered["NUTS"] = run_nuts(sample, keys[4], data, nuts_draws["tempered"])
+
+    laws = {"temperature 1": posterior, f"temperature {temperature:.4g}": tempered}
+    written = []
+    for law, results in laws.items():
+        for name, result in results.items():
+            tail = "_tempered" if name == "NUTS" and results is tempered else ""
+            written.append(f"{name.lower()}{tail}.nc")
+            result["idata"].to_netcdf(str(args.out / written[-1]))
+            print(f"\n== {name}, {law}\n{az.summary(result['idata']).to_string()}\n")
+            print(result["diagnosis"])
+    for law, results in laws.items():
+        print(f"\n== What it took, {law}\n{cost(results, len(y))}")
+    print(FOOTNOTE)
+    for law, results in laws.items():
+        print(f"\n== Means and standard deviations against NUTS, {law}")
+        print(compare(results))
+    plot(laws, len(y), args.out / "covertype.png")
+    print()
+    say(f"wrote {', '.join(written)} and covertype.png to {args.out}/")
+
+
+def run_nuts(sample, key, data, draws):
+    """NUTS with a head start: the mode and the curvature there, by Newton's method."""
+    X, y, *power = data
+    mode, covariance = laplace(X, y, *power or [1.0])
     nuts = NUTS(
         model,
         inverse_mass_matrix=covariance,
@@ -83,25 +137,17 @@ def main(args):
         adapt_mass_matrix=False,
         target_accept_prob=0.7,
     )
-    start = random.multivariate_normal(keys[2], mode, covariance, (2,))
-    results["NUTS"] = sample(
-        *(nuts, keys[3], data),
+    key, start_key = random.split(key)
+    start = random.multivariate_normal(start_key, mode, covariance, (2,))
+    return sample(
+        *(nuts, key, data),
         init_params={"intercept": start[:, 0], "slopes": start[:, 1:]},
         extra_fields=("num_steps",),
         num_chains=2,
         num_warmup=40,
         # as many as there is time for
-        num_samples=size["nuts"] * 320_000 // max(len(y), 320_000),
+        num_samples=draws * 320_000 // max(len(y), 320_000),
     )
-
-    for name, result in results.items():
-        result["idata"].to_netcdf(str(args.out / f"{name.lower()}.nc"))
-        print(f"\n== {name}\n{az.summary(result['idata']).to_string()}\n")
-        print(result["diagnosis"])
-    print(f"\n== What it took\n{cost(results, len(y))}")
-    print(f"\n== Means and standard deviations, against NUTS\n{compare(results)}\n")
-    plot(results, temperature, len(y), args.out / "covertype.png")
-    say(f"wrote mint.nc, mhminibatch.nc, nuts.nc and covertype.png to {args.out}/")
 
 
 def load(rows, seed):
@@ -141,7 +187,7 @@ def run(kernel, key, data, *, names, init_params=None, extra_fields=(), **driver
     parameters = [samples["intercept"][..., None], samples["slopes"]]
     return {
         "seconds": seconds,
-        "samples": np.concatenate(parameters, -1),
+        "samples": np.concatenate(parameters, -1).astype(np.float64),
         "names": ["intercept", *names],
         "statistics": mcmc.get_extra_fields(),
         "idata": idata,
@@ -184,14 +230,13 @@ def cost(results, num_rows):
             f"{name:<12} {ess:6.0f} {rows.mean():12,.0f} {rows.sum() / ess:18,.0f} "
             f"{reliable:>9} {result['seconds']:8.1f}"
         )
-    return "\n".join(
-        [
-            *lines,
-            "ESS: the smallest bulk effective sample size. Rows: without the warmup.",
-            "Reliable: decisions whose noise the test can take. Seconds: with warmup",
-            "and compilation.",
-        ]
-    )
+    return "\n".join(lines)
+
+
+FOOTNOTE = """\
+ESS: the smallest bulk effective sample size. Rows: without set-up and warmup.
+Reliable: decisions whose noise the test can take. Seconds: with set-up, warmup and
+compilation."""
 
 
 def moments(samples):
@@ -229,42 +274,49 @@ def compare(results):
     )
 
 
-def plot(results, temperature, num_rows, path):
-    """The marginal posteriors of both kernels over those of NUTS."""
+def plot(laws, num_rows, path):
+    """The marginal densities of the kernels over those of NUTS, law by law."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
+
+    figure = plt.figure(figsize=(13, 8.4), layout="constrained")
+    panels = figure.subfigures(len(laws), 1, hspace=0.06)
+    for panel, (law, results) in zip(panels, laws.items(), strict=True):
+        axes = panel.subplots(2, 6).flat
+        for i, parameter in enumerate(results["NUTS"]["names"]):
+            draw_densities(
+                axes[i], {k: r["samples"][..., i].ravel() for k, r in results.items()}
+            )
+            axes[i].set_title(parameter, fontsize=9)
+        handles, labels = axes[0].get_legend_handles_labels()
+        for axis in axes[len(results["NUTS"]["names"]) :]:
+            axis.axis("off")
+        axes[-1].legend(handles, labels, loc="center", frameon=False, fontsize=12)
+        panel.suptitle(f"Logistic regression, {num_rows:,} rows, {law}")
+        panel.supxlabel(
+            "change of the log odds per standard deviation of the column", fontsize=10
+        )
+    figure.savefig(path, dpi=80)
+
+
+def draw_densities(axis, draws):
+    """Densities of one parameter: that of NUTS filled, the others as lines."""
     from scipy.stats import gaussian_kde
 
-    figure, axes = plt.subplots(3, 4, figsize=(11, 7.2), layout="constrained")
-    names = results["NUTS"]["names"]
-    for i, (axis, parameter) in enumerate(zip(axes.flat, names, strict=False)):
-        pooled = {k: r["samples"][..., i].ravel() for k, r in results.items()}
-        grid = np.linspace(
-            *np.quantile(np.concatenate([*pooled.values()]), [0, 1]), 200
-        )
-        for name in ("NUTS", "MINT", "MHMinibatch"):
-            density = gaussian_kde(pooled[name])(grid)
-            if name == "NUTS":
-                axis.fill_between(grid, density, color=COLOURS[name], lw=0, label=name)
-            else:
-                style = "-" if name == "MINT" else "--"
-                axis.plot(grid, density, style, color=COLOURS[name], label=name)
-        axis.set_title(parameter, fontsize=10)
-        axis.set_yticks([])
-        axis.set_ylim(0)
-        axis.spines[["left", "top", "right"]].set_visible(False)
-    handles, labels = axes.flat[0].get_legend_handles_labels()
-    for axis in axes.flat[len(names) :]:
-        axis.axis("off")
-    axes.flat[-1].legend(handles, labels, loc="center", frameon=False, fontsize=12)
-    figure.suptitle(
-        f"Logistic regression, {num_rows:,} rows, likelihood at temperature "
-        f"{temperature:.4g}: marginal densities"
-    )
-    figure.supxlabel("change of the log odds per standard deviation of the column")
-    figure.savefig(path, dpi=80)
+    grid = np.linspace(*np.quantile(np.concatenate([*draws.values()]), [0, 1]), 200)
+    density = gaussian_kde(draws["NUTS"])(grid)
+    axis.fill_between(grid, density, color="0.75", lw=0, label="NUTS")
+    for name, (style, colour) in STYLES.items():
+        if name in draws:
+            density = gaussian_kde(draws[name])(grid)
+            axis.plot(grid, density, style, color=colour, label=name)
+    axis.set_yticks([])
+    axis.set_ylim(0)
+    axis.locator_params("x", nbins=4)
+    axis.tick_params(labelsize=8)
+    axis.spines[["left", "top", "right"]].set_visible(False)
 
 
 def say(text):

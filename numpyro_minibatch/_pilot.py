@@ -31,6 +31,7 @@ _HELD_OUT = 32  # draws that judge the design, in pairs
 _IN_DOUBLE = 8  # draws on which the precisions are compared
 _FLOAT_ERROR = 0.05  # error of a summed residual, in units of the log ratio
 _MIN_BATCH = 100
+_DIVERGING = 0.02  # share of diverging trajectories that the surrogate may have
 
 
 class SurrogatePosterior(NamedTuple):
@@ -40,12 +41,14 @@ class SurrogatePosterior(NamedTuple):
     :param root: the transpose of a root of its covariance, ``(D, D)``.
     :param draws: some draws of it, ``(K, D)``.
     :param gaussian: whether it is normal, as far as decisions could tell.
+    :param rhat: the largest R-hat of its draws; 1 where they are independent.
     """
 
     location: np.ndarray
     root: np.ndarray
     draws: np.ndarray
     gaussian: bool
+    rhat: float
 
 
 class Pilot(NamedTuple):
@@ -118,7 +121,7 @@ def surrogate_posterior(
             values = jax.jit(jax.vmap(fn))(jnp.asarray(draws, jnp.float64))
         misfit = np.asarray(values) + 0.5 * np.square(normal).sum(1)
         if np.std(misfit) < 0.1:
-            return SurrogatePosterior(center.center, root, draws, True)
+            return SurrogatePosterior(center.center, root, draws, True, 1.0)
         start = center.center
 
     @jax.jit
@@ -127,7 +130,9 @@ def surrogate_posterior(
             init, step = hmc(
                 potential_fn=lambda z: -density(arrays, expansion, z), algo="NUTS"
             )
-            state = init(start, 500, dense_mass=len(start) <= 200, rng_key=key)
+            state = init(
+                start, 500, dense_mass=len(start) <= 200, rng_key=key, max_tree_depth=6
+            )
 
             def body(state: Any, _: None) -> Any:
                 state = step(state)
@@ -144,8 +149,11 @@ def surrogate_posterior(
     draws, diverging = jax.tree.map(
         np.asarray, sample(problem.arrays, expansion, starts)
     )
-    draws = draws.reshape(-1, draws.shape[-1]).astype(np.float64)
-    if not np.isfinite(draws).all() or diverging.mean() > 0.2:
+    draws = draws.astype(np.float64)
+    within = draws.var(1, ddof=1).mean(0)
+    rhat = np.sqrt(1 + (draws.mean(1).var(0, ddof=1)) / within).max()
+    draws = draws.reshape(-1, draws.shape[-1])
+    if not np.isfinite(draws).all() or diverging.mean() > _DIVERGING:
         raise ValueError(
             f"{who}: the surrogate of the control variate (the exact prior and the "
             f"expanded likelihood) could not be sampled: {diverging.mean():.0%} of "
@@ -158,7 +166,7 @@ def surrogate_posterior(
     covariance = 0.98 * covariance + 0.02 * np.diag(np.diag(covariance))
     chosen = draws[np.random.default_rng(32).permutation(len(draws))[:count]]
     return SurrogatePosterior(
-        draws.mean(0), np.linalg.cholesky(covariance).T, chosen, False
+        draws.mean(0), np.linalg.cholesky(covariance).T, chosen, False, float(rhat)
     )
 
 

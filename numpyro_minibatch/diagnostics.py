@@ -593,6 +593,16 @@ def _advise_expansion(d: Diagnosis, s: _Settings) -> Iterator[str]:
             "likelihood is closer to a parabola, "
             'control_variate.taylor2(sites=["theta"]), or transform the parameters.'
         )
+    rhat = s.pilot["surrogate_rhat"]
+    if rhat > 1.05:
+        yield (
+            "the posterior of the surrogate, which has the exact prior and costs no "
+            f"data, was hard to sample in itself (R-hat {rhat:.2f}): its geometry is "
+            "that of a funnel or a narrow ridge, and moves are scaled for its bulk. "
+            "Sample effects in their non-centred form, "
+            'numpyro.deterministic("theta", mu + tau * eta), or give scales a prior '
+            "that keeps them from zero."
+        )
     away = s.pilot["other_mode"]
     if away > 0:
         yield (

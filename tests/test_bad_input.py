@@ -747,7 +747,6 @@ SETTINGS = [
             ("step_size", 0.0, ValueError, "positive and finite"),
             ("step_size", np.nan, ValueError, "positive and finite"),
             ("step_size", "1", TypeError, "positive number"),
-            ("step_size", None, TypeError, "positive number"),
             ("num_steps", 0, ValueError, "at least 1"),
             ("num_steps", -1, ValueError, "at least 1"),
             ("num_steps", 1.5, TypeError, "positive integer"),

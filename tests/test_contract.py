@@ -85,6 +85,12 @@ KERNELS: dict[str, Callable[[], MinibatchMH]] = {
     "exact": lambda: MinibatchMH(
         model, temperature=20.0, target_accept_prob=0.6, estimate="exact"
     ),
+    "control-variate": lambda: MinibatchMH(
+        model,
+        control_variate="taylor2",
+        proposal=proposal.delayed_random_walk(),
+        num_steps=2,
+    ),
     "AusterityMH": lambda: AusterityMH(
         model, temperature=20.0, target_accept_prob=0.6, epsilon=0.1
     ),
@@ -211,7 +217,7 @@ def test_a_run(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "beta[0]" in printed and "scale" in printed and "norm" not in printed
 
 
-@kernels("MINT", "MINT-langevin", "MHMinibatch")
+@kernels("MINT", "MINT-langevin", "MHMinibatch", "control-variate")
 def test_progress_bar_and_continuation_in_place(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -277,7 +283,7 @@ def vectorized(name: str) -> Draws:
         return run(KERNELS[name](), chain_keys(), **settings)[1]
 
 
-@kernels("MINT-langevin", "MHMinibatch")
+@kernels("MINT-langevin", "MHMinibatch", "control-variate")
 def test_vectorized_chains_are_the_sequential_ones(name: str) -> None:
     settings = {"num_chains": CHAINS, "chain_method": "sequential"}
     with enable_x64(True):
@@ -376,7 +382,7 @@ def test_a_key_used_twice_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 # compilation -------------------------------------------------------------------------
 
 
-@kernels("MINT", "MINT-langevin", "MHMinibatch")
+@kernels("MINT", "MINT-langevin", "MHMinibatch", "control-variate")
 def test_data_as_arguments(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in ("CI", "PYTEST_XDIST_WORKER"):
         monkeypatch.delenv(variable, raising=False)
@@ -556,7 +562,7 @@ def survivors(kernel: MinibatchMH) -> list[Any]:
     return [array() for array in watched if array() is not None]
 
 
-@kernels("MINT-augmented", "MHMinibatch")
+@kernels("MINT-augmented", "MHMinibatch", "control-variate")
 def test_the_kernel_does_not_hold_the_data(name: str) -> None:
     kernel = KERNELS[name]()
     assert survivors(kernel) == []

@@ -22,6 +22,7 @@ from numpyro_minibatch import (
     accept,
     batch,
     control_variate,
+    diagnose,
     proposal,
     to_inference_data,
 )
@@ -255,8 +256,13 @@ LAWS = {
 }  # fmt: skip
 
 
+QUICK = ("default", "delayed random walk", "langevin")
+
+
 @x64
-@pytest.mark.parametrize("name", LAWS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[] if n in QUICK else slow) for n in LAWS]
+)
 def test_law_at_temperature_one(name, grid):
     posterior, _ = grid
     settings = {"control_variate": "taylor2", **LAWS[name]}
@@ -277,7 +283,7 @@ def test_the_check_rejects_the_laplace_approximation(grid):
     assert np.abs(posterior.z_scores(draws)).max() > 10
 
 
-@x64
+@slow
 @pytest.mark.parametrize("temperature", [1.0, 6.0])
 @pytest.mark.parametrize("kind", [MINT, MHMinibatch])
 def test_law_of_presets(kind, temperature):
@@ -396,7 +402,6 @@ def test_coordinates_are_those_that_the_likelihood_depends_on():
 
 
 @slow
-@x64
 @pytest.mark.parametrize("centred", [True, False])
 def test_law_of_a_hierarchy(centred):
     """Against the same posterior by full-batch delayed acceptance without a batch."""
@@ -480,6 +485,89 @@ def test_a_poor_expansion_is_refused():
     kernel = MinibatchMH(poor, control_variate="taylor2")
     with pytest.raises(ValueError, match="does not hold over the posterior"):
         kernel.init(random.key(0), 10, None, (y,), {})
+
+
+def posterior_of(kernel, data, **settings):
+    mcmc = MCMC(
+        kernel,
+        **{
+            **dict(num_warmup=100, num_samples=500, num_chains=4),
+            **settings,
+        },
+        chain_method="vectorized",
+        progress_bar=False,
+    )
+    mcmc.run(random.key(5), *data)
+    return diagnose(to_inference_data(mcmc))
+
+
+@slow
+def test_overconfident_batches_are_spoken_of():
+    x, y = rare_data()
+    data = jnp.asarray(x, jnp.float32), jnp.asarray(y, jnp.float32)
+    advice = {
+        name: " ".join(
+            posterior_of(
+                MinibatchMH(model, control_variate="taylor2", batch=scheme), data
+            ).advice
+        )
+        for name, scheme in {
+            "uniform": batch.without_replacement(100),
+            "stratified": batch.stratified(),
+        }.items()
+    }
+    assert "batches take themselves for too good" in advice["uniform"]
+    assert "too good" not in advice["stratified"], advice
+    assert "checked on all rows" not in advice["stratified"], advice
+
+
+@slow
+def test_a_second_mode_is_spoken_of():
+    """The sign of a coefficient that enters by its square is not determined."""
+
+    def two_modes(x, y):
+        a = numpyro.sample("a", dist.Normal(0, 2))
+        with numpyro.plate("data", len(y)) as idx:
+            numpyro.sample("obs", dist.Normal(a**2 * x[idx], 1.0), obs=y[idx])
+
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=3000).astype(np.float32)
+    y = (2.0 * x + rng.normal(size=3000)).astype(np.float32)
+    found = posterior_of(MinibatchMH(two_modes, control_variate="taylor2"), (x, y))
+    assert "ended in another mode" in " ".join(found.advice)
+
+
+@slow
+def test_a_funnel_is_spoken_of():
+    """Centred effects that the data hardly determine: the geometry is the prior's."""
+
+    def funnel(group, y):
+        v = numpyro.sample("v", dist.Normal(0, 3))
+        with numpyro.plate("groups", 9):
+            theta = numpyro.sample("theta", dist.Normal(0, jnp.exp(v / 2)))
+        with numpyro.plate("data", len(y)) as idx:
+            numpyro.sample("obs", dist.Normal(theta[group[idx]], 40.0), obs=y[idx])
+
+    rng = np.random.default_rng(1)
+    group = jnp.asarray(np.arange(1500) % 9)
+    y = jnp.asarray(40 * rng.normal(size=1500), jnp.float32)
+    kernel = MinibatchMH(funnel, control_variate="taylor2")
+    try:
+        advice = " ".join(posterior_of(kernel, (group, y)).advice)
+    except ValueError as error:
+        assert "geometry is that of a funnel" in str(error)
+    else:
+        assert "R-hat" in advice, advice
+
+
+def test_traced_data_are_an_error():
+    kernel = MinibatchMH(model, control_variate="taylor2", batch_size=M)
+
+    def start(x, y):
+        return kernel.init(random.key(0), 10, None, (x, y), {})
+
+    with pytest.raises(TypeError, match="looks at all rows of the data before the run"):
+        jax.jit(start)(*DATA)
 
 
 def test_few_rows_are_read_in_full():

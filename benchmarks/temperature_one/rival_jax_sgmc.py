@@ -40,11 +40,13 @@ def run(build: Any, problem: Problem, prepared: Prepared, seconds: float) -> Run
         draws = sample(steps, kept)
         return clock() - start, draws
 
-    short = 200
-    first, _ = timed(short, 20)
-    second, _ = timed(10 * short, 20)
-    each = max(1e-6, (second - first) / (9 * short))
-    steps = int(max(20 * short, seconds / each))
+    first, _ = timed(20, 20)
+    short, longer = 500, first
+    while longer < first + 0.1 * seconds:  # less is lost in the compiler's own noise
+        short *= 4
+        longer, _ = timed(short, 20)
+    each = (longer - first) / short
+    steps = int(max(short, seconds / each))
     warmup = min(int(10 * setting.relaxation), steps // 2)
     kept = int(min(100_000, max(1000, 20 * steps / setting.relaxation)))
     total, draws = timed(steps + warmup, min(kept, steps))

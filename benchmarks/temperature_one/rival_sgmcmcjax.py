@@ -29,7 +29,14 @@ def sampler(
     batch = min(batch, white.num_rows // 2)
     v = white.noise_variance(batch, control=True)
     mode = jnp.zeros(white.size)
-    shared = (white.log_row, white.log_prior, white.args, batch, mode)
+    log_row, data = white.log_row, white.args
+    if len(data) > 2:  # it takes two arrays at most: give it the rows' numbers
+
+        def log_row(w: Array, i: Array) -> Array:  # type: ignore[misc]
+            return white.log_row(w, *(arg[i] for arg in white.args))
+
+        data = (jnp.arange(white.num_rows),)
+    shared = (log_row, white.log_prior, data, batch, mode)
     if momentum:
         setting = hamiltonian(v, fresh=True, symplectic=False)
         e = setting.step_size

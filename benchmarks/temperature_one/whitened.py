@@ -45,7 +45,7 @@ class Whitened:
         return self.log_rows(w, *(part[None] for part in row))[0]
 
     def noise_variance(
-        self, batch: int, control: bool, num_positions: int = 4
+        self, batch: int, control: bool, num_positions: int = 16
     ) -> float:
         """The largest variance over coordinates of a minibatch gradient.
 

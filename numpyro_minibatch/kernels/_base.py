@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -193,7 +194,7 @@ class MinibatchKernel(MCMCKernel):
         self._start_fn: Callable | None = None
         self._plan: Plan | None = None
         self._report: dict[str, Any] = {}
-        self._prepared: tuple[Any, Prepared] | None = None
+        self._prepared: tuple[Any, list[Any], Prepared] | None = None
 
     # what the driver and the analysis read -----------------------------------------
 
@@ -353,11 +354,20 @@ class MinibatchKernel(MCMCKernel):
     def _prepare(self, static: Static, arrays: list[Any], init: Any) -> Prepared:
         """Expand the likelihood and see how well that works; once for the same data."""
         assert self._control_variate is not None
-        # the arrays are kept with the result, so that their identities stay theirs
-        known = (static, tuple(map(id, arrays)), self._layout, self._num_rows_asked)
-        if self._prepared is not None and self._prepared[0][0] == known:
-            return self._prepared[1]
         layout, who = self._require_layout(), type(self).__name__
+        if any(isinstance(x, jax.core.Tracer) for x in arrays):
+            raise TypeError(
+                f"{who}(control_variate=...) looks at all rows of the data before the "
+                "run, and they are being traced (by jit or vmap). Call init outside, "
+                "or close over the data."
+            )
+        if self._prepared is not None:
+            known, seen, prepared = self._prepared
+            same = len(seen) == len(arrays) and all(
+                ref() is x for ref, x in zip(seen, arrays, strict=True)
+            )
+            if same and known == (static, layout):
+                return prepared
         plates = dict(layout.plates)
         scheme, asked = self._scheme, self._num_rows_asked
         sizes = {n: w if asked else None for n, w in layout.widths}
@@ -383,7 +393,9 @@ class MinibatchKernel(MCMCKernel):
             example=example,
         )
         prepared = prepare(who, problem, self._control_variate, scheme, sizes)
-        self._prepared = (known, arrays), prepared
+        # weakly, so that the data can be freed
+        seen = [weakref.ref(x) for x in arrays]
+        self._prepared = (static, layout), seen, prepared
         return prepared
 
     @property

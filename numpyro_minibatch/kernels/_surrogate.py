@@ -147,6 +147,7 @@ def prepare(
         **pilot.report,
         "coordinates": problem.coordinates,
         "gaussian": posterior.gaussian,
+        "surrogate_rhat": posterior.rhat,
         "other_mode": center.other_mode,
     }
     return Prepared(

@@ -552,7 +552,8 @@ class MinibatchMH(MinibatchKernel):
         def compare(everything: Reader | None = None) -> Comparison:
             return self._estimator.compare(
                 everything or reader,
-                batch_key,
+                # cloned: all rows, or the batch that a branch did not draw
+                jax.random.clone(batch_key),
                 z,
                 proposed.z,
                 memory,
