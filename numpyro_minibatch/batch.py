@@ -516,7 +516,7 @@ def growing(size: BatchSize | None = None, factor: float | None = None) -> Schem
 
     **References:**
 
-    .. [1] Daniel Seita, Xinlei Pan, Haoyu Chen, John Canny (2017), *An Efficient
+    1. Daniel Seita, Xinlei Pan, Haoyu Chen, John Canny (2017), *An Efficient
        Minibatch Acceptance Test for Metropolis-Hastings*.
 
     **Example**
@@ -600,7 +600,7 @@ def stratified(size: BatchSize | None = None, uniform: float = 0.1) -> Scheme:
 
     **References:**
 
-    .. [1] W. G. Cochran (1977), *Sampling Techniques*, third edition, chapters
+    1. W. G. Cochran (1977), *Sampling Techniques*, third edition, chapters
        5A and 9A.
 
     **Example**

@@ -458,7 +458,7 @@ def langevin() -> Proposal:
 
     **References:**
 
-    .. [1] Dangna Li, Wing H. Wong (2017), *Mini-batch Tempered MCMC*, section 4.3.
+    1. Dangna Li, Wing H. Wong (2017), *Mini-batch Tempered MCMC*, section 4.3.
 
     **Example**
 
@@ -504,9 +504,9 @@ def surrogate_hmc(
 
     **References:**
 
-    .. [1] J. Andres Christen, Colin Fox (2005), *Markov chain Monte Carlo using an
+    1. J. Andres Christen, Colin Fox (2005), *Markov chain Monte Carlo using an
        approximation*, Journal of Computational and Graphical Statistics 14(4).
-    .. [2] Radford M. Neal (2011), *MCMC using Hamiltonian dynamics*, Handbook of
+    2. Radford M. Neal (2011), *MCMC using Hamiltonian dynamics*, Handbook of
        Markov Chain Monte Carlo, chapter 5.
 
     **Example**
@@ -545,9 +545,9 @@ def delayed_random_walk() -> Proposal:
 
     **References:**
 
-    .. [1] J. Andres Christen, Colin Fox (2005), *Markov chain Monte Carlo using an
+    1. J. Andres Christen, Colin Fox (2005), *Markov chain Monte Carlo using an
        approximation*, Journal of Computational and Graphical Statistics 14(4).
-    .. [2] Chris Sherlock, Alexandre Thiery, Andrew Golightly (2021), *Efficiency of
+    2. Chris Sherlock, Alexandre Thiery, Andrew Golightly (2021), *Efficiency of
        delayed-acceptance random walk Metropolis algorithms*, Annals of Statistics
        49(5).
 
@@ -575,9 +575,9 @@ def independence() -> Proposal:
 
     **References:**
 
-    .. [1] Luke Tierney (1994), *Markov chains for exploring posterior distributions*,
+    1. Luke Tierney (1994), *Markov chains for exploring posterior distributions*,
        Annals of Statistics 22(4).
-    .. [2] Kerrie L. Mengersen, Richard L. Tweedie (1996), *Rates of convergence of the
+    2. Kerrie L. Mengersen, Richard L. Tweedie (1996), *Rates of convergence of the
        Hastings and Metropolis algorithms*, Annals of Statistics 24(1).
 
     **Example**
@@ -607,7 +607,7 @@ def student_t(df: float = 5.0) -> Proposal:
 
     **References:**
 
-    .. [1] Kerrie L. Mengersen, Richard L. Tweedie (1996), *Rates of convergence of the
+    1. Kerrie L. Mengersen, Richard L. Tweedie (1996), *Rates of convergence of the
        Hastings and Metropolis algorithms*, Annals of Statistics 24(1).
 
     **Example**
@@ -638,7 +638,7 @@ def preconditioned_crank_nicolson(beta: float | None = None) -> Proposal:
 
     **References:**
 
-    .. [1] Simon L. Cotter, Gareth O. Roberts, Andrew M. Stuart, David White (2013),
+    1. Simon L. Cotter, Gareth O. Roberts, Andrew M. Stuart, David White (2013),
        *MCMC methods for functions: modifying old algorithms to make them faster*,
        Statistical Science 28(3).
 
@@ -674,7 +674,7 @@ def mixture(
 
     **References:**
 
-    .. [1] Luke Tierney (1994), *Markov chains for exploring posterior distributions*,
+    1. Luke Tierney (1994), *Markov chains for exploring posterior distributions*,
        Annals of Statistics 22(4).
 
     **Example**
