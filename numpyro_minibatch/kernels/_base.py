@@ -574,6 +574,8 @@ def _split(key: Array, vectorized: bool) -> tuple[Array, Array]:
 
 def _warn_of_constants(who: str, state: Any, args: Any) -> None:
     """Say so when large data are about to be compiled into the program."""
+    if getattr(jax.config, "jax_use_simplified_jaxpr_constants", False):
+        return  # then JAX hands constants over as arguments
     if not any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(state)):
         return
     size = sum(
@@ -586,8 +588,9 @@ def _warn_of_constants(who: str, state: Any, args: Any) -> None:
         warnings.warn(
             f"{who}: {size / 1e6:.0f} MB of data are compiled into the program as "
             "constants, which takes several times their memory and slows compilation. "
-            "Pass MCMC(..., jit_model_args=True, progress_bar=False) to hand them over "
-            "as arguments.",
+            "Set JAX_USE_SIMPLIFIED_JAXPR_CONSTANTS=1 before JAX is imported, or pass "
+            "MCMC(..., jit_model_args=True, progress_bar=False), to hand them over as "
+            "arguments.",
             UserWarning,
             stacklevel=find_stack_level(),
         )
