@@ -31,7 +31,7 @@ _HELD_OUT = 32  # draws that judge the design, in pairs
 _IN_DOUBLE = 8  # draws on which the precisions are compared
 _FLOAT_ERROR = 0.05  # error of a summed residual, in units of the log ratio
 _MIN_BATCH = 100
-_DIVERGING = 0.02  # share of diverging trajectories that the surrogate may have
+_DIVERGING = 0.1  # share of diverging trajectories that the surrogate may have
 
 
 class SurrogatePosterior(NamedTuple):
@@ -131,7 +131,12 @@ def surrogate_posterior(
                 potential_fn=lambda z: -density(arrays, expansion, z), algo="NUTS"
             )
             state = init(
-                start, 500, dense_mass=len(start) <= 200, rng_key=key, max_tree_depth=6
+                start,
+                500,
+                dense_mass=len(start) <= 200,
+                target_accept_prob=0.9,
+                max_tree_depth=6,
+                rng_key=key,
             )
 
             def body(state: Any, _: None) -> Any:
