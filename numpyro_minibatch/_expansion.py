@@ -22,7 +22,14 @@ from numpyro_minibatch.control_variate import Coordinates, Taylor
 from numpyro_minibatch.estimate import Weights
 from numpyro_minibatch.target import ModelTarget, Target
 
-__all__ = ["Center", "Problem", "choose_coordinates", "double", "find_center"]
+__all__ = [
+    "Center",
+    "Problem",
+    "choose_coordinates",
+    "double",
+    "find_center",
+    "not_definite",
+]
 
 _SUBSAMPLE = 10_000  # rows on which the search for the centre begins
 _MAX_DIM = 2_000  # above this a Hessian is too large to keep and to factorise
@@ -31,7 +38,7 @@ _STARTS = 4  # searches from different starts, to see whether there are several 
 
 @contextmanager
 def double() -> Iterator[None]:
-    """Double precision, computed for real even where JAX is tracing."""
+    """Double precision inside, whatever the setting outside."""
     if hasattr(jax, "enable_x64"):
         wide = jax.enable_x64(True)
     else:  # jax < 0.8
@@ -234,8 +241,8 @@ def find_center(
 ) -> Center:
     """Find the mode that rows are expanded about.
 
-    A quasi-Newton search on some rows, from several starts, then Newton steps in a
-    trust region on all of them.
+    A quasi-Newton search on some rows, from several starts, then Newton steps with
+    backtracking on all of them.
 
     :param who: the kernel's name, for the messages.
     :param problem: the target and its coordinates.
@@ -283,7 +290,7 @@ def find_center(
         center = _given(who, problem, taylor.center.values)
         hessian = objective(all_rows, center)[2]
         if identity and not np.linalg.eigvalsh(hessian).min() > 0:
-            raise ValueError(_not_definite(who, np.linalg.eigvalsh(hessian).min()))
+            raise ValueError(not_definite(who, np.linalg.eigvalsh(hessian).min()))
         return _at_center(all_rows, problem, center, 0.0)
     progress("mode of some rows")
     found = []
@@ -345,7 +352,11 @@ def _given(who: str, problem: Problem, values: Mapping[str, np.ndarray]) -> np.n
 def _newton(
     who: str, objective: Callable, start: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Newton's method in a trust region; the optimum and the Hessian there."""
+    """Newton's method with backtracking; the optimum and the Hessian there.
+
+    Directions of negative curvature are followed as if it were positive, so that a
+    saddle is left and not taken for the optimum.
+    """
     last: dict[bytes, list[np.ndarray]] = {}
 
     def at(x: np.ndarray) -> list[np.ndarray]:
@@ -368,7 +379,7 @@ def _newton(
         # 1e-8: a ten-thousandth of a posterior standard deviation
         if decrement < 1e-8:
             if eigenvalues.min() <= floor:
-                raise ValueError(_not_definite(who, eigenvalues.min()))
+                raise ValueError(not_definite(who, eigenvalues.min()))
             return start, hessian
         shrink = 1.0
         while shrink > 1e-6:
@@ -390,10 +401,12 @@ def _newton(
     )
 
 
-def _not_definite(who: str, smallest: float) -> str:
+def not_definite(who: str, smallest: float) -> str:
+    """What to say where the density to sample has no Laplace approximation."""
     return (
-        f"{who}: where the log density is largest its curvature is not that of a "
-        f"maximum (smallest relative eigenvalue {smallest:.2g}): the data and the "
-        "prior do not determine some combination of the parameters. Give it a proper "
-        "prior, or add a ridge to the search: control_variate.taylor2(ridge=1.0)."
+        f"{who}: at the centre of the expansion the curvature of the log density is "
+        f"not that of a maximum (smallest eigenvalue {smallest:.2g}): the data and the "
+        "prior do not determine some combination of the parameters, or the centre is "
+        "far from the mode. Give the parameters proper priors; where sites= of a "
+        "hierarchical model are expanded, leave ridge= positive."
     )

@@ -19,7 +19,7 @@ from jax import Array
 from numpyro.infer.hmc import hmc
 
 from numpyro_minibatch import control_variate
-from numpyro_minibatch._expansion import Center, Problem, double
+from numpyro_minibatch._expansion import Center, Problem, double, not_definite
 from numpyro_minibatch._strata import Design, stratum_of
 from numpyro_minibatch.batch import FullBatch, Scheme, Weighted
 from numpyro_minibatch.control_variate import Expansion, Form, Taylor
@@ -116,6 +116,10 @@ def surrogate_posterior(
             wide = Expansion(*[jnp.asarray(x, jnp.float64) for x in center[:4]])
             fn = partial(density, problem.arrays, wide)
             precision = -np.asarray(jax.jit(jax.hessian(fn))(wide.center))
+            smallest = np.linalg.eigvalsh(precision).min()
+            if not smallest > 0:
+                # a ridge made the search end, and is not part of the posterior
+                raise ValueError(not_definite(who, smallest))
             root = np.linalg.cholesky(np.linalg.inv(precision)).T
             draws = center.center + normal @ root
             values = jax.jit(jax.vmap(fn))(jnp.asarray(draws, jnp.float64))
@@ -207,11 +211,7 @@ def run_pilot(
     for name, score in scores.items():
         if not np.isfinite(score).all():
             row = int(np.argmin(np.isfinite(score)))
-            raise ValueError(
-                f"{who}: the residual of row {row} of plate {name!r} is not finite "
-                "within the surrogate's posterior. Bound the parameters by their "
-                "priors, or pass control_variate.taylor2(center=...)."
-            )
+            raise ValueError(_not_finite(who, f"row {row} of plate {name!r}"))
     progress("pilot: noise of a batch")
     if taylor.order < 2:
         # the surrogate's posterior is of second order all the same
@@ -264,6 +264,14 @@ def run_pilot(
     )
 
 
+def _not_finite(who: str, which: str) -> str:
+    return (
+        f"{who}: the log likelihood of {which} is not finite within the posterior of "
+        "the surrogate, so it has no expansion there. Bound the parameters by their "
+        "priors to where all rows are possible, or sample without a control variate."
+    )
+
+
 def _refusal(who: str, found: float, limit: float) -> str:
     return (
         f"{who}: the expansion of the likelihood does not hold over the posterior: "
@@ -290,6 +298,8 @@ def _choose_form(
     with double():
         wide = _ResidualScan(problem, taylor.order, "direct", expansion, jnp.float64)
         right, _ = wide.sums(few)
+    if not np.isfinite(right).all():
+        raise ValueError(_not_finite(who, "some row"))
     error = np.inf
     for form in forms:
         scan = _ResidualScan(problem, taylor.order, form, expansion)
@@ -427,9 +437,10 @@ class _ResidualScan:
         for name, (whole, square) in found.items():
             size = self.problem.plates[name]
             whole = np.asarray(whole, np.float64)
-            sums += whole
-            mean = (whole[1::2] - whole[::2]) / size
-            variances[name] = np.asarray(square, np.float64) / size - mean**2
+            with np.errstate(invalid="ignore"):  # infinite ones are refused later
+                sums += whole
+                mean = (whole[1::2] - whole[::2]) / size
+                variances[name] = np.asarray(square, np.float64) / size - mean**2
         return sums, variances
 
     def variances(

@@ -42,6 +42,8 @@ class Layout(NamedTuple):
     :param latents: the latent sites.
     :param shapes: the shapes of their unconstrained values.
     :param value_shapes: the shapes of their constrained values.
+    :param automatic: whether neither the user nor the model says how many rows a draw
+        has.
     """
 
     plates: tuple[tuple[str, int], ...]
@@ -49,6 +51,7 @@ class Layout(NamedTuple):
     latents: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...] = ()
     value_shapes: tuple[tuple[int, ...], ...] = ()
+    automatic: bool = False
 
 
 class Site(NamedTuple):
@@ -115,6 +118,7 @@ def inspect_model(
         latents,
         tuple(found[name].free_shape for name in latents),
         tuple(found[name].value_shape or () for name in latents),
+        default is not None and sizes is None and not full and not _own_sizes(sites),
     )
     return layout, frozen
 
@@ -162,7 +166,8 @@ def layout_target(
                 f"{rows} rows. Use at most {rows}, the full batch."
             )
         bound.append((plate, width))
-    return Layout(tuple(sorted(plates.items())), tuple(bound), ())
+    automatic = default is not None and sizes is None and not full
+    return Layout(tuple(sorted(plates.items())), tuple(bound), (), automatic=automatic)
 
 
 def inspect_target(who: str, target: Target, widths: Mapping[str, int], z: Any) -> None:
@@ -355,6 +360,16 @@ def _not_indexed(who: str, problem: str, size: int) -> str:
     )
 
 
+def _own_sizes(sites: list[Site]) -> dict[str, int]:
+    """The plates that the model itself subsamples, and their sizes."""
+    plates = {s.name: s.args for s in sites if s.type == "plate"}
+    return {
+        name: args[1]
+        for name, args in plates.items()
+        if len(args) > 1 and args[1] is not None and args[1] != args[0]
+    }
+
+
 def _choose_plates(
     who: str,
     sites: list[Site],
@@ -363,11 +378,7 @@ def _choose_plates(
     default: int | None = None,
 ) -> tuple[dict[str, int], dict[str, int]]:
     plates = {s.name: s.args for s in sites if s.type == "plate"}
-    own = {
-        name: args[1]
-        for name, args in plates.items()
-        if len(args) > 1 and args[1] is not None and args[1] != args[0]
-    }
+    own = _own_sizes(sites)
     listing = ", ".join(f"{n!r} ({a[0]} rows)" for n, a in plates.items()) or "none"
     # sorted: the message must not depend on the hashes of strings
     in_scan = sorted({f.name for s in sites for f in s.frames} - set(plates))

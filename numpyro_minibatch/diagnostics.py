@@ -509,10 +509,20 @@ def _advise_mixing(d: Diagnosis, s: _Settings) -> Iterator[str]:
     if d.still_chains and _frozen(d, s):
         return  # the advice on the noise says it
     if d.still_chains:
-        yield (
-            f"{d.still_chains} of {d.num_chains} chains never moved. Write a smaller "
-            "step_size, or start elsewhere with init_strategy."
-        )
+        never = f"{d.still_chains} of {d.num_chains} chains never moved"
+        if s.pilot:
+            yield (
+                f"{never}: moves have the scale of the bulk of the surrogate's "
+                "posterior, and are refused where it is much narrower, as in the neck "
+                "of a funnel. Sample effects in their non-centred form, "
+                'numpyro.deterministic("theta", mu + tau * eta), or give scales a '
+                "prior that keeps them from zero."
+            )
+        else:
+            yield (
+                f"{never}. Write a smaller step_size, or start elsewhere with "
+                "init_strategy."
+            )
         return
     if d.min_ess_bulk == 0:
         yield (

@@ -10,7 +10,7 @@ import numpy as np
 from jax import Array
 from numpyro.infer.hmc_util import dual_averaging, welford_covariance
 
-__all__ = ["Adaptation", "AdaptState"]
+__all__ = ["Adaptation", "AdaptState", "advanced"]
 
 # NumPyro's defaults suit an acceptance probability that is averaged over a trajectory.
 # A single accept-or-reject is several times noisier, and at gamma = 0.05 it moves the
@@ -34,6 +34,10 @@ class AdaptState(NamedTuple):
     root: Array
     step_size_state: Any
     covariance_state: Any
+
+    def with_root(self, root: Array) -> AdaptState:
+        """The mass matrix of a covariance that is known, ``root.T @ root``."""
+        return self._replace(root=root, inverse_mass_matrix=root.T @ root)
 
 
 class Adaptation(NamedTuple):
@@ -157,3 +161,31 @@ class Adaptation(NamedTuple):
             step_size_state=init_step(log_step),
             covariance_state=init_covariance(variances.size),
         )
+
+
+def advanced(adaptation: Adaptation, state: Any, z: Array, accept_prob: Array) -> Any:
+    """Adapt the settings of a kernel in warmup, and count its draw.
+
+    :param adaptation: what adapts.
+    :param state: the kernel's state after the draw, its ``adapt_state`` that of before.
+    :param z: the position, shape ``(D,)``.
+    :param accept_prob: the acceptance probability to adapt to.
+    """
+    adapt_state = state.adapt_state
+    step_size = adapt_state.step_size
+    if adaptation.active:
+        adapt_state = jax.lax.cond(
+            state.i < adaptation.num_warmup,
+            lambda: adaptation.update(state.i, accept_prob, z, adapt_state),
+            lambda: adapt_state,
+        )
+    i = state.i + 1
+    warmup = adaptation.num_warmup
+    n = jnp.where(i <= warmup, i, i - warmup)
+    mean = state.mean_accept_prob
+    return state._replace(
+        i=i,
+        adapt_state=adapt_state,
+        step_size=step_size,
+        mean_accept_prob=mean + (state.accept_prob - mean) / n,
+    )

@@ -119,7 +119,8 @@ class MinibatchKernel(MCMCKernel):
     :param temper_prior: whether the prior has the same temperature.
     :param control_variate: ``"taylor1"``, ``"taylor2"`` or a ``control_variate.*``
         object; then rows are by default drawn by :func:`batch.stratified`.
-    :param init_strategy: one of :mod:`numpyro.infer.initialization`.
+    :param init_strategy: one of :mod:`numpyro.infer.initialization`; left at its
+        default, chains with a control variate start in the surrogate's posterior.
     """
 
     def __init__(
@@ -349,6 +350,13 @@ class MinibatchKernel(MCMCKernel):
         weight = 1.0 / self.temperature
         return Weights(weight if self._temper_prior else 1.0, weight)
 
+    def _energy(self, reader: Reader) -> Reader:
+        """The same for ``T`` times the log density, whose gradients are forces."""
+        heat = self.temperature
+        return reader._replace(
+            weights=Weights(1.0 if self._temper_prior else heat, 1.0, heat)
+        )
+
     # control variates -----------------------------------------------------------------
 
     def _prepare(self, static: Static, arrays: list[Any], init: Any) -> Prepared:
@@ -369,9 +377,9 @@ class MinibatchKernel(MCMCKernel):
             if same and known == (static, layout):
                 return prepared
         plates = dict(layout.plates)
-        scheme, asked = self._scheme, self._num_rows_asked
-        sizes = {n: w if asked else None for n, w in layout.widths}
-        if not asked and max(plates.values()) < _FEW:
+        scheme = self._scheme
+        sizes = {n: None if layout.automatic else w for n, w in layout.widths}
+        if layout.automatic and max(plates.values()) < _FEW:
             warnings.warn(
                 f"{who}: with {sum(plates.values())} rows of data a minibatch does not "
                 "pay, and all rows are read instead. Pass batch=batch.full() to say "
@@ -397,15 +405,6 @@ class MinibatchKernel(MCMCKernel):
         seen = [weakref.ref(x) for x in arrays]
         self._prepared = (static, layout), seen, prepared
         return prepared
-
-    @property
-    def _num_rows_asked(self) -> bool:
-        """Whether the user or the model says how many rows a batch has."""
-        layout = self._require_layout()
-        return self._scheme.size is not None or any(
-            width != min(_BATCH, size)
-            for (_, width), (_, size) in zip(layout.widths, layout.plates, strict=True)
-        )
 
     # the driver's interface -----------------------------------------------------------
 
@@ -444,7 +443,7 @@ class MinibatchKernel(MCMCKernel):
                 )
             self._plan, self._report = prepared.plan, prepared.report
             surrogate = prepared.surrogate
-            if init_params is None:
+            if init_params is None and self._init_strategy is init_to_uniform:
                 rng_key, start_key = _split(rng_key, vectorized)
                 init_params = prepared.start(start_key)
         if self._start_fn is None:

@@ -37,14 +37,12 @@ class Surrogate(NamedTuple):
     :param location: mean of the surrogate's posterior, ``(D,)``.
     :param root: transpose of a root of its covariance, ``(D, D)``.
     :param designs: how the rows of a batch are drawn, by plate.
-    :param pilot_sd: median standard deviation of a batch's log ratio in the pilot.
     """
 
     expansion: Expansion
     location: Array
     root: Array
     designs: dict[str, Any]
-    pilot_sd: Array
 
 
 class Plan(NamedTuple):
@@ -76,9 +74,10 @@ class Prepared(NamedTuple):
 
     def start(self, key: Array) -> Any:
         """Where chains start: a draw of the surrogate's posterior for each key."""
+        count = len(jax.tree.leaves(self.starts)[0])
 
         def one(key: Array) -> Any:
-            chosen = jax.random.randint(key, (), 0, len(self.starts))
+            chosen = jax.random.randint(key, (), 0, count)
             return jax.tree.map(lambda x: x[chosen], self.starts)
 
         return one(key) if is_prng_key(key) else jax.vmap(one)(key)
@@ -141,7 +140,6 @@ def prepare(
         location=jnp.asarray(posterior.location, dtype),
         root=jnp.asarray(posterior.root, dtype),
         designs=pilot.designs,
-        pilot_sd=jnp.asarray(pilot.batch_sd, dtype),
     )
     report = {
         **pilot.report,

@@ -37,7 +37,7 @@ from numpyro_minibatch.estimate import (
     Reader,
     Shared,
 )
-from numpyro_minibatch.kernels._adaptation import Adaptation, AdaptState
+from numpyro_minibatch.kernels._adaptation import Adaptation, AdaptState, advanced
 from numpyro_minibatch.kernels._base import MinibatchKernel
 from numpyro_minibatch.proposal import Landscape, Proposal, Whitening
 from numpyro_minibatch.target import Target
@@ -172,9 +172,10 @@ class MinibatchMH(MinibatchKernel):
         :mod:`~numpyro_minibatch.control_variate` builds): estimate from a batch only
         what each row's log likelihood has beyond its Taylor polynomial, which makes
         temperature 1 practical near one mode. Then batches are by default those of
-        :func:`batch.stratified` of a size that a pilot chooses, chains start in the
-        surrogate's posterior, coordinates are whitened by its covariance, and no
-        mass matrix adapts. :attr:`pilot` has what was measured.
+        :func:`batch.stratified` of a size that a pilot chooses (unless the model or
+        ``batch_size`` does), chains start in the surrogate's posterior (unless
+        ``init_strategy`` says where), coordinates are whitened by its covariance, and
+        no mass matrix adapts. :attr:`pilot` has what was measured.
     :param exact_checks: with a control variate, make about a hundred decisions of
         the warmup, and a few afterwards, on all rows too, to see whether their
         noise is what the batches said.
@@ -388,10 +389,7 @@ class MinibatchMH(MinibatchKernel):
         key, index_key, memory_key = jax.random.split(key, 3)
         adapt_state = self._adaptation.init(flat, self._step_size)
         if self._control_variate is not None:
-            root = surrogate.root
-            adapt_state = adapt_state._replace(
-                root=root, inverse_mass_matrix=root.T @ root
-            )
+            adapt_state = adapt_state.with_root(surrogate.root)
         zero = jnp.zeros((), flat.dtype)
         return MinibatchMHState(
             i=jnp.int32(0),
@@ -421,6 +419,7 @@ class MinibatchMH(MinibatchKernel):
             self._exact_checks
             and self._control_variate is not None
             and isinstance(self._estimator, Shared)
+            and not isinstance(self._acceptance, SequentialTest)
             and not isinstance(reader.scheme, FullBatch)
         )
 
@@ -472,7 +471,8 @@ class MinibatchMH(MinibatchKernel):
             carry, steps = jax.lax.scan(inner, carry, count)
             last = jax.tree.map(lambda x: x[-1], steps)
         checks = jax.tree.map(lambda a, b: a + b.sum(), state.checks, steps.checks)
-        return self._adapted(
+        return advanced(
+            self._adaptation,
             state._replace(
                 z=unravel(carry.z),
                 rng_key=carry.rng_key,
@@ -603,7 +603,7 @@ class MinibatchMH(MinibatchKernel):
         is_noisy = jnp.array(False)
         if self._fallback is not None and not isinstance(reader.scheme, FullBatch):
             is_noisy = ~(noise <= self._acceptance.max_variance)
-        elif not self._checks_exactly(reader) or not self._acceptance.max_variance:
+        elif not self._checks_exactly(reader):
             return seen, _Checks(zero, zero, zero)
         # a branch while no chain of several has a condition of its own; where one has,
         # all take it, and read what is active for them
@@ -623,29 +623,6 @@ class MinibatchMH(MinibatchKernel):
         )._replace(num_rows=seen.num_rows + exact.num_rows)
         checks = _Checks(zero + 1.0, error, error / jnp.maximum(noise, tiny))
         return seen, jax.tree.map(lambda x: jnp.where(is_check, x, 0.0), checks)
-
-    def _adapted(
-        self, state: MinibatchMHState, flat: Array, mobility: Array
-    ) -> MinibatchMHState:
-        """Adapt the settings in warmup, and count."""
-        adapt_state = state.adapt_state
-        step_size = adapt_state.step_size
-        adaptation = self._adaptation
-        if adaptation.active:
-            adapt_state = jax.lax.cond(
-                state.i < self._num_warmup,
-                lambda: adaptation.update(state.i, mobility, flat, adapt_state),
-                lambda: adapt_state,
-            )
-        i = state.i + 1
-        n = jnp.where(i <= self._num_warmup, i, i - self._num_warmup)
-        mean = state.mean_accept_prob
-        return state._replace(
-            i=i,
-            adapt_state=adapt_state,
-            step_size=step_size,
-            mean_accept_prob=mean + (state.accept_prob - mean) / n,
-        )
 
 
 def _default_proposal(surrogate: bool) -> Proposal:
