@@ -5,8 +5,11 @@ from numpyro_minibatch import (
     batch,
     control_variate,
     diagnostics,
+    dynamics,
     estimate,
+    preconditioner,
     proposal,
+    schedule,
 )
 from numpyro_minibatch._version import __version__
 from numpyro_minibatch.accept import Decision
@@ -15,7 +18,12 @@ from numpyro_minibatch.diagnostics import diagnose
 from numpyro_minibatch.estimate import Estimate
 from numpyro_minibatch.inference_data import to_inference_data
 from numpyro_minibatch.kernels import (
+    AMAGOLD,
     MINT,
+    SGHMC,
+    SGLD,
+    SGMCMC,
+    SGNHT,
     AusterityMH,
     ConfidenceMH,
     MHMinibatch,
@@ -25,7 +33,12 @@ from numpyro_minibatch.target import Target
 
 __all__ = [
     "__version__",
+    "AMAGOLD",
     "MINT",
+    "SGHMC",
+    "SGLD",
+    "SGMCMC",
+    "SGNHT",
     "AusterityMH",
     "Batch",
     "ConfidenceMH",
@@ -39,7 +52,10 @@ __all__ = [
     "control_variate",
     "diagnose",
     "diagnostics",
+    "dynamics",
     "estimate",
+    "preconditioner",
     "proposal",
+    "schedule",
     "to_inference_data",
 ]

@@ -26,16 +26,17 @@ def check_flag(who: str, name: str, value: Any) -> None:
         )
 
 
-def check_positive(who: str, name: str, value: Any) -> None:
-    """Raise unless ``value`` is a positive, finite number."""
+def check_positive(who: str, name: str, value: Any, *, zero: bool = False) -> None:
+    """Raise unless ``value`` is a positive, finite number, or ``zero`` allows it 0."""
     if isinstance(value, bool) or not isinstance(value, int | float | np.number):
         raise TypeError(
             f"{who}({name}=...) must be a positive number, got {describe(value)} "
             f"({type(value).__name__})."
         )
-    if not (np.isfinite(value) and value > 0):
+    if not (np.isfinite(value) and (value >= 0 if zero else value > 0)):
+        allowed = "at least 0" if zero else "positive"
         raise ValueError(
-            f"{who}({name}=...) must be positive and finite, got {value!r}."
+            f"{who}({name}=...) must be {allowed} and finite, got {value!r}."
         )
 
 

@@ -278,7 +278,7 @@ def find_center(
             rows = sums(problem.arrays, point)
             other = known(problem.arrays, point)
             return [
-                -(weight * np.asarray(r) + np.asarray(k))
+                np.asarray(-(weight * np.asarray(r) + np.asarray(k)))
                 for r, k in zip(rows, other, strict=False)
             ]
 

@@ -23,7 +23,16 @@ from jax.typing import ArrayLike
 from numpyro_minibatch.batch import Batch, FullBatch, Scheme, full
 from numpyro_minibatch.target import Terms
 
-__all__ = ["Augmented", "Estimate", "Shared", "Weights", "augmented", "shared"]
+__all__ = [
+    "Augmented",
+    "Estimate",
+    "Exact",
+    "Shared",
+    "Weights",
+    "augmented",
+    "exact",
+    "shared",
+]
 
 
 @jax.tree_util.register_dataclass
@@ -110,21 +119,25 @@ class Weights(NamedTuple):
 
     :param prior: power of the prior, ``1`` unless the prior is tempered too.
     :param likelihood: power of the likelihood, ``1 / temperature``.
+    :param volume: factor on the log determinants of the maps to the unconstrained
+        coordinates: not 1 only for a multiple of the log density.
     """
 
-    prior: float = 1.0
-    likelihood: float = 1.0
+    prior: ArrayLike = 1.0
+    likelihood: ArrayLike = 1.0
+    volume: ArrayLike = 1.0
 
     def known(self, terms: Terms) -> Array:
         """The weighted log density of all but the rows, a scalar."""
 
-        def total(part: Any) -> Array:
-            return sum((jnp.sum(x) for x in jax.tree.leaves(part)), jnp.zeros(()))
+        def total(weight: ArrayLike, part: Any) -> Array:
+            sums = (jnp.sum(x) for x in jax.tree.leaves(part))
+            return jnp.asarray(weight) * sum(sums, jnp.zeros(()))
 
         return (
-            self.prior * total(terms.prior)
-            + self.likelihood * total(terms.likelihood)
-            + total(terms.volume)
+            total(self.prior, terms.prior)
+            + total(self.likelihood, terms.likelihood)
+            + total(self.volume, terms.volume)
         )
 
 
@@ -234,7 +247,7 @@ class Look(NamedTuple):
     log_ratio: Estimate
     rows: Mapping[str, Moments]
     sizes: Mapping[str, int]
-    weight: float
+    weight: ArrayLike
     number: Array
 
 
@@ -419,6 +432,14 @@ class Reader(NamedTuple):
         :param key: PRNG key of the rows.
         :param z: a flat position, shape ``(D,)``.
         """
+        return self.value_and_gradient(key, z)[1]
+
+    def value_and_gradient(self, key: Array, z: Array) -> tuple[Array, Array]:
+        """The weighted log density and its gradient, both from the same rows.
+
+        :param key: PRNG key of the rows.
+        :param z: a flat position, shape ``(D,)``.
+        """
 
         def log_density(z: Array, indices: Mapping[str, Array], masks: Any) -> Array:
             terms = self.evaluate(z, indices)
@@ -438,18 +459,45 @@ class Reader(NamedTuple):
         if not isinstance(scheme, FullBatch):
             batches = scheme.draw(key, self.plates, self.designs)
             indices = {name: b.indices for name, b in batches.items()}
-            return jax.grad(log_density)(z, indices, None)
+            return jax.value_and_grad(log_density)(z, indices, None)
 
-        def add_chunk(i: Array, total: Array) -> Array:
-            indices, masks = {}, {"known": (i == 0).astype(z.dtype)}
-            for name, width in scheme.widths.items():
-                positions = i * width + jnp.arange(width, dtype=jnp.int32)
-                indices[name] = scheme.rows_at(key, positions, self.plates[name])
-                masks[name] = positions < self.plates[name]
-            return total + jax.grad(log_density)(z, indices, masks)
+        def add_chunk(i: Array, sums: tuple[Array, Array]) -> tuple[Array, Array]:
+            indices, masks = _chunk(scheme, self.plates, i)
+            known = {"known": (i == 0).astype(z.dtype)}
+            found = jax.value_and_grad(log_density)(z, indices, masks | known)
+            return jax.tree.map(jnp.add, sums, found)
 
-        chunks = max(-(-self.plates[n] // w) for n, w in scheme.widths.items())
-        return jax.lax.fori_loop(0, chunks, add_chunk, jnp.zeros_like(z))
+        start = jnp.zeros((), z.dtype), jnp.zeros_like(z)
+        return jax.lax.fori_loop(0, _num_chunks(scheme, self.plates), add_chunk, start)
+
+    def gradient_variance(self, key: Array, number: int, *at: Any) -> Array:
+        """The variance of what :meth:`gradient` returns, per coordinate.
+
+        :param key: PRNG key of the rows.
+        :param number: from how many gradients, each of rows of its own.
+        :param at: a flat position, shape ``(D,)``, and a map that the gradients go
+            through first.
+        """
+        z, mapping = at
+        keys = jax.random.split(key, number)
+        found = jax.lax.map(lambda key: mapping(self.gradient(key, z)), keys)
+        return found.var(0, ddof=1)
+
+
+def _num_chunks(scheme: Scheme, plates: Mapping[str, int]) -> int:
+    return max(-(-plates[name] // width) for name, width in scheme.widths.items())
+
+
+def _chunk(
+    scheme: Scheme, plates: Mapping[str, int], i: Array
+) -> tuple[dict[str, Array], dict[str, Array]]:
+    """The rows of the ``i``-th chunk of all rows, and which of them are new."""
+    indices, masks = {}, {}
+    for name, width in scheme.widths.items():
+        positions = i * width + jnp.arange(width, dtype=jnp.int32)
+        indices[name] = jnp.minimum(positions, plates[name] - 1)
+        masks[name] = positions < plates[name]
+    return indices, masks
 
 
 class _Rounds(NamedTuple):
@@ -560,6 +608,110 @@ class Shared:
         )
 
 
+class RowCache(NamedTuple):
+    """What a position's log density is made of, so that it is not computed again.
+
+    - **terms** - its terms, the rows of each plate in chunks ``(chunks, width)``.
+    - **log_density** - their weighted sum.
+    """
+
+    terms: Terms
+    log_density: Array
+
+
+@dataclass(frozen=True)
+class Exact:
+    """All rows, by the differences of each: no noise.
+
+    Where they fit in memory the log likelihoods of the current position's rows are
+    kept, so that a decision evaluates only the proposed position. For large data both
+    positions are evaluated, chunk by chunk.
+
+    :param max_rows: most rows whose log likelihoods are kept.
+    """
+
+    max_rows: int = 2**24  # 64 MB of float32
+
+    def init(self, reader: Reader, key: Array, z: Array) -> RowCache | tuple[()]:
+        """The terms of the first position."""
+        if not self._keeps(reader):
+            return ()
+        everything = reader.everything(jnp.array(True))
+        widths = everything.scheme.widths
+        shape = jax.eval_shape(
+            reader.evaluate, z, {n: jnp.zeros(w, jnp.int32) for n, w in widths.items()}
+        )
+        chunks = _num_chunks(everything.scheme, reader.plates)
+        rows = {
+            name: jnp.zeros((chunks, *row.shape), row.dtype)
+            for name, row in shape.rows.items()
+        }
+        nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shape)
+        empty = RowCache(nothing._replace(rows=rows), jnp.zeros((), z.dtype))
+        return self._replaced(everything, z, empty)[0]
+
+    def _keeps(self, reader: Reader) -> bool:
+        return sum(reader.plates.values()) <= self.max_rows
+
+    def _replaced(
+        self, everything: Reader, z: Array, old: RowCache
+    ) -> tuple[RowCache, Array]:
+        """The terms at ``z``, and how much larger their weighted sum is."""
+        scheme, plates, weights = (
+            everything.scheme,
+            everything.plates,
+            everything.weights,
+        )
+        known = old.terms._replace(rows={})
+
+        def one_chunk(_: Any, chunk: Any) -> Any:
+            i, before = chunk
+            indices, masks = _chunk(scheme, plates, i)
+            terms = everything.evaluate(z, indices)
+            zero = jnp.zeros((), z.dtype)
+            change, value = zero, zero
+            for name, row in terms.rows.items():
+                # float32: differences of rows first, sums afterwards
+                change += jnp.where(masks[name], row - before[name], 0.0).sum()
+                value += jnp.where(masks[name], row, 0.0).sum()
+            return terms._replace(rows={}), (terms.rows, change, value)
+
+        count = jnp.arange(_num_chunks(scheme, plates), dtype=jnp.int32)
+        new, (rows, changes, values) = jax.lax.scan(
+            one_chunk, known, (count, old.terms.rows)
+        )
+        more = weights.known(jax.tree.map(jnp.subtract, new, known))
+        more += weights.likelihood * changes.sum()
+        total = weights.known(new) + weights.likelihood * values.sum()
+        return RowCache(new._replace(rows=rows), total), more
+
+    def compare(
+        self,
+        reader: Reader,
+        key: Array,
+        z: Array,
+        z_new: Array,
+        memory: RowCache | tuple[()],
+        max_variance: float,
+        rule: Rule | None = None,
+    ) -> Comparison:
+        """Compare ``z_new`` with ``z`` on all rows."""
+        everything = reader.everything(jnp.array(True))
+        if not isinstance(memory, RowCache):
+            return Shared().compare(everything, key, z, z_new, (), max_variance)
+        new, change = self._replaced(everything, z_new, memory)
+        zero = jnp.zeros_like(change)
+        return Comparison(
+            Estimate(change, zero),
+            zero,
+            jnp.array(True),
+            jnp.stack([memory.log_density, new.log_density]),
+            new,
+            jnp.int32(sum(reader.plates.values())),
+            jnp.ones_like(change),
+        )
+
+
 class Remembered(NamedTuple):
     """The log weight of a position in the augmented space of the MINT proof."""
 
@@ -653,6 +805,23 @@ def shared() -> Shared:
         True
     """
     return Shared()
+
+
+def exact(max_rows: int = 2**24) -> Exact:
+    """All rows for both positions, those of the current one from memory.
+
+    :param max_rows: most rows whose log likelihoods are kept from one decision to the
+        next, four bytes each in float32; of larger data both positions are evaluated.
+
+    **Example**
+
+    .. doctest::
+
+        >>> from numpyro_minibatch import estimate
+        >>> estimate.exact() == estimate.exact()
+        True
+    """
+    return Exact(max_rows)
 
 
 def augmented(penalty: bool = True, max_variance: float = 1.0) -> Augmented:

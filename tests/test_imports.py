@@ -15,7 +15,17 @@ import pytest
 PACKAGE = "numpyro_minibatch"
 ROOT = Path(__file__).resolve().parent.parent
 
-LAYERS = {"target", "batch", "estimate", "control_variate", "accept", "proposal"}
+LAYERS = {
+    "target",
+    "batch",
+    "estimate",
+    "control_variate",
+    "accept",
+    "proposal",
+    "dynamics",
+    "schedule",
+    "preconditioner",
+}
 
 # Module -> the modules of the package that it may import. A new module needs a row;
 # a new entry in a row is a decision about the design, so docs/design.md says why.
@@ -32,6 +42,10 @@ ALLOWED: dict[str, set[str]] = {
     "accept": {"estimate", "_correction"},
     # where to: feeds only the kernels
     "proposal": set(),
+    # how to move, how fast, in which coordinates: feed only the kernels, too
+    "dynamics": {"_checks", "proposal"},
+    "schedule": {"_checks"},
+    "preconditioner": {"_checks"},
     # the kernels, which compose all of the above
     "_dataflow": set(),
     "_checks": set(),
@@ -55,7 +69,19 @@ ALLOWED: dict[str, set[str]] = {
     "kernels.mh_minibatch": LAYERS | {"_checks", "kernels.metropolis"},
     "kernels.austerity": LAYERS | {"_checks", "kernels.metropolis"},
     "kernels.confidence": LAYERS | {"_checks", "kernels.metropolis"},
+    "kernels._path": LAYERS,
+    "kernels.langevin": LAYERS | {"_checks", "kernels._base", "kernels._path"},
+    "kernels.amagold": LAYERS
+    | {
+        "_checks",
+        "kernels._adaptation",
+        "kernels._base",
+        "kernels._path",
+        "kernels.langevin",
+    },
     "kernels": {
+        "kernels.amagold",
+        "kernels.langevin",
         "kernels.austerity",
         "kernels.confidence",
         "kernels.metropolis",

@@ -1,9 +1,22 @@
-"""The kernels: each a short composition of the choices in the other modules."""
+"""The kernels."""
 
+from numpyro_minibatch.kernels.amagold import AMAGOLD
 from numpyro_minibatch.kernels.austerity import AusterityMH
 from numpyro_minibatch.kernels.confidence import ConfidenceMH
+from numpyro_minibatch.kernels.langevin import SGHMC, SGLD, SGMCMC, SGNHT
 from numpyro_minibatch.kernels.metropolis import MinibatchMH
 from numpyro_minibatch.kernels.mh_minibatch import MHMinibatch
 from numpyro_minibatch.kernels.mint import MINT
 
-__all__ = ["MINT", "AusterityMH", "ConfidenceMH", "MHMinibatch", "MinibatchMH"]
+__all__ = [
+    "AMAGOLD",
+    "MINT",
+    "SGHMC",
+    "SGLD",
+    "SGMCMC",
+    "SGNHT",
+    "AusterityMH",
+    "ConfidenceMH",
+    "MHMinibatch",
+    "MinibatchMH",
+]

@@ -1,0 +1,383 @@
+"""How to move: Langevin dynamics on gradients that know nothing of all rows.
+
+One step of a dynamics reads one gradient, of one fresh batch. Positions are flat; the
+dynamics run in the whitened coordinates of a mass matrix, in which momenta have the law
+``N(0, T)`` and mass one. ``friction`` is the rate ``gamma`` of
+
+    dp = force dt - gamma p dt + sqrt(2 gamma T) dW,    dz = p dt
+
+in every one of them, and forces are gradients of ``T * log target``: the prior and the
+likelihood as they are at ``T = 1``, so that a step size keeps its meaning at any
+temperature, and at ``T = 0`` what is left is gradient ascent with momentum.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, get_args
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from numpyro_minibatch._checks import check_positive, describe
+from numpyro_minibatch.proposal import Whitening
+
+__all__ = ["Dynamics", "Moved", "Scalar", "nose_hoover", "sghmc", "sgld"]
+
+Scalar = Array | float
+Force = Callable[[Array], tuple[Array, Array]]
+
+
+class Moved(NamedTuple):
+    """One step of a dynamics.
+
+    :param z: the position, flat, shape ``(D,)``.
+    :param memory: momentum and thermostat, as the dynamics keeps them.
+    :param log_density: what the force said of its position: ``T`` times the log
+        density of the target, estimated from the batch.
+    :param gradient: its gradient there, in the whitened coordinates, shape ``(D,)``.
+    :param work: the energy that the force took from the momentum, ``-(p + p') . force *
+        step / 2``, which an amortized Metropolis test needs; 0 without momentum.
+    """
+
+    z: Array
+    memory: Any
+    log_density: Array
+    gradient: Array
+    work: Scalar = 0.0
+
+
+class Dynamics(ABC):
+    """A rule that moves a position, and what it keeps with it, by one gradient.
+
+    Subclasses are frozen dataclasses: compared and hashed by value, so that a compiled
+    step is found again.
+    """
+
+    #: Step size where the coordinates are those of the surrogate's posterior, which
+    #: have unit variances.
+    white_step_size: float = 0.1
+    #: Gradient steps that make one draw.
+    default_num_steps: int = 1
+
+    def init(self, key: Array, z: Array, temperature: Scalar) -> Any:
+        """What is kept with the position: momenta at their equilibrium.
+
+        :param key: PRNG key.
+        :param z: flat position, shape ``(D,)``.
+        :param temperature: the temperature ``T``.
+        """
+        return ()
+
+    @abstractmethod
+    def step(
+        self,
+        key: Array,
+        z: Array,
+        memory: Any,
+        force: Force,
+        step_size: Scalar,
+        temperature: Scalar,
+        whitening: Whitening,
+    ) -> Moved:
+        """Move by one gradient.
+
+        :param key: PRNG key of the noise: one normal number per coordinate.
+        :param z: flat position, shape ``(D,)``.
+        :param memory: what :meth:`init` returned, or the step before.
+        :param force: ``T`` times the log density and its gradient at a position,
+            estimated from this step's batch. Called once.
+        :param step_size: length of the step.
+        :param temperature: the temperature ``T >= 0``.
+        :param whitening: the whitened coordinates.
+        """
+
+    @abstractmethod
+    def injected(self, step_size: Scalar, temperature: Scalar) -> Scalar:
+        """Variance of the noise that a step injects, in units of the gradient's.
+
+        What the noise of a gradient, of this variance per coordinate, adds to the
+        temperature is one as large again.
+        """
+
+
+def _normal(key: Array, z: Array) -> Array:
+    return jax.random.normal(key, z.shape, z.dtype)
+
+
+@dataclass(frozen=True)
+class _SGLD(Dynamics):
+    white_step_size = 0.05
+
+    def step(
+        self,
+        key: Array,
+        z: Array,
+        memory: Any,
+        force: Force,
+        step_size: Scalar,
+        temperature: Scalar,
+        whitening: Whitening,
+    ) -> Moved:
+        value, gradient = force(z)
+        drift = whitening.whiten_gradient(gradient)
+        noise = jnp.sqrt(2.0 * step_size * temperature) * _normal(key, z)
+        z = z + whitening.color(step_size * drift + noise)
+        return Moved(z, memory, value, drift)
+
+    def injected(self, step_size: Scalar, temperature: Scalar) -> Scalar:
+        return 2.0 * temperature / step_size
+
+
+def sgld() -> Dynamics:
+    """Stochastic gradient Langevin dynamics, ``z + h * force + N(0, 2 h T)`` [1].
+
+    The step size ``h`` is half of the paper's epsilon. Where the log density is a
+    parabola of curvature ``k``, the variance of the draws is ``T / k`` divided by
+    ``1 - h k / 2``; a gradient with noise of variance ``V`` adds ``h V / 2`` to ``T``.
+
+    **References:**
+
+    1. Max Welling, Yee Whye Teh (2011), *Bayesian learning via stochastic gradient
+       Langevin dynamics*, ICML.
+
+    **Example**
+
+    .. doctest::
+
+        >>> from numpyro_minibatch import dynamics
+        >>> dynamics.sgld() == dynamics.sgld()
+        True
+    """
+    return _SGLD()
+
+
+Integrator = Literal["baoab", "midpoint", "euler"]
+
+
+@dataclass(frozen=True)
+class _SGHMC(Dynamics):
+    friction: float = 1.0
+    integrator: Integrator = "baoab"
+
+    white_step_size = 0.3
+    default_num_steps = 10
+
+    def init(self, key: Array, z: Array, temperature: Scalar) -> Array:
+        return jnp.sqrt(jnp.asarray(temperature, z.dtype)) * _normal(key, z)
+
+    def step(
+        self,
+        key: Array,
+        z: Array,
+        memory: Array,
+        force: Force,
+        step_size: Scalar,
+        temperature: Scalar,
+        whitening: Whitening,
+    ) -> Moved:
+        h, p, noise = step_size, memory, _normal(key, z)
+
+        def drift(z: Array, p: Array, h: Scalar) -> Array:
+            return z + whitening.color(h * p)
+
+        if self.integrator == "baoab":
+            # the two half kicks that surround a position are one: what is returned is
+            # the position at which the force was evaluated, as in [2]
+            z = drift(z, p, 0.5 * h)
+            p = _ornstein_uhlenbeck(p, noise, self.friction * h, temperature)
+            z = drift(z, p, 0.5 * h)
+            value, gradient = force(z)
+            gradient = whitening.whiten_gradient(gradient)
+            p_new = p + h * gradient
+        elif self.integrator == "midpoint":
+            # algorithm 2 of [3], with beta = friction / 2: friction acts on the mean
+            # of the momenta before and after, so that N(0, T) is kept at any step
+            z = drift(z, p, 0.5 * h)
+            value, gradient = force(z)
+            gradient = whitening.whiten_gradient(gradient)
+            a = 0.5 * self.friction * h
+            scale = jnp.sqrt(4.0 * a * temperature)
+            p_new = ((1.0 - a) * p + h * gradient + scale * noise) / (1.0 + a)
+            z = drift(z, p_new, 0.5 * h)
+        else:
+            # [1], where the momentum is h * p
+            value, gradient = force(z)
+            gradient = whitening.whiten_gradient(gradient)
+            scale = jnp.sqrt(2.0 * self.friction * h * temperature)
+            p_new = (1.0 - self.friction * h) * p + h * gradient + scale * noise
+            z = drift(z, p_new, h)
+        work = -0.5 * h * (gradient @ (p + p_new))
+        return Moved(z, p_new, value, gradient, work)
+
+    def injected(self, step_size: Scalar, temperature: Scalar) -> Scalar:
+        return 2.0 * self.friction * temperature / step_size
+
+
+def _ornstein_uhlenbeck(
+    p: Array, noise: Array, decay: Scalar, temperature: Scalar
+) -> Array:
+    """The exact solution of ``dp = -rate p dt + sqrt(2 rate T) dW``."""
+    kept = jnp.exp(-jnp.asarray(decay, p.dtype))
+    scale = jnp.sqrt(-jnp.expm1(-2.0 * jnp.asarray(decay, p.dtype)) * temperature)
+    return kept * p + scale * noise
+
+
+def sghmc(friction: float = 1.0, integrator: Integrator = "baoab") -> Dynamics:
+    """Stochastic gradient Hamiltonian Monte Carlo: Langevin dynamics with momentum [1].
+
+    :param friction: the rate ``gamma`` at which momentum is forgotten, in units of
+        the inverse of the step size's.
+    :param integrator: ``"baoab"``, whose draws have the exact variance on a parabola
+        at any stable step size [2]; ``"midpoint"``, the one of AMAGOLD [3], where
+        ``friction`` is twice the paper's beta; or ``"euler"``, the one of [1].
+    :raises ValueError: ``friction`` is not positive, or there is no such integrator.
+
+    **References:**
+
+    1. Tianqi Chen, Emily B. Fox, Carlos Guestrin (2014), *Stochastic gradient
+       Hamiltonian Monte Carlo*, ICML.
+    2. Benedict Leimkuhler, Charles Matthews (2013), *Rational construction of
+       stochastic numerical methods for molecular sampling*, AMRX 2013(1).
+    3. Ruqi Zhang, A. Feder Cooper, Christopher De Sa (2020), *AMAGOLD: amortized
+       Metropolis adjustment for efficient stochastic gradient MCMC*, AISTATS.
+
+    **Example**
+
+    .. doctest::
+
+        >>> from numpyro_minibatch import dynamics
+        >>> dynamics.sghmc(friction=0.5)
+        _SGHMC(friction=0.5, integrator='baoab')
+    """
+    check_positive("sghmc", "friction", friction, zero=True)
+    return _SGHMC(float(friction), _known("sghmc", integrator, Integrator))
+
+
+class Thermostat(NamedTuple):
+    """What :func:`nose_hoover` keeps: the momentum and the friction of the moment."""
+
+    momentum: Array
+    friction: Array
+
+
+@dataclass(frozen=True)
+class _NoseHoover(Dynamics):
+    friction: float = 1.0
+    thermal_mass: float = 1.0
+    integrator: Literal["symmetric", "euler"] = "symmetric"
+
+    white_step_size = 0.3
+    default_num_steps = 10
+
+    def init(self, key: Array, z: Array, temperature: Scalar) -> Thermostat:
+        p = jnp.sqrt(jnp.asarray(temperature, z.dtype)) * _normal(key, z)
+        return Thermostat(p, jnp.asarray(self.friction, z.dtype))
+
+    def step(
+        self,
+        key: Array,
+        z: Array,
+        memory: Thermostat,
+        force: Force,
+        step_size: Scalar,
+        temperature: Scalar,
+        whitening: Whitening,
+    ) -> Moved:
+        h, (p, friction), noise = step_size, memory, _normal(key, z)
+
+        def heated(friction: Array, p: Array, h: Scalar) -> Array:
+            excess = jnp.mean(jnp.square(p)) - temperature
+            return friction + h / self.thermal_mass * excess
+
+        if self.integrator == "symmetric":
+            z = z + whitening.color(0.5 * h * p)
+            friction = heated(friction, p, 0.5 * h)
+            p = _thermal(p, noise, friction, self.friction, h, temperature)
+            friction = heated(friction, p, 0.5 * h)
+            z = z + whitening.color(0.5 * h * p)
+            value, gradient = force(z)
+            gradient = whitening.whiten_gradient(gradient)
+            p_new = p + h * gradient
+        else:
+            value, gradient = force(z)
+            gradient = whitening.whiten_gradient(gradient)
+            scale = jnp.sqrt(2.0 * self.friction * h * temperature)
+            p_new = p - h * friction * p + h * gradient + scale * noise
+            z = z + whitening.color(h * p_new)
+            friction = heated(friction, p_new, h)
+        work = -0.5 * h * (gradient @ (p + p_new))
+        return Moved(z, Thermostat(p_new, friction), value, gradient, work)
+
+    def injected(self, step_size: Scalar, temperature: Scalar) -> Scalar:
+        return 2.0 * self.friction * temperature / step_size
+
+
+def _thermal(
+    p: Array,
+    noise: Array,
+    rate: Array,
+    injected: float,
+    h: Scalar,
+    temperature: Scalar,
+) -> Array:
+    """The exact solution of ``dp = -rate p dt + sqrt(2 injected T) dW`` after ``h``.
+
+    ``rate`` may have either sign, and be zero.
+    """
+    x = 2.0 * rate * h
+    small = jnp.abs(x) < 1e-4
+    safe = jnp.where(small, 1.0, x)
+    mean = jnp.where(small, 1.0 - 0.5 * x, -jnp.expm1(-safe) / safe)
+    scale = jnp.sqrt(2.0 * injected * temperature * h * mean)
+    return jnp.exp(-0.5 * x) * p + scale * noise
+
+
+def nose_hoover(
+    friction: float = 1.0,
+    thermal_mass: float = 1.0,
+    integrator: Literal["symmetric", "euler"] = "symmetric",
+) -> Dynamics:
+    """Langevin dynamics whose friction adapts to the noise of the gradients [1].
+
+    A Nosé-Hoover thermostat ``d xi = (|p|^2 / D - T) / mu dt`` takes the place of the
+    friction, while noise of the fixed ``friction`` is injected. Noise of the gradient
+    that is the same in all coordinates only raises the mean of ``xi``.
+
+    :param friction: rate of the injected noise, and the thermostat's first value.
+    :param thermal_mass: the thermostat's mass ``mu``, per coordinate.
+    :param integrator: ``"symmetric"``, a splitting into exactly solved parts [2], with
+        one gradient a step; or ``"euler"``, the one of [1].
+    :raises ValueError: an argument is not positive, or there is no such integrator.
+
+    **References:**
+
+    1. Nan Ding, Youhan Fang, Ryan Babbush, Changyou Chen, Robert D. Skeel, Hartmut
+       Neven (2014), *Bayesian sampling using stochastic gradient thermostats*, NeurIPS.
+    2. Benedict Leimkuhler, Xiaocheng Shang (2016), *Adaptive thermostats for noisy
+       gradient systems*, SIAM Journal on Scientific Computing 38(2).
+
+    **Example**
+
+    .. doctest::
+
+        >>> from numpyro_minibatch import dynamics
+        >>> dynamics.nose_hoover(friction=0.1).friction
+        0.1
+    """
+    check_positive("nose_hoover", "friction", friction, zero=True)
+    check_positive("nose_hoover", "thermal_mass", thermal_mass)
+    known = _known("nose_hoover", integrator, Literal["symmetric", "euler"])
+    return _NoseHoover(float(friction), float(thermal_mass), known)
+
+
+def _known(who: str, given: Any, names: Any) -> Any:
+    if given not in get_args(names):
+        known = ", ".join(map(repr, get_args(names)))
+        raise ValueError(
+            f"{who}(integrator=...) must be one of {known}, got {describe(given)}."
+        )
+    return given

@@ -1,0 +1,140 @@
+"""Gradient steps in a row, each on rows of its own, and what their noise amounts to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from numpyro_minibatch.batch import FullBatch
+from numpyro_minibatch.dynamics import Dynamics, Moved, Scalar
+from numpyro_minibatch.estimate import Reader
+from numpyro_minibatch.proposal import Whitening
+
+__all__ = ["NoiseGauge", "follow"]
+
+_EVERY = 100  # draws between measurements of the gradients' noise
+_GRADIENTS = 4  # gradients that one measurement takes
+
+
+def follow(
+    dynamics: Dynamics,
+    reader: Reader,
+    whitening: Whitening,
+    step_size_of: Callable[[Array], Any],
+    temperature: Scalar,
+    num_steps: int,
+    start: Array,
+    keys: tuple[Array, Array],
+    z: Array,
+    memory: Any,
+    observe: Callable[[Any, Array], Any] = lambda seen, gradient: seen,
+    seen: Any = (),
+) -> tuple[Moved, Any]:
+    """Take ``num_steps`` steps of a dynamics.
+
+    :param dynamics: the rule.
+    :param reader: rows and weights of ``T`` times the log density.
+    :param whitening: the whitened coordinates.
+    :param step_size_of: the step size of the ``n``-th step of all.
+    :param temperature: the temperature ``T``.
+    :param num_steps: how many steps.
+    :param start: how many steps were made before.
+    :param keys: the key of the noise, and the one that rows are drawn from: step ``n``
+        of all reads the rows of ``fold_in(index_key, n)``. Rows that came from an
+        epoch running on across draws would bias AMAGOLD.
+    :param z: flat position, shape ``(D,)``.
+    :param memory: what the dynamics keeps.
+    :param observe: what to make of each gradient.
+    :param seen: what it begins with.
+    :return: the last step, with the work of all of them, and what was observed.
+    """
+    noise_key, index_key = keys
+
+    def step(carry: tuple[Moved, Any], n: Array) -> tuple[tuple[Moved, Any], None]:
+        moved, seen = carry
+        row_key = jax.random.fold_in(index_key, start + n)
+        new = dynamics.step(
+            jax.random.fold_in(noise_key, n),
+            moved.z,
+            moved.memory,
+            lambda z: reader.value_and_gradient(row_key, z),
+            step_size_of(start + n),
+            temperature,
+            whitening,
+        )
+        work = jnp.asarray(moved.work + new.work, z.dtype)
+        return (new._replace(work=work), observe(seen, new.gradient)), None
+
+    zero = jnp.zeros((), z.dtype)
+    first = (Moved(z, memory, zero, jnp.zeros_like(z), zero), seen)
+    if num_steps == 1:
+        return step(first, jnp.int32(0))[0]
+    count = jnp.arange(num_steps, dtype=jnp.int32)
+    return jax.lax.scan(step, first, count)[0]
+
+
+class NoiseGauge(NamedTuple):
+    """How noisy gradients are: the mean of what was measured so far in this phase.
+
+    - **number** - measurements so far.
+    - **variance** - variance of a gradient in the whitened coordinates, ``(D,)``.
+    """
+
+    number: Array
+    variance: Array
+
+    @classmethod
+    def init(cls, z: Array) -> NoiseGauge:
+        """Nothing measured yet."""
+        return cls(jnp.zeros((), z.dtype), jnp.zeros_like(z))
+
+    def updated(
+        self,
+        reader: Reader,
+        key: Array,
+        z: Array,
+        whitening: Whitening,
+        i: Array,
+        num_warmup: int,
+    ) -> tuple[NoiseGauge, Array]:
+        """Measure now and then, and begin again after warmup.
+
+        :param reader: rows and weights of what gradients are taken of.
+        :param key: PRNG key of the rows.
+        :param z: flat position, shape ``(D,)``.
+        :param whitening: the whitened coordinates.
+        :param i: draws made before.
+        :param num_warmup: number of warmup draws.
+        :return: the new state, and the number of rows read.
+        """
+        none = jnp.int32(0)
+        if isinstance(reader.scheme, FullBatch):
+            return self, none
+        in_warmup = i < num_warmup
+        since = jnp.where(in_warmup, i, i - num_warmup)
+        every = jnp.where(in_warmup, max(num_warmup // 10, 1), _EVERY)
+
+        def measure() -> tuple[NoiseGauge, Array]:
+            found = reader.gradient_variance(
+                key, _GRADIENTS, z, whitening.whiten_gradient
+            )
+            number = jnp.where(since == 0, 0.0, self.number) + 1.0
+            mean = self.variance + (found - self.variance) / number
+            rows = jnp.int32(_GRADIENTS * reader.gradient_rows)
+            return NoiseGauge(number.astype(z.dtype), mean), rows
+
+        return jax.lax.cond(since % every == 0, measure, lambda: (self, none))
+
+    def ratio(
+        self, dynamics: Dynamics, step_size: Scalar, temperature: Scalar
+    ) -> Array:
+        """The variance of the injected noise over that of the gradient's.
+
+        In the coordinate where it is smallest; infinite without gradient noise.
+        """
+        injected = dynamics.injected(step_size, temperature)
+        return jnp.asarray(injected / self.variance.max(), self.variance.dtype)

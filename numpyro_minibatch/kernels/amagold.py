@@ -1,0 +1,495 @@
+"""AMAGOLD: stochastic gradient HMC with one Metropolis test for many gradient steps.
+
+Each of the ``num_steps`` inner steps reads a batch of its own. What the gradients of
+those batches did to the momentum is added up on the way, and
+
+    accept  iff  test(log_ratio(target, z, z*) + work / T)
+
+makes up for the discretisation and for the noise of the gradients together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.flatten_util import ravel_pytree
+from numpyro.infer import init_to_uniform
+
+from numpyro_minibatch import accept, dynamics, estimate
+from numpyro_minibatch._checks import (
+    check_count,
+    check_flag,
+    check_instance,
+    check_positive,
+    describe,
+)
+from numpyro_minibatch.accept import AcceptanceTest, Decision, SequentialTest
+from numpyro_minibatch.batch import BatchSize, Scheme, Weighted
+from numpyro_minibatch.control_variate import Taylor
+from numpyro_minibatch.dynamics import Moved
+from numpyro_minibatch.estimate import Comparison, Estimate, Exact, Reader, Shared
+from numpyro_minibatch.kernels._adaptation import Adaptation, AdaptState, advanced
+from numpyro_minibatch.kernels._base import MinibatchKernel
+from numpyro_minibatch.kernels._path import NoiseGauge, follow
+from numpyro_minibatch.kernels.langevin import step_and_friction
+from numpyro_minibatch.proposal import Whitening
+from numpyro_minibatch.target import Target
+
+__all__ = ["AMAGOLD", "AMAGOLDState"]
+
+
+class AMAGOLDState(NamedTuple):
+    """The state of a chain of :class:`AMAGOLD`.
+
+    - **i** - draws made so far, warmup included.
+    - **z** - unconstrained values of the latent sites.
+    - **rng_key** - key of momenta, noise and decisions to come.
+    - **index_key** - key of the rows: gradient step ``t`` reads the rows of
+      ``fold_in(index_key, t)``.
+    - **surrogate** - with a control variate, the expansion and what belongs to it.
+    - **momentum** - momentum in the whitened coordinates, flat.
+    - **memory** - what the exact correction keeps: the rows' log likelihoods at ``z``.
+    - **adapt_state** - step size and mass matrix with their adaptation.
+    - **noise_gauge** - the measured noise of the gradients.
+    - **accept_prob** - acceptance probability of the draw.
+    - **mean_accept_prob** - the same averaged over warmup, or since its end.
+    - **step_size** - step size with which the draw was made.
+    - **diverging** - whether the log density at ``z`` is not finite, as far as the
+      rows read for the draw can tell.
+    - **lp_estimate** - the target's log density at ``z``; an estimate if the correction
+      reads a minibatch.
+    - **log_ratio** - log ratio that was put to the test, the work included.
+    - **log_ratio_variance** - its estimated variance; 0 for an exact correction.
+    - **reliable** - whether the noise was inside the test's domain.
+    - **noise_ratio** - variance of the noise that a step injects over that of the
+      gradient's, in the coordinate where it is smallest.
+    - **num_rows** - rows of data read to make the draw.
+    """
+
+    i: Array
+    z: Any
+    rng_key: Array
+    index_key: Array
+    surrogate: Any
+    momentum: Array
+    memory: Any
+    adapt_state: AdaptState
+    noise_gauge: NoiseGauge
+    accept_prob: Array
+    mean_accept_prob: Array
+    step_size: Array
+    diverging: Array
+    lp_estimate: Array
+    log_ratio: Array
+    log_ratio_variance: Array
+    reliable: Array
+    noise_ratio: Array
+    num_rows: Array
+
+
+class AMAGOLD(MinibatchKernel):
+    """Amortized Metropolis-adjusted stochastic gradient HMC [1].
+
+    A draw is ``num_steps`` noisy gradient steps, each on a batch of its own, and one
+    Metropolis test that makes the target's law exact whatever the noise of the
+    gradients, the step size and the friction. That test reads all rows once a draw,
+    or, with ``correction="minibatch"``, a batch.
+
+    Special cases: with ``batch=batch.full()`` it is Langevin dynamics with an amortized
+    correction (L2MC); with ``friction=0.0`` on top it is Hamiltonian Monte Carlo; with
+    ``correction=None`` it is SGHMC.
+
+    :param model: a NumPyro model with a data plate.
+    :param target: a :class:`~numpyro_minibatch.Target` instead of a model.
+    :param batch_size: rows of a gradient, or ``{plate: rows}``; by default each plate's
+        own ``subsample_size``.
+    :param batch: a ``batch.*`` scheme instead of ``batch_size``.
+    :param step_size: (initial) step size, in whitened coordinates; 0.1 by default,
+        with a control variate 0.3.
+    :param friction: the rate at which momentum is forgotten, twice the paper's
+        ``beta``, whose default this is; may be 0.
+    :param momentum_variance: the paper's ``sigma ** 2``: variance of the momentum. It
+        only changes the unit of ``step_size`` and ``friction``: a step moves by
+        ``step_size / sigma`` times a standard normal momentum.
+    :param h: ``step_size ** 2 / momentum_variance``, the other form of [1], which looks
+        like gradient descent with momentum; then ``b`` must be given too, and the step
+        size does not adapt unless ``adapt_step_size`` says so.
+    :param b: ``step_size * friction / 2``.
+    :param num_steps: gradient steps of one draw.
+    :param resample_momentum: draw a new momentum for each draw: the reversible variant.
+        Without it the momentum goes on, and turns round where a draw is rejected; in
+        warmup, where that would lead nowhere, it is drawn anew all the same.
+    :param correction: ``"exact"`` (by default, without a control variate) reads all
+        rows at the end of each draw; ``"minibatch"`` (by default with one) a batch as
+        large as a gradient's, a ``batch.*`` scheme a batch of its own; ``None`` accepts
+        everything that is finite.
+    :param acceptance: an ``accept.*`` test; by default :func:`accept.penalty`, which is
+        Metropolis' where there is no noise.
+    :param adapt_step_size: adapt the step size in warmup to ``target_accept_prob``.
+    :param adapt_mass_matrix: adapt the mass matrix in warmup.
+    :param dense_mass: full mass matrix rather than a diagonal one.
+    :param target_accept_prob: by default 0.8, under a Barker test 0.4.
+    :param temperature: temperature ``T`` of the likelihood.
+    :param temper_prior: whether the prior has the same temperature.
+    :param control_variate: ``"taylor1"``, ``"taylor2"`` or what
+        :mod:`~numpyro_minibatch.control_variate` builds: gradients and correction read
+        the rows' residuals, which makes a correction on a minibatch accurate at
+        temperature 1 near one mode.
+    :param init_strategy: a per-site initialisation function of NumPyro.
+
+    :raises TypeError: an argument is of the wrong kind.
+    :raises ValueError: an argument is out of range, or both of a pair are given.
+
+    **References:**
+
+    1. Ruqi Zhang, A. Feder Cooper, Christopher De Sa (2020), *AMAGOLD: amortized
+       Metropolis adjustment for efficient stochastic gradient MCMC*, AISTATS.
+
+    **Example**
+
+    .. doctest::
+
+        >>> import jax, numpyro, numpyro.distributions as dist
+        >>> from numpyro.infer import MCMC
+        >>> from numpyro_minibatch import AMAGOLD
+
+        >>> def model(y):
+        ...     mu = numpyro.sample("mu", dist.Normal(0, 10))
+        ...     with numpyro.plate("data", len(y), subsample_size=100) as idx:
+        ...         numpyro.sample("obs", dist.Normal(mu, 1), obs=y[idx])
+
+        >>> y = 3 + jax.random.normal(jax.random.key(0), (10_000,))
+        >>> kernel = AMAGOLD(model)
+        >>> mcmc = MCMC(kernel, num_warmup=500, num_samples=500, progress_bar=False)
+        >>> mcmc.run(jax.random.key(1), y)
+        >>> abs(float(mcmc.get_samples()["mu"].mean()) - 3) < 0.1
+        True
+    """
+
+    def __init__(
+        self,
+        model: Callable | None = None,
+        *,
+        target: Target | None = None,
+        batch_size: BatchSize | None = None,
+        batch: Scheme | None = None,
+        step_size: float | None = None,
+        friction: float | None = None,
+        momentum_variance: float = 1.0,
+        h: float | None = None,
+        b: float | None = None,
+        num_steps: int = 10,
+        resample_momentum: bool = True,
+        correction: Literal["exact", "minibatch", "default"]
+        | Scheme
+        | None = "default",
+        acceptance: AcceptanceTest | None = None,
+        adapt_step_size: bool | None = None,
+        adapt_mass_matrix: bool = True,
+        dense_mass: bool = False,
+        target_accept_prob: float | None = None,
+        temperature: float = 1.0,
+        temper_prior: bool = False,
+        control_variate: str | Taylor | None = None,
+        init_strategy: Callable = init_to_uniform,
+    ) -> None:
+        name = type(self).__name__
+        super().__init__(
+            model,
+            target=target,
+            batch_size=batch_size,
+            batch=batch,
+            temperature=temperature,
+            temper_prior=temper_prior,
+            control_variate=control_variate,
+            init_strategy=init_strategy,
+        )
+        check_positive(name, "momentum_variance", momentum_variance)
+        if adapt_step_size is None:
+            adapt_step_size = h is None
+        step_size, friction = step_and_friction(name, step_size, friction, h, b)
+        if step_size is None:
+            step_size = 0.1 if self._control_variate is None else 0.3
+        friction = 0.5 if friction is None else friction
+        check_positive(name, "step_size", step_size)
+        check_positive(name, "friction", friction, zero=True)
+        check_count(name, "num_steps", num_steps)
+        flags = {
+            "resample_momentum": resample_momentum,
+            "adapt_step_size": adapt_step_size,
+            "adapt_mass_matrix": adapt_mass_matrix,
+            "dense_mass": dense_mass,
+        }
+        for flag, value in flags.items():
+            check_flag(name, flag, value)
+        if isinstance(correction, str) and correction == "default":
+            correction = "exact" if self._control_variate is None else "minibatch"
+        if isinstance(correction, Weighted):
+            raise ValueError(
+                f"{name}(correction={correction!r}): gradients and correction share "
+                'one design of the rows. Pass it as batch=, and correction="minibatch".'
+            )
+        is_named = isinstance(correction, str) and correction in ("exact", "minibatch")
+        if not (is_named or correction is None or isinstance(correction, Scheme)):
+            raise ValueError(
+                f'{name}(correction=...) must be "exact", "minibatch", a scheme such '
+                f"as batch.growing(1000), or None, got {describe(correction)}."
+            )
+        self._acceptance = accept.penalty() if acceptance is None else acceptance
+        check_instance(
+            name, "acceptance", self._acceptance, AcceptanceTest, "penalty()"
+        )
+        if isinstance(self._acceptance, SequentialTest):
+            raise ValueError(
+                f"{name}(acceptance={self._acceptance!r}) decides when it has read "
+                "enough rows of one comparison. Write acceptance=accept.penalty()."
+            )
+        highest = self._acceptance.highest_accept_prob
+        if target_accept_prob is None:
+            target_accept_prob = 0.8 * highest
+        check_positive(name, "target_accept_prob", target_accept_prob)
+        if not target_accept_prob < highest:
+            raise ValueError(
+                f"{name}(target_accept_prob={target_accept_prob}) must be below "
+                f"{highest}, the highest acceptance rate of {self._acceptance!r}."
+            )
+        if not friction and not resample_momentum:
+            raise ValueError(
+                f"{name}(friction=0.0, resample_momentum=False) never forgets its "
+                "momentum. Write a positive friction, or resample_momentum=True."
+            )
+        sigma = float(momentum_variance) ** 0.5
+        self._step_size = float(step_size) / sigma
+        self._dynamics = dynamics.sghmc(float(friction) * sigma, "midpoint")
+        self._num_steps = int(num_steps)
+        self._resample_momentum = bool(resample_momentum)
+        self._correction = correction
+        self._adapt_step_size = bool(adapt_step_size) and correction is not None
+        self._adapt_mass_matrix = bool(adapt_mass_matrix)
+        self._dense_mass = bool(dense_mass)
+        self._target_accept_prob = float(target_accept_prob)
+
+    @property
+    def default_fields(self) -> tuple[str, ...]:
+        """The fields of the state that the driver collects."""
+        return (
+            "z",
+            "diverging",
+            "accept_prob",
+            "step_size",
+            "lp_estimate",
+            "log_ratio",
+            "log_ratio_variance",
+            "reliable",
+            "noise_ratio",
+            "num_rows",
+        )
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings that define what the kernel does, for records."""
+        return {
+            **super().settings,
+            "dynamics": repr(self._dynamics),
+            "resample_momentum": self._resample_momentum,
+            "correction": repr(self._correction),
+            "estimate": repr(self._estimator),
+            "acceptance": repr(self._acceptance),
+            "max_variance": self._acceptance.max_variance,
+            "target_accept_prob": self._target_accept_prob,
+            "adapt_step_size": self._adapt_step_size,
+            "num_steps": self._num_steps,
+            "dense_mass": self._dense_mass,
+        }
+
+    def get_diagnostics_str(self, state: AMAGOLDState) -> str:
+        """What the progress bar shows."""
+        return (
+            f"step size {jnp.mean(state.step_size):.2e}. "
+            f"acc. prob={jnp.mean(state.mean_accept_prob):.2f}. "
+            f"rows={jnp.mean(state.num_rows):.0f}"
+        )
+
+    def _identity(self) -> tuple[Hashable, ...]:
+        return (
+            *super()._identity(),
+            self._dynamics,
+            self._step_size,
+            self._num_steps,
+            self._resample_momentum,
+            self._correction,
+            self._acceptance,
+            self._adapt_step_size,
+            self._adapt_mass_matrix,
+            self._dense_mass,
+            self._target_accept_prob,
+        )
+
+    @property
+    def _estimator(self) -> Exact | Shared:
+        return estimate.exact() if self._correction == "exact" else estimate.shared()
+
+    @property
+    def _adaptation(self) -> Adaptation:
+        return Adaptation(
+            num_warmup=self._num_warmup,
+            target_accept_prob=self._target_accept_prob,
+            adapt_step_size=self._adapt_step_size,
+            # with a control variate, the surrogate's posterior is known beforehand
+            adapt_mass_matrix=self._adapt_mass_matrix and self._control_variate is None,
+            dense_mass=self._dense_mass,
+        )
+
+    def _first_state(
+        self, reader: Reader, z: Any, flat: Array, key: Array, surrogate: Any
+    ) -> AMAGOLDState:
+        key, index_key, momentum_key, memory_key = jax.random.split(key, 4)
+        adapt_state = self._adaptation.init(flat, self._step_size)
+        if self._control_variate is not None:
+            adapt_state = adapt_state.with_root(surrogate.root)
+        zero = jnp.zeros((), flat.dtype)
+        return AMAGOLDState(
+            i=jnp.int32(0),
+            z=z,
+            rng_key=key,
+            index_key=index_key,
+            surrogate=(),
+            momentum=self._dynamics.init(momentum_key, flat, self.temperature),
+            memory=self._estimator.init(reader, memory_key, flat),
+            adapt_state=adapt_state,
+            noise_gauge=NoiseGauge.init(flat),
+            accept_prob=zero,
+            mean_accept_prob=zero,
+            step_size=adapt_state.step_size,
+            diverging=jnp.array(False),
+            lp_estimate=zero,
+            log_ratio=zero,
+            log_ratio_variance=zero,
+            reliable=jnp.array(False),
+            noise_ratio=zero,
+            num_rows=jnp.zeros((), self._rows_dtype(reader)),
+        )
+
+    def _transition(self, target: Target, state: AMAGOLDState) -> AMAGOLDState:
+        names = ("rng", "momentum", "noise", "measure", "rows", "accept")
+        keys = dict(zip(names, jax.random.split(state.rng_key, 6), strict=True))
+        z, unravel = ravel_pytree(state.z)
+        reader = self._reader(target, unravel, state.surrogate)
+        energy, temperature = self._energy(reader), self.temperature
+        whitening = Whitening(state.adapt_state.root)
+        step_size = state.adapt_state.step_size
+        momentum = self._dynamics.init(keys["momentum"], z, temperature)
+        if not self._resample_momentum:
+            # in warmup too many draws are rejected for a momentum that turns round
+            in_warmup = state.i < self._num_warmup
+            momentum = jnp.where(in_warmup, momentum, state.momentum)
+
+        def constant(n: Array) -> Array:
+            return step_size
+
+        end, _ = follow(
+            self._dynamics,
+            energy,
+            whitening,
+            constant,
+            temperature,
+            self._num_steps,
+            state.i * self._num_steps,
+            (keys["noise"], state.index_key),
+            z,
+            momentum,
+        )
+        decision, seen = self._decide(reader, keys, z, end, state)
+        # without a new momentum the way back starts with this one turned round
+        z, momentum, memory, lp = jax.tree.map(
+            lambda new, old: jnp.where(decision.accept, new, old),
+            (end.z, end.memory, seen.memory, seen.log_density[1]),
+            (z, -momentum, state.memory, seen.log_density[0]),
+        )
+        gauge, rows = state.noise_gauge.updated(
+            energy, keys["measure"], z, whitening, state.i, self._num_warmup
+        )
+        return advanced(
+            self._adaptation,
+            state._replace(
+                z=unravel(z),
+                rng_key=keys["rng"],
+                momentum=momentum,
+                memory=memory,
+                noise_gauge=gauge,
+                accept_prob=decision.accept_prob,
+                diverging=~jnp.isfinite(lp),
+                lp_estimate=lp,
+                log_ratio=jnp.asarray(seen.log_ratio.value),
+                log_ratio_variance=seen.noise,
+                reliable=decision.reliable,
+                noise_ratio=gauge.ratio(self._dynamics, step_size, temperature),
+                num_rows=seen.num_rows + rows + self._gradient_rows(reader),
+            ),
+            z,
+            decision.accept_prob,
+        )
+
+    def _gradient_rows(self, reader: Reader) -> Array:
+        """Rows that the gradients of a draw read."""
+        number = self._num_steps * reader.gradient_rows
+        return jnp.asarray(number, self._rows_dtype(reader))
+
+    def _rows_dtype(self, reader: Reader) -> Any:
+        """Integers, unless the rows of a draw could be more than an int32 counts."""
+        most = (self._num_steps + 8) * sum(reader.plates.values())
+        return jnp.int32 if most < 2**31 else jnp.float32
+
+    def _decide(
+        self,
+        reader: Reader,
+        keys: dict[str, Array],
+        z: Array,
+        end: Moved,
+        state: AMAGOLDState,
+    ) -> tuple[Decision, Comparison]:
+        """Whether to take what the path led to."""
+        work = end.work / self.temperature
+        if self._correction is None:
+            lp = end.log_density / self.temperature
+            fine = jnp.isfinite(end.z).all() & jnp.isfinite(end.memory).all()
+            fine &= jnp.isfinite(lp)
+            zero = jnp.zeros_like(lp)
+            lps = jnp.stack([jnp.where(fine, lp, state.lp_estimate), lp])
+            nothing = Estimate(zero, zero)
+            seen = Comparison(
+                nothing, zero, fine, lps, (), jnp.int32(0), jnp.ones_like(lp)
+            )
+            return Decision(fine, fine.astype(lp.dtype), fine), seen
+        if isinstance(self._correction, Scheme):
+            scheme = _bound(self._correction, reader)
+            reader = reader._replace(scheme=scheme, designs=None)
+        seen = self._estimator.compare(
+            reader, keys["rows"], z, end.z, state.memory, self._acceptance.max_variance
+        )
+        seen = seen._replace(log_ratio=seen.log_ratio + work)
+        decision = self._acceptance(keys["accept"], seen.log_ratio)
+        # a momentum that is not finite is not seen by the target
+        fine = jnp.isfinite(end.memory).all()
+        decision = decision._replace(
+            accept=decision.accept & fine,
+            accept_prob=jnp.where(fine, decision.accept_prob, 0.0),
+            reliable=decision.reliable & seen.reliable & fine,
+        )
+        return decision, seen
+
+
+def _bound(scheme: Scheme, reader: Reader) -> Scheme:
+    """A scheme of the correction's own, for the plates that are there."""
+    size = scheme.size
+    widths = dict(reader.scheme.widths)
+    if isinstance(size, tuple):
+        widths |= dict(size)
+    elif size is not None:
+        widths = dict.fromkeys(widths, size)
+    widths = {name: min(w, reader.plates[name]) for name, w in widths.items()}
+    return scheme.bound(widths, reader.plates)

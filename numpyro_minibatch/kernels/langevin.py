@@ -1,0 +1,500 @@
+"""Stochastic gradient MCMC: Langevin dynamics that nothing corrects.
+
+Every kernel here is ``num_steps`` steps of a ``dynamics.*`` on minibatch gradients.
+Draws are those of the target as the step size goes to zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.flatten_util import ravel_pytree
+from numpyro.infer import init_to_uniform
+
+from numpyro_minibatch import dynamics as dynamics_
+from numpyro_minibatch._checks import check_count, check_instance, check_positive
+from numpyro_minibatch.batch import BatchSize, Scheme
+from numpyro_minibatch.control_variate import Taylor
+from numpyro_minibatch.dynamics import Dynamics
+from numpyro_minibatch.estimate import Reader
+from numpyro_minibatch.kernels._base import MinibatchKernel
+from numpyro_minibatch.kernels._path import NoiseGauge, follow
+from numpyro_minibatch.preconditioner import Preconditioner, ScaleState, known
+from numpyro_minibatch.proposal import Whitening
+from numpyro_minibatch.schedule import as_schedule
+from numpyro_minibatch.target import Target
+
+__all__ = ["SGHMC", "SGLD", "SGMCMC", "SGNHT", "SGMCMCState"]
+
+
+class SGMCMCState(NamedTuple):
+    """The state of a chain of :class:`SGMCMC`.
+
+    - **i** - draws made so far, warmup included.
+    - **z** - unconstrained values of the latent sites.
+    - **rng_key** - key of the noise to come.
+    - **index_key** - key of the rows: gradient step ``t`` reads the rows of
+      ``fold_in(index_key, t)``.
+    - **surrogate** - with a control variate, the expansion and what belongs to it.
+    - **memory** - what the dynamics keeps with the position: momentum, thermostat.
+    - **scale_state** - the preconditioner and its running mean of squared gradients.
+    - **noise_gauge** - the measured noise of the gradients.
+    - **step_size** - step size of the draw's last gradient step.
+    - **diverging** - whether the draw's steps ended where a number is not finite; then
+      ``z`` is that of the draw before, with fresh momentum.
+    - **lp_estimate** - minibatch estimate of the target's log density where the draw's
+      last gradient was taken.
+    - **noise_ratio** - variance of the noise that a step injects over that of the
+      gradient's, in the coordinate where it is smallest, as measured every hundred
+      draws. Its inverse is the relative error of the temperature.
+    - **num_rows** - rows of data read to make the draw.
+    """
+
+    i: Array
+    z: Any
+    rng_key: Array
+    index_key: Array
+    surrogate: Any
+    memory: Any
+    scale_state: ScaleState
+    noise_gauge: NoiseGauge
+    step_size: Array
+    diverging: Array
+    lp_estimate: Array
+    noise_ratio: Array
+    num_rows: Array
+
+
+class SGMCMC(MinibatchKernel):
+    """Stochastic gradient MCMC with any of the dynamics of the package.
+
+    :class:`SGLD`, :class:`SGHMC` and :class:`SGNHT` are presets of it. Nothing corrects
+    the error of a finite step size and of the gradients' noise; ``noise_ratio`` in
+    ``sample_stats`` and :func:`diagnose` tell how large the second is.
+
+    :param model: a NumPyro model with a data plate.
+    :param dynamics: one of ``dynamics.*``.
+    :param target: a :class:`~numpyro_minibatch.Target` instead of a model.
+    :param batch_size: rows of a batch, or ``{plate: rows}``; by default each plate's
+        own ``subsample_size``.
+    :param batch: a ``batch.*`` scheme instead of ``batch_size``.
+    :param step_size: a number, or a schedule: a function of the number of gradient
+        steps made, warmup included, such as those of optax or
+        :func:`schedule.polynomial`. Must be given unless there is a control variate,
+        whose surrogate tells the scales of the posterior.
+    :param num_steps: gradient steps that make one draw, each on a batch of its own.
+    :param preconditioner: ``"rmsprop"`` to scale the coordinates in warmup by the root
+        mean square of the gradients, or a :func:`preconditioner.rmsprop` with settings.
+        Frozen after warmup, so that it adds no bias.
+    :param temperature: temperature ``T`` of the likelihood. Step sizes keep their
+        meaning: the likelihood's gradient is not divided, noise and prior are
+        multiplied.
+    :param temper_prior: whether the prior has the same temperature.
+    :param control_variate: ``"taylor1"``, ``"taylor2"`` or what
+        :mod:`~numpyro_minibatch.control_variate` builds: gradients of the rows'
+        residuals, far less noisy near one mode. Coordinates are whitened by the
+        surrogate's covariance.
+    :param init_strategy: a per-site initialisation function of NumPyro.
+
+    :raises TypeError: an argument is of the wrong kind.
+    :raises ValueError: an argument is out of range, or missing.
+
+    **Example**
+
+    .. doctest::
+
+        >>> import jax, jax.numpy as jnp
+        >>> import numpyro, numpyro.distributions as dist
+        >>> from numpyro.infer import MCMC
+        >>> from numpyro_minibatch import SGMCMC, dynamics
+
+        >>> def model(y):
+        ...     mu = numpyro.sample("mu", dist.Normal(0, 10))
+        ...     with numpyro.plate("data", len(y), subsample_size=100) as idx:
+        ...         numpyro.sample("obs", dist.Normal(mu, 1), obs=y[idx])
+
+        >>> y = 3 + jax.random.normal(jax.random.key(0), (10_000,))
+        >>> kernel = SGMCMC(model, dynamics=dynamics.sghmc(50.0), step_size=1e-3)
+        >>> mcmc = MCMC(kernel, num_warmup=500, num_samples=500, progress_bar=False)
+        >>> mcmc.run(jax.random.key(1), y)
+        >>> abs(float(mcmc.get_samples()["mu"].mean()) - 3) < 0.1
+        True
+    """
+
+    def __init__(
+        self,
+        model: Callable | None = None,
+        *,
+        dynamics: Dynamics,
+        target: Target | None = None,
+        batch_size: BatchSize | None = None,
+        batch: Scheme | None = None,
+        step_size: float | Callable | None = None,
+        num_steps: int | None = None,
+        preconditioner: str | Preconditioner | None = None,
+        temperature: float = 1.0,
+        temper_prior: bool = False,
+        control_variate: str | Taylor | None = None,
+        init_strategy: Callable = init_to_uniform,
+    ) -> None:
+        name = type(self).__name__
+        super().__init__(
+            model,
+            target=target,
+            batch_size=batch_size,
+            batch=batch,
+            temperature=temperature,
+            temper_prior=temper_prior,
+            control_variate=control_variate,
+            init_strategy=init_strategy,
+        )
+        check_instance(name, "dynamics", dynamics, Dynamics, "sgld()")
+        if step_size is None and self._control_variate is None:
+            raise ValueError(
+                f"{name} needs a step_size: there is no decision to adapt one to. "
+                "Write for example step_size=1e-4, and divide it by ten until the "
+                'results stop changing; or add control_variate="taylor2", which knows '
+                "the scales of the posterior; or use AMAGOLD, which adapts."
+            )
+        if preconditioner is not None and self._control_variate is not None:
+            raise ValueError(
+                f"{name} got a preconditioner and a control_variate, which whitens the "
+                "coordinates by the covariance of its surrogate. Leave one of them out."
+            )
+        if step_size is None:
+            step_size = dynamics.white_step_size
+        if num_steps is None:
+            num_steps = dynamics.default_num_steps
+        check_count(name, "num_steps", num_steps)
+        self._dynamics = dynamics
+        self._schedule = as_schedule(name, step_size)
+        self._num_steps = int(num_steps)
+        self._preconditioner = known(name, preconditioner)
+
+    @property
+    def default_fields(self) -> tuple[str, ...]:
+        """The fields of the state that the driver collects."""
+        return (
+            "z",
+            "diverging",
+            "step_size",
+            "lp_estimate",
+            "noise_ratio",
+            "num_rows",
+        )
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings that define what the kernel does, for records."""
+        return {
+            **super().settings,
+            "dynamics": repr(self._dynamics),
+            "step_size": repr(self._schedule),
+            "num_steps": self._num_steps,
+            "preconditioner": repr(self._preconditioner),
+        }
+
+    def get_diagnostics_str(self, state: SGMCMCState) -> str:
+        """What the progress bar shows."""
+        return (
+            f"step size {jnp.mean(state.step_size):.2e}. "
+            f"lp={jnp.mean(state.lp_estimate):.4g}. "
+            f"rows={jnp.mean(state.num_rows):.0f}"
+        )
+
+    def _identity(self) -> tuple[Hashable, ...]:
+        return (
+            *super()._identity(),
+            self._dynamics,
+            self._schedule,
+            self._num_steps,
+            self._preconditioner,
+        )
+
+    def _first_state(
+        self, reader: Reader, z: Any, flat: Array, key: Array, surrogate: Any
+    ) -> SGMCMCState:
+        key, index_key, momentum_key = jax.random.split(key, 3)
+        root = None if self._control_variate is None else surrogate.root
+        zero = jnp.zeros((), flat.dtype)
+        return SGMCMCState(
+            i=jnp.int32(0),
+            z=z,
+            rng_key=key,
+            index_key=index_key,
+            surrogate=(),
+            memory=self._dynamics.init(momentum_key, flat, self.temperature),
+            scale_state=self._preconditioner.init(flat, root),
+            noise_gauge=NoiseGauge.init(flat),
+            step_size=zero,
+            diverging=jnp.array(False),
+            lp_estimate=zero,
+            noise_ratio=zero,
+            num_rows=jnp.zeros_like(self._gradient_rows(reader)),
+        )
+
+    def _transition(self, target: Target, state: SGMCMCState) -> SGMCMCState:
+        rng_key, noise_key, measure_key, restart_key = jax.random.split(
+            state.rng_key, 4
+        )
+        z, unravel = ravel_pytree(state.z)
+        temperature, dynamics = self.temperature, self._dynamics
+        reader = self._energy(self._reader(target, unravel, state.surrogate))
+        whitening = Whitening(state.scale_state.root)
+        start = state.i * self._num_steps
+        in_warmup = state.i < self._num_warmup
+
+        moved, scale_state = follow(
+            dynamics,
+            reader,
+            whitening,
+            self._schedule,
+            temperature,
+            self._num_steps,
+            start,
+            (noise_key, state.index_key),
+            z,
+            state.memory,
+            lambda seen, gradient: self._preconditioner.observe(
+                seen, gradient, in_warmup
+            ),
+            state.scale_state,
+        )
+        end = jnp.asarray(self._schedule(start + self._num_steps - 1), z.dtype)
+        gauge, rows = state.noise_gauge.updated(
+            reader, measure_key, z, whitening, state.i, self._num_warmup
+        )
+        found = jax.tree.leaves((moved.z, moved.memory, moved.log_density))
+        fine = jnp.stack([jnp.isfinite(x).all() for x in found]).all()
+        again = dynamics.init(restart_key, z, temperature)
+        z, memory = jax.tree.map(
+            lambda new, old: jnp.where(fine, new, old),
+            (moved.z, moved.memory),
+            (z, again),
+        )
+        return state._replace(
+            i=state.i + 1,
+            z=unravel(z),
+            rng_key=rng_key,
+            memory=memory,
+            scale_state=scale_state,
+            noise_gauge=gauge,
+            step_size=end,
+            diverging=~fine,
+            lp_estimate=moved.log_density / temperature,
+            noise_ratio=gauge.ratio(dynamics, end, temperature),
+            num_rows=rows + self._gradient_rows(reader),
+        )
+
+    def _gradient_rows(self, reader: Reader) -> Array:
+        """Rows that a draw's gradients read; a float if they are too many."""
+        number = self._num_steps * reader.gradient_rows
+        return jnp.asarray(number, jnp.int32 if number < 2**30 else jnp.float32)
+
+
+class SGLD(SGMCMC):
+    """Stochastic gradient Langevin dynamics [1]: gradient steps with noise.
+
+    :param model: a NumPyro model with a data plate.
+    :param step_size: the ``h`` of ``z + h * force + N(0, 2 h T)``, half of the paper's
+        epsilon, or a schedule. The coordinates are unconstrained, and the force is that
+        of all rows.
+    :param settings: the other arguments of :class:`SGMCMC`.
+
+    :raises TypeError: an argument is of the wrong kind.
+    :raises ValueError: an argument is out of range, or missing.
+
+    **References:**
+
+    1. Max Welling, Yee Whye Teh (2011), *Bayesian learning via stochastic gradient
+       Langevin dynamics*, ICML.
+
+    **Example**
+
+    .. doctest::
+
+        >>> import jax, numpyro, numpyro.distributions as dist
+        >>> from numpyro.infer import MCMC
+        >>> from numpyro_minibatch import SGLD
+
+        >>> def model(y):
+        ...     mu = numpyro.sample("mu", dist.Normal(0, 10))
+        ...     with numpyro.plate("data", len(y), subsample_size=100) as idx:
+        ...         numpyro.sample("obs", dist.Normal(mu, 1), obs=y[idx])
+
+        >>> y = 3 + jax.random.normal(jax.random.key(0), (10_000,))
+        >>> kernel = SGLD(model, step_size=1e-6)
+        >>> mcmc = MCMC(kernel, num_warmup=500, num_samples=500, progress_bar=False)
+        >>> mcmc.run(jax.random.key(1), y)
+        >>> abs(float(mcmc.get_samples()["mu"].mean()) - 3) < 0.1
+        True
+    """
+
+    def __init__(
+        self,
+        model: Callable | None = None,
+        *,
+        step_size: float | Callable | None = None,
+        **settings: Any,
+    ) -> None:
+        _no_dynamics("SGLD", settings)
+        super().__init__(
+            model, dynamics=dynamics_.sgld(), step_size=step_size, **settings
+        )
+
+
+class SGHMC(SGMCMC):
+    """Stochastic gradient Hamiltonian Monte Carlo [1]: gradient steps with momentum.
+
+    :param model: a NumPyro model with a data plate.
+    :param step_size: step size of position and momentum, or a schedule.
+    :param friction: the rate at which momentum is forgotten; see
+        :func:`dynamics.sghmc`.
+    :param h: ``step_size ** 2``, what multiplies the gradient in the form that looks
+        like gradient descent with momentum, instead of ``step_size``; then ``b`` must
+        be given too.
+    :param b: ``step_size * friction / 2``: the momentum of gradient descent is ``(1 -
+        b) / (1 + b)``.
+    :param integrator: ``"baoab"``, ``"midpoint"`` or ``"euler"``; see
+        :func:`dynamics.sghmc`.
+    :param settings: the other arguments of :class:`SGMCMC`; ``num_steps`` is 10.
+
+    :raises TypeError: an argument is of the wrong kind.
+    :raises ValueError: an argument is out of range, or missing.
+
+    **References:**
+
+    1. Tianqi Chen, Emily B. Fox, Carlos Guestrin (2014), *Stochastic gradient
+       Hamiltonian Monte Carlo*, ICML.
+
+    **Example**
+
+    .. doctest::
+
+        >>> import jax, numpyro, numpyro.distributions as dist
+        >>> from numpyro.infer import MCMC
+        >>> from numpyro_minibatch import SGHMC
+
+        >>> def model(y):
+        ...     mu = numpyro.sample("mu", dist.Normal(0, 10))
+        ...     with numpyro.plate("data", len(y), subsample_size=100) as idx:
+        ...         numpyro.sample("obs", dist.Normal(mu, 1), obs=y[idx])
+
+        >>> y = 3 + jax.random.normal(jax.random.key(0), (10_000,))
+        >>> kernel = SGHMC(model, step_size=1e-3, friction=50.0)
+        >>> mcmc = MCMC(kernel, num_warmup=500, num_samples=500, progress_bar=False)
+        >>> mcmc.run(jax.random.key(1), y)
+        >>> abs(float(mcmc.get_samples()["mu"].mean()) - 3) < 0.1
+        True
+    """
+
+    def __init__(
+        self,
+        model: Callable | None = None,
+        *,
+        step_size: float | Callable | None = None,
+        friction: float | None = None,
+        h: float | None = None,
+        b: float | None = None,
+        integrator: dynamics_.Integrator = "baoab",
+        **settings: Any,
+    ) -> None:
+        _no_dynamics("SGHMC", settings)
+        step_size, friction = step_and_friction("SGHMC", step_size, friction, h, b)
+        dynamics = dynamics_.sghmc(1.0 if friction is None else friction, integrator)
+        super().__init__(model, dynamics=dynamics, step_size=step_size, **settings)
+
+
+class SGNHT(SGMCMC):
+    """Stochastic gradient Nosé-Hoover thermostat [1]: friction that adapts to noise.
+
+    Gradient noise that is alike in all coordinates does not bias the draws, however
+    large. The friction of the moment is the field ``memory.friction`` of the state.
+
+    :param model: a NumPyro model with a data plate.
+    :param step_size: step size of position, momentum and thermostat, or a schedule.
+    :param friction: rate of the injected noise; see :func:`dynamics.nose_hoover`.
+    :param thermal_mass: the thermostat's mass per coordinate.
+    :param integrator: ``"symmetric"`` or ``"euler"``.
+    :param settings: the other arguments of :class:`SGMCMC`; ``num_steps`` is 10.
+
+    :raises TypeError: an argument is of the wrong kind.
+    :raises ValueError: an argument is out of range, or missing.
+
+    **References:**
+
+    1. Nan Ding, Youhan Fang, Ryan Babbush, Changyou Chen, Robert D. Skeel, Hartmut
+       Neven (2014), *Bayesian sampling using stochastic gradient thermostats*, NeurIPS.
+
+    **Example**
+
+    .. doctest::
+
+        >>> import jax, numpyro, numpyro.distributions as dist
+        >>> from numpyro.infer import MCMC
+        >>> from numpyro_minibatch import SGNHT
+
+        >>> def model(y):
+        ...     mu = numpyro.sample("mu", dist.Normal(0, 10))
+        ...     with numpyro.plate("data", len(y), subsample_size=100) as idx:
+        ...         numpyro.sample("obs", dist.Normal(mu, 1), obs=y[idx])
+
+        >>> y = 3 + jax.random.normal(jax.random.key(0), (10_000,))
+        >>> kernel = SGNHT(model, step_size=1e-3, friction=50.0)
+        >>> mcmc = MCMC(kernel, num_warmup=500, num_samples=500, progress_bar=False)
+        >>> mcmc.run(jax.random.key(1), y)
+        >>> abs(float(mcmc.get_samples()["mu"].mean()) - 3) < 0.1
+        True
+    """
+
+    def __init__(
+        self,
+        model: Callable | None = None,
+        *,
+        step_size: float | Callable | None = None,
+        friction: float = 1.0,
+        thermal_mass: float = 1.0,
+        integrator: Any = "symmetric",
+        **settings: Any,
+    ) -> None:
+        _no_dynamics("SGNHT", settings)
+        dynamics = dynamics_.nose_hoover(friction, thermal_mass, integrator)
+        super().__init__(model, dynamics=dynamics, step_size=step_size, **settings)
+
+
+def _no_dynamics(who: str, settings: dict[str, Any]) -> None:
+    if "dynamics" in settings:
+        raise TypeError(
+            f"{who} is a choice of dynamics; for another one write "
+            "SGMCMC(model, dynamics=...)."
+        )
+
+
+def step_and_friction(
+    who: str, step_size: Any, friction: Any, h: Any, b: Any
+) -> tuple[Any, Any]:
+    """Step size and friction from either form of the two.
+
+    :param who: the kernel's name, for the messages.
+    :param step_size: the step size, or ``None``.
+    :param friction: the friction, or ``None``.
+    :param h: the squared step size, or ``None``.
+    :param b: half of step size times friction, or ``None``.
+    :raises ValueError: both forms are given, or only half of one.
+    """
+    if h is None and b is None:
+        return step_size, friction
+    if step_size is not None or friction is not None or h is None or b is None:
+        given = {"step_size": step_size, "friction": friction, "h": h, "b": b}
+        raise ValueError(
+            f"{who} takes step_size= with friction=, or h= with b= (h = step_size ** 2 "
+            "and b = step_size * friction / 2), got "
+            f"{', '.join(k for k, v in given.items() if v is not None)}."
+        )
+    check_positive(who, "h", h)
+    check_positive(who, "b", b, zero=True)
+    return float(h) ** 0.5, 2.0 * float(b) / float(h) ** 0.5

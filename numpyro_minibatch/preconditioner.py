@@ -1,0 +1,133 @@
+"""In which coordinates: scales that gradients tell in warmup, left alone afterwards.
+
+A preconditioner that goes on adapting changes what is sampled unless a correction term
+with its derivatives is added, which nobody does. Here it is frozen with the warmup.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import Array
+
+from numpyro_minibatch._checks import check_positive, describe
+
+__all__ = ["Preconditioner", "ScaleState", "rmsprop"]
+
+
+class ScaleState(NamedTuple):
+    """A preconditioner and what it has learnt.
+
+    - **root** - ``C.T`` with ``C @ C.T`` the preconditioner ``(D, D)``, or its
+      diagonal, ``(D,)``.
+    - **square** - running mean of the squared gradients, ``(D,)``; nothing without
+      adaptation.
+    - **weight** - how much of that mean has been filled.
+    """
+
+    root: Array
+    square: Any = ()
+    weight: Any = ()
+
+
+@dataclass(frozen=True)
+class Preconditioner:
+    """The coordinates as they are; the base of the ``preconditioner.*`` choices."""
+
+    def init(self, z: Array, root: Array | None) -> ScaleState:
+        """The state before the first step.
+
+        :param z: flat position, shape ``(D,)``.
+        :param root: a root that is known beforehand, from a surrogate.
+        """
+        return ScaleState(jnp.ones_like(z) if root is None else root)
+
+    def observe(
+        self, state: ScaleState, gradient: Array, in_warmup: Array
+    ) -> ScaleState:
+        """Learn from one gradient.
+
+        :param gradient: in the whitened coordinates, shape ``(D,)``.
+        :param in_warmup: whether there still is something to learn.
+        """
+        return state
+
+
+@dataclass(frozen=True)
+class _RMSProp(Preconditioner):
+    decay: float = 0.99
+    damping: float = 0.01
+
+    def init(self, z: Array, root: Array | None) -> ScaleState:
+        return ScaleState(jnp.ones_like(z), jnp.zeros_like(z), jnp.zeros((), z.dtype))
+
+    def observe(
+        self, state: ScaleState, gradient: Array, in_warmup: Array
+    ) -> ScaleState:
+        new = jnp.where(in_warmup, 1.0 - self.decay, 0.0)
+        unscaled = gradient / state.root
+        square = state.square + new * (jnp.square(unscaled) - state.square)
+        weight = state.weight + new * (1.0 - state.weight)
+        size = jnp.sqrt(square / jnp.maximum(weight, 1e-12))
+        scale = 1.0 / (size + self.damping * size.mean())
+        # a geometric mean of one leaves the step size what it was; not by a product
+        scale = scale * jnp.exp(-jnp.mean(jnp.log(scale)))
+        useful = in_warmup & jnp.isfinite(scale).all()
+        return ScaleState(
+            jnp.where(useful, jnp.sqrt(scale), state.root), square, weight
+        )
+
+
+def rmsprop(decay: float = 0.99, damping: float = 0.01) -> Preconditioner:
+    """Scale each coordinate by the root mean square of its gradients [1].
+
+    The preconditioner is ``1 / (g + damping * mean(g))`` with ``g`` the root mean
+    square, multiplied by a number that gives it the geometric mean 1. It follows the
+    gradients through the warmup and then stays; the paper's, which goes on changing,
+    has a bias that its step sizes have to keep small.
+
+    :param decay: weight of the past in the running mean of squares, in ``(0, 1)``.
+    :param damping: smallest scale of a gradient, relative to the mean of all.
+    :raises ValueError: an argument is out of range.
+
+    **References:**
+
+    1. Chunyuan Li, Changyou Chen, David Carlson, Lawrence Carin (2016), *Preconditioned
+       stochastic gradient Langevin dynamics for deep neural networks*, AAAI.
+
+    **Example**
+
+    .. doctest::
+
+        >>> from numpyro_minibatch import preconditioner
+        >>> preconditioner.rmsprop(decay=0.9)
+        _RMSProp(decay=0.9, damping=0.01)
+    """
+    check_positive("rmsprop", "decay", decay)
+    check_positive("rmsprop", "damping", damping)
+    if not decay < 1:
+        raise ValueError(
+            f"rmsprop(decay={decay!r}) must be below 1: it is the weight of the past. "
+            "0.99 is the default."
+        )
+    return _RMSProp(float(decay), float(damping))
+
+
+def known(who: str, given: Any) -> Preconditioner:
+    """The preconditioner that a kernel was given, by name or as an object.
+
+    :param who: the kernel's name, for the messages.
+    :param given: ``None``, ``"rmsprop"`` or one of ``preconditioner.*``.
+    """
+    if given is None:
+        return Preconditioner()
+    if isinstance(given, Preconditioner):
+        return given
+    if given == "rmsprop":
+        return rmsprop()
+    raise ValueError(
+        f'{who}(preconditioner=...) must be "rmsprop", an object such as '
+        f"preconditioner.rmsprop(decay=0.9), or None, got {describe(given)}."
+    )
