@@ -114,7 +114,7 @@ def as_schedule(who: str, given: Any) -> Schedule:
             )
         check_positive(who, "step_size", given)
         return _Constant(float(given))
-    first = np.asarray(given(jnp.int32(0)))
+    first = np.asarray(given(0))
     if first.shape or not (np.isfinite(first) and first >= 0):
         raise ValueError(
             f"{who}(step_size=...) is a schedule that begins with "

@@ -21,7 +21,12 @@ from numpyro.contrib.control_flow import cond, scan
 from numpyro.infer import init_to_value
 
 from numpyro_minibatch import (
+    AMAGOLD,
     MINT,
+    SGHMC,
+    SGLD,
+    SGMCMC,
+    SGNHT,
     AusterityMH,
     ConfidenceMH,
     MHMinibatch,
@@ -29,8 +34,11 @@ from numpyro_minibatch import (
     Target,
     accept,
     batch,
+    dynamics,
     estimate,
+    preconditioner,
     proposal,
+    schedule,
 )
 from numpyro_minibatch._preflight import inspect_model
 
@@ -1372,7 +1380,194 @@ TARGETS = [
     ),
 ]
 
-CASES = [*MODELS, *SIZES, *SETTINGS, *DATA, *STARTS, *TARGETS]
+GRADIENTS = [
+    *(
+        refuse(
+            f"{kind.__name__} without a step size",
+            lambda kind=kind: kind(regression),
+            ValueError,
+            f"{kind.__name__} needs a step_size",
+            "step_size=1e-4",
+            'control_variate="taylor2"',
+            "AMAGOLD",
+        )
+        for kind in (SGLD, SGHMC, SGNHT)
+    ),
+    *(
+        refuse(
+            f"SGLD(step_size={step_size!r})",
+            lambda step_size=step_size: SGLD(regression, step_size=step_size),
+            error,
+            "step_size",
+            repr(step_size),
+        )
+        for step_size, error in [
+            (0.0, ValueError),
+            (-1.0, ValueError),
+            (np.inf, ValueError),
+            (True, TypeError),
+            ("0.1", TypeError),
+        ]
+    ),
+    refuse(
+        "a schedule of negative numbers",
+        lambda: SGLD(regression, step_size=lambda count: -0.1),
+        ValueError,
+        "begins with -0.1",
+    ),
+    refuse(
+        "a schedule of vectors",
+        lambda: SGLD(regression, step_size=lambda count: np.ones(2)),
+        ValueError,
+        "an array of shape (2,)",
+        "single numbers",
+    ),
+    refuse(
+        "a preconditioner that nobody knows",
+        lambda: SGLD(regression, step_size=0.1, preconditioner="adam"),
+        ValueError,
+        "'adam'",
+        '"rmsprop"',
+    ),
+    refuse(
+        "a preconditioner of a whitened space",
+        lambda: SGLD(regression, control_variate="taylor2", preconditioner="rmsprop"),
+        ValueError,
+        "a preconditioner and a control_variate",
+    ),
+    refuse(
+        "a preset with other dynamics",
+        lambda: SGLD(regression, step_size=0.1, dynamics=dynamics.sghmc()),
+        TypeError,
+        "SGLD is a choice of dynamics",
+        "SGMCMC(model, dynamics=...)",
+    ),
+    refuse(
+        "dynamics that are none",
+        lambda: SGMCMC(regression, step_size=0.1, dynamics="sgld"),
+        TypeError,
+        "dynamics.sgld()",
+        "'sgld'",
+    ),
+    refuse(
+        "an integrator that nobody knows",
+        lambda: SGHMC(regression, step_size=0.1, integrator="verlet"),
+        ValueError,
+        "'baoab', 'midpoint', 'euler'",
+        "'verlet'",
+    ),
+    refuse(
+        "a negative friction",
+        lambda: SGHMC(regression, step_size=0.1, friction=-1.0),
+        ValueError,
+        "friction",
+        "at least 0",
+        "-1.0",
+    ),
+    refuse(
+        "no friction and no correction",
+        lambda: SGHMC(regression, step_size=0.1, friction=0.0),
+        ValueError,
+        "injects no noise",
+        "AMAGOLD(model, friction=0.0)",
+    ),
+    refuse(
+        "a thermostat without mass",
+        lambda: SGNHT(regression, step_size=0.1, thermal_mass=0.0),
+        ValueError,
+        "thermal_mass",
+        "positive",
+    ),
+    *(
+        refuse(
+            f"{kind.__name__} with {', '.join(settings)}",
+            lambda kind=kind, settings=settings: kind(regression, **settings),
+            ValueError,
+            "h= with b=",
+            f"got {', '.join(settings)}",
+        )
+        for kind in (SGHMC, AMAGOLD)
+        for settings in (
+            {"h": 0.01},
+            {"b": 0.01},
+            {"step_size": 0.1, "h": 0.01},
+            {"friction": 0.1, "h": 0.01, "b": 0.1},
+        )
+    ),
+    refuse(
+        "a polynomial that stops",
+        lambda: schedule.polynomial(0.1, power=1.5),
+        ValueError,
+        "power=1.5",
+        "at most 1",
+    ),
+    refuse(
+        "a running mean without a past",
+        lambda: preconditioner.rmsprop(decay=1.0),
+        ValueError,
+        "decay=1.0",
+        "0.99",
+    ),
+    refuse(
+        "a correction that nobody knows",
+        lambda: AMAGOLD(regression, correction="full"),
+        ValueError,
+        "'full'",
+        '"exact", "minibatch"',
+    ),
+    refuse(
+        "a correction with a design of its own",
+        lambda: AMAGOLD(
+            regression,
+            control_variate="taylor2",
+            correction=batch.stratified(100),
+        ),
+        ValueError,
+        "one design of the rows",
+        'correction="minibatch"',
+    ),
+    refuse(
+        "a momentum that is never forgotten",
+        lambda: AMAGOLD(regression, friction=0.0, resample_momentum=False),
+        ValueError,
+        "never forgets its momentum",
+        "positive friction",
+    ),
+    refuse(
+        "a correction that decides when it has read enough",
+        lambda: AMAGOLD(regression, acceptance=accept.austerity()),
+        ValueError,
+        "accept.penalty()",
+    ),
+    refuse(
+        "an acceptance rate out of reach",
+        lambda: AMAGOLD(
+            regression, acceptance=accept.compensated_barker(), target_accept_prob=0.6
+        ),
+        ValueError,
+        "must be below 0.5",
+    ),
+    *(
+        refuse(
+            f"AMAGOLD({name}={value!r})",
+            lambda name=name, value=value: AMAGOLD(regression, **{name: value}),
+            error,
+            name,
+            repr(value),
+        )
+        for name, value, error in [
+            ("step_size", -0.1, ValueError),
+            ("friction", -0.1, ValueError),
+            ("momentum_variance", 0.0, ValueError),
+            ("num_steps", 0, ValueError),
+            ("num_steps", 2.5, TypeError),
+            ("resample_momentum", "no", TypeError),
+            ("dense_mass", 1, TypeError),
+        ]
+    ),
+]
+
+CASES = [*MODELS, *SIZES, *SETTINGS, *DATA, *STARTS, *TARGETS, *GRADIENTS]
 
 
 # the test ----------------------------------------------------------------------------

@@ -21,10 +21,12 @@ from scipy.stats import norm
 from numpyro_minibatch import (
     MINT,
     Target,
+    _advice,
     accept,
     batch,
     diagnose,
     diagnostics,
+    dynamics,
     estimate,
     to_inference_data,
 )
@@ -54,6 +56,21 @@ COMPENSATED = PENALTY | {
     "target_accept_prob": 0.2,
 }
 AUGMENTED = PENALTY | {"estimate": repr(estimate.augmented())}
+LANGEVIN = {
+    "batch": repr(batch.without_replacement(M)),
+    "temperature": 1.0,
+    "temper_prior": False,
+    "dynamics": repr(dynamics.sgld()),
+    "num_steps": 1,
+}
+CORRECTED = PENALTY | {
+    "dynamics": repr(dynamics.sghmc(0.5, "midpoint")),
+    "correction": repr("minibatch"),
+    "target_accept_prob": 0.8,
+}
+UNDECIDED = dict.fromkeys(
+    ("acceptance_rate", "log_ratio", "log_ratio_variance", "reliable")
+)
 
 
 def dataset(variables: dict[str, Any], attrs: dict[str, Any]) -> xr.Dataset:
@@ -327,9 +344,9 @@ def test_how_hot_ignored_noise_looks() -> None:
 
     for sd in (0.1, 1.0, 4.0):
         expected = heat(lambda v: np.exp(np.minimum(v, 0)), sd)
-        assert diagnostics._metropolis_heat(sd) == pytest.approx(expected, rel=1e-3)
+        assert _advice._metropolis_heat(sd) == pytest.approx(expected, rel=1e-3)
         expected = heat(lambda v: 1 / (1 + np.exp(-v)), sd)
-        assert diagnostics._barker_heat(sd) == pytest.approx(expected, rel=1e-3)
+        assert _advice._barker_heat(sd) == pytest.approx(expected, rel=1e-3)
 
 
 def test_a_chain_held_by_lucky_estimates() -> None:
@@ -644,3 +661,52 @@ def test_rows_of_a_target() -> None:
     assert rows.tolist() == [0.0, 1.0, 2.0]
     with pytest.raises(ValueError, match="'a', 'b'"):
         log_ratio_rows(pair, jnp.array(0.0), jnp.array(1.0))
+
+
+# gradients ------------------------------------------------------------------------
+
+
+def test_gradient_noise_that_nothing_corrects() -> None:
+    found = diagnose(result(settings=LANGEVIN, noise_ratio=100.0, **UNDECIDED))
+    assert not found.advice and found.noise_ratio == 100.0
+    assert "its variance is 1 / 100 of what steps inject" in str(found)
+    # T (1 + 1 / 2): standard deviations sqrt(1.5) times as large
+    text = advice(settings=LANGEVIN, noise_ratio=2.0, **UNDECIDED)
+    assert "about 22% too large" in text
+    assert "a step_size 0.2 times as large" in text
+    assert "batch_size=" in text and "AMAGOLD(model)" in text
+    assert "friction" not in text
+    with_friction = LANGEVIN | {"dynamics": repr(dynamics.sghmc())}
+    assert "friction" in advice(settings=with_friction, noise_ratio=2.0, **UNDECIDED)
+    thermostat = LANGEVIN | {"dynamics": repr(dynamics.nose_hoover())}
+    text = advice(settings=thermostat, noise_ratio=2.0, **UNDECIDED)
+    assert "alike in all coordinates" in text and "too large" not in text
+    # of the full batch there is none, and AMAGOLD corrects for it
+    exact = diagnose(result(settings=LANGEVIN, noise_ratio=np.inf, **UNDECIDED))
+    assert np.isnan(exact.noise_ratio) and not exact.advice
+    assert not advice(settings=CORRECTED, noise_ratio=2.0, acceptance_rate=0.8)
+
+
+def test_the_worst_chain_says_how_noisy_gradients_are() -> None:
+    last = np.array([50.0, 4.0, 60.0, 70.0])
+    ratio = np.full((CHAINS, DRAWS), 1e-3)  # before the first ones had converged
+    ratio[:, -1] = last
+    found = diagnose(result(settings=LANGEVIN, noise_ratio=ratio, **UNDECIDED))
+    assert found.noise_ratio == 4.0
+
+
+def test_a_correction_that_is_too_noisy() -> None:
+    stats = {"log_ratio_variance": 9.0, "reliable": 0.2, "acceptance_rate": 0.7}
+    text = advice(settings=CORRECTED, **stats)
+    assert 'correction="exact"' in text and "correction=batch.growing(500)" in text
+    assert "MHMinibatch" not in text
+
+
+def test_small_batches_are_fine_for_gradients() -> None:
+    few = {"data": 16}
+    assert not advice(
+        settings=LANGEVIN, batch_sizes=few, noise_ratio=100.0, **UNDECIDED
+    )
+    exact = CORRECTED | {"correction": "'exact'", "estimate": repr(estimate.exact())}
+    assert not advice(settings=exact, batch_sizes=few, acceptance_rate=0.8)
+    assert "16 rows" in advice(settings=CORRECTED, batch_sizes=few, acceptance_rate=0.8)

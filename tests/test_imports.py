@@ -92,7 +92,9 @@ ALLOWED: dict[str, set[str]] = {
     "_replay": {"target"},
     "inference_data": {"_replay", "_version"},
     "_normality": {"_replay", "batch", "target"},
-    "diagnostics": {"_normality", "inference_data"},
+    "_diagnosis": set(),
+    "_advice": {"_diagnosis"},
+    "diagnostics": {"_advice", "_diagnosis", "_normality", "inference_data"},
     "plots": {"inference_data", "diagnostics"},
     # on their own
     "datasets": set(),

@@ -153,6 +153,12 @@ class SGMCMC(MinibatchKernel):
             init_strategy=init_strategy,
         )
         check_instance(name, "dynamics", dynamics, Dynamics, "sgld()")
+        if not dynamics.injected(1.0, 1.0) > 0.0:
+            raise ValueError(
+                f"{name}(dynamics={dynamics!r}) injects no noise, so the noise of the "
+                "gradients would heat the draws without limit. Write a positive "
+                "friction, or AMAGOLD(model, friction=0.0), which corrects for it."
+            )
         if step_size is None and self._control_variate is None:
             raise ValueError(
                 f"{name} needs a step_size: there is no decision to adapt one to. "

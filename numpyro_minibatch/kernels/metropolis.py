@@ -34,6 +34,7 @@ from numpyro_minibatch.estimate import (
     Augmented,
     Comparison,
     Estimate,
+    Exact,
     Reader,
     Shared,
 )
@@ -211,7 +212,7 @@ class MinibatchMH(MinibatchKernel):
         True
     """
 
-    _estimator: Shared | Augmented
+    _estimator: Shared | Augmented | Exact
     _acceptance: AcceptanceTest
     _proposal: Proposal
     _step_size: float
@@ -228,7 +229,7 @@ class MinibatchMH(MinibatchKernel):
         target: Target | None = None,
         batch_size: BatchSize | None = None,
         batch: Scheme | None = None,
-        estimate: str | Shared | Augmented = "shared",
+        estimate: str | Shared | Augmented | Exact = "shared",
         acceptance: AcceptanceTest | None = None,
         proposal: Proposal | None = None,
         step_size: float | None = None,
@@ -249,7 +250,7 @@ class MinibatchMH(MinibatchKernel):
         super().__init__(
             model,
             target=target,
-            batch_size=None if estimate == "exact" else batch_size,
+            batch_size=None if isinstance(self._estimator, Exact) else batch_size,
             batch=batch,
             temperature=temperature,
             temper_prior=temper_prior,
@@ -660,18 +661,20 @@ def _refuse_unfit_rule(
 
 def _estimator(
     name: str, estimate_: Any, scheme: Scheme | None, batch_size: BatchSize | None
-) -> tuple[Shared | Augmented, Scheme | None]:
-    if not isinstance(estimate_, str | Shared | Augmented):
+) -> tuple[Shared | Augmented | Exact, Scheme | None]:
+    if not isinstance(estimate_, str | Shared | Augmented | Exact):
         raise TypeError(_unknown_estimate(name, estimate_))
     if estimate_ == "exact":
+        estimate_ = estimate.exact()
+    if isinstance(estimate_, Exact):
         if scheme is not None or batch_size is not None:
             raise ValueError(
                 f'{name}(estimate="exact") reads all rows: it takes no batch_size and '
                 "no batch. For another chunk size pass batch=batch.full(chunk_size) "
                 "alone."
             )
-        return estimate.shared(), batch.full()
-    if isinstance(estimate_, Shared | Augmented):
+        return estimate_, batch.full()
+    if not isinstance(estimate_, str):
         return estimate_, scheme
     named: Mapping[str, Callable[[], Shared | Augmented]] = {
         "shared": estimate.shared,

@@ -9,7 +9,7 @@ from typing import Any
 
 from numpyro_minibatch import accept
 from numpyro_minibatch._checks import check_flag, check_positive
-from numpyro_minibatch.estimate import Augmented, Shared
+from numpyro_minibatch.estimate import Augmented, Exact, Shared
 from numpyro_minibatch.kernels.metropolis import MinibatchMH
 
 __all__ = ["MINT"]
@@ -84,7 +84,7 @@ class MINT(MinibatchMH):
         temperature: float | None = None,
         lam: float | None = None,
         alpha: float | None = None,
-        estimate: str | Shared | Augmented = "shared",
+        estimate: str | Shared | Augmented | Exact = "shared",
         penalty: bool = True,
         **settings: Any,
     ) -> None:

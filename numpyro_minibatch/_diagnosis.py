@@ -1,0 +1,124 @@
+"""What a diagnosis of a run consists of, and how it is printed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+__all__ = ["Diagnosis"]
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What :func:`~numpyro_minibatch.diagnose` found; ``print`` it.
+
+    A number that the run did not record, or that has no meaning for it, is NaN.
+
+    :param kernel: the name of the kernel.
+    :param target: what was sampled, such as ``prior * likelihood ** (1 / 100)``.
+    :param temperature: the temperature of the likelihood.
+    :param plates: the number of rows of each data plate.
+    :param batch_sizes: the rows of one draw of each data plate.
+    :param num_chains: the chains.
+    :param num_draws: the draws of each chain.
+    :param acceptance_rate: the mean acceptance rate.
+    :param unreliable: the share of the decisions whose noise was outside the domain of
+        the acceptance test.
+    :param diverging: the share of the draws where the log density is not finite.
+    :param mean_log_ratio: the mean of the log ratios; half the mean square of what they
+        are without noise, with the other sign.
+    :param noise_sd_median: the median standard deviation of the log ratios.
+    :param noise_sd_95: their 95% quantile.
+    :param check_rms_error: with a control variate, the root mean square error of the
+        log ratios that were checked on all rows.
+    :param check_rms_z: the same in units of the noise that the batches claimed.
+    :param noise_ratio: the variance of the noise that gradient steps inject over that
+        of their gradients, where it is smallest; its inverse is about the relative
+        error of the temperature that nothing corrects.
+    :param rows_per_draw: rows of data read for a draw, thinned-away ones included.
+    :param total_rows: rows of data read for all draws, without the warmup.
+    :param rows_per_effective_sample: ``total_rows`` by the smallest bulk ESS.
+    :param max_rhat: the largest R-hat; NaN with one chain.
+    :param max_rhat_name: the parameter that has it.
+    :param still_chains: the number of chains that never moved.
+    :param min_ess_bulk: the smallest bulk effective sample size of all parameters that
+        vary; 0 for one that is constant in a chain or not a number.
+    :param min_ess_bulk_name: the parameter that has it.
+    :param min_ess_tail: the smallest tail effective sample size.
+    :param min_ess_tail_name: the parameter that has it.
+    :param advice: what is wrong and what to write instead; empty if nothing is.
+    :param notes: what to keep in mind.
+    """
+
+    kernel: str
+    target: str
+    temperature: float
+    plates: Mapping[str, int]
+    batch_sizes: Mapping[str, int]
+    num_chains: int
+    num_draws: int
+    acceptance_rate: float
+    unreliable: float
+    diverging: float
+    mean_log_ratio: float
+    noise_sd_median: float
+    noise_sd_95: float
+    check_rms_error: float
+    check_rms_z: float
+    noise_ratio: float
+    rows_per_draw: float
+    total_rows: float
+    rows_per_effective_sample: float
+    max_rhat: float
+    max_rhat_name: str
+    still_chains: int
+    min_ess_bulk: float
+    min_ess_bulk_name: str
+    min_ess_tail: float
+    min_ess_tail_name: str
+    advice: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        batches = ", ".join(
+            f"{name}: {self.batch_sizes.get(name, size)} of {size} rows"
+            for name, size in self.plates.items()
+        )
+        plural = "s" if self.num_chains > 1 else ""
+        source = f" from {self.target}" if self.target else ""
+        lines = {
+            "draws": f"{self.num_chains} chain{plural} of {self.num_draws}{source}",
+            "batch": batches,
+            "acceptance rate": _show("{:.2f}", self.acceptance_rate),
+            "unreliable": _show("{:.1%} of the decisions", self.unreliable),
+            "diverging": _show("{:.1%} of the draws", self.diverging),
+            "noise sd": _show(
+                "median {:.2g}, 95% {:.2g}", self.noise_sd_median, self.noise_sd_95
+            ),
+            "exact checks": _show(
+                "log ratios off by {:.2g}, {:.2g} of their noise",
+                self.check_rms_error,
+                self.check_rms_z,
+            ),
+            "gradient noise": _show(
+                "its variance is 1 / {:.3g} of what steps inject", self.noise_ratio
+            ),
+            "rows": _show(
+                "{:.4g} a draw, {:.3g} in all", self.rows_per_draw, self.total_rows
+            )
+            + _show(", {:.3g} an effective sample", self.rows_per_effective_sample),
+            "R-hat": _show(f"{{:.3f}} ({self.max_rhat_name})", self.max_rhat),
+            "ESS": _show(f"bulk {{:.0f}} ({self.min_ess_bulk_name})", self.min_ess_bulk)
+            + _show(f", tail {{:.0f}} ({self.min_ess_tail_name})", self.min_ess_tail),
+        }
+        text = [self.kernel or "MCMC"]
+        text += [f"  {name:<16} {value}" for name, value in lines.items() if value]
+        for title, sentences in (("Advice", self.advice), ("Notes", self.notes)):
+            text += [title] * bool(sentences) + [f"  - {s}" for s in sentences]
+        return "\n".join(text)
+
+
+def _show(text: str, *numbers: float) -> str:
+    """The text with its numbers, or nothing if one of them is not there."""
+    return "" if any(map(math.isnan, numbers)) else text.format(*numbers)
