@@ -7,6 +7,7 @@ from numpyro_minibatch import (
     diagnostics,
     dynamics,
     estimate,
+    ladder,
     preconditioner,
     proposal,
     schedule,
@@ -20,6 +21,8 @@ from numpyro_minibatch.inference_data import to_inference_data
 from numpyro_minibatch.kernels import (
     AMAGOLD,
     MINT,
+    RELD,
+    RENHD,
     SGHMC,
     SGLD,
     SGMCMC,
@@ -28,6 +31,7 @@ from numpyro_minibatch.kernels import (
     ConfidenceMH,
     MHMinibatch,
     MinibatchMH,
+    ReplicaExchange,
 )
 from numpyro_minibatch.target import Target
 
@@ -35,6 +39,8 @@ __all__ = [
     "__version__",
     "AMAGOLD",
     "MINT",
+    "RELD",
+    "RENHD",
     "SGHMC",
     "SGLD",
     "SGMCMC",
@@ -46,6 +52,7 @@ __all__ = [
     "Estimate",
     "MHMinibatch",
     "MinibatchMH",
+    "ReplicaExchange",
     "Target",
     "accept",
     "batch",
@@ -54,6 +61,7 @@ __all__ = [
     "diagnostics",
     "dynamics",
     "estimate",
+    "ladder",
     "preconditioner",
     "proposal",
     "schedule",

@@ -298,6 +298,32 @@ def _advise_gradient_noise(d: Diagnosis, s: Settings) -> Iterator[str]:
     )
 
 
+def _advise_ladder(d: Diagnosis, s: Settings) -> Iterator[str]:
+    if not d.swap_rates:
+        return
+    wanted = max(2, math.ceil(2 * d.barrier) + 1)
+    worst = min(range(len(d.swap_rates)), key=lambda pair: d.swap_rates[pair])
+    if d.swap_rates[worst] < 0.15:
+        yield (
+            f"rungs {worst} and {worst + 1} of the ladder swap in only "
+            f"{d.swap_rates[worst]:.2g} of the tries, so what hot rungs find hardly "
+            f"comes down. Write adapt_ladder=True, or about num_replicas={wanted} for "
+            "the same range of temperatures."
+        )
+    elif d.round_trips == 0:
+        yield (
+            f"no replica went up the ladder and down again in {d.num_draws} draws. "
+            "Write a larger num_samples, or more gradient steps a draw (num_steps); "
+            f"about num_replicas={wanted} suits the rates of its swaps."
+        )
+    if d.unreliable_swaps > 1 - _RELIABLE:
+        yield (
+            f"{d.unreliable_swaps:.0%} of the swaps had more noise than their test "
+            "takes. Write swap_batch=batch.growing(500), whose size each swap chooses, "
+            'swap="exact", or rungs that are closer together.'
+        )
+
+
 def _or_larger_batch(d: Diagnosis, s: Settings, factor: float) -> str:
     larger = _larger_batch(d, s, factor)
     return f", {larger}" if larger else ""
@@ -382,6 +408,7 @@ _RULES: tuple[Callable[[Diagnosis, Settings], Iterator[str]], ...] = (
     _advise_overconfident,
     _advise_expansion,
     _advise_gradient_noise,
+    _advise_ladder,
     _advise_acceptance,
     _advise_diverging,
     _advise_mixing,

@@ -36,6 +36,12 @@ class Diagnosis:
     :param noise_ratio: the variance of the noise that gradient steps inject over that
         of their gradients, where it is smallest; its inverse is about the relative
         error of the temperature that nothing corrects.
+    :param swap_rates: of replica exchange, the mean acceptance rate of each pair of
+        neighbouring rungs, from the coldest.
+    :param unreliable_swaps: the share of the draws' swaps whose noise was outside the
+        domain of the test.
+    :param round_trips: how often replicas went from the coldest rung to the hottest
+        and back, in all chains.
     :param rows_per_draw: rows of data read for a draw, thinned-away ones included.
     :param total_rows: rows of data read for all draws, without the warmup.
     :param rows_per_effective_sample: ``total_rows`` by the smallest bulk ESS.
@@ -67,6 +73,9 @@ class Diagnosis:
     check_rms_error: float
     check_rms_z: float
     noise_ratio: float
+    swap_rates: tuple[float, ...]
+    unreliable_swaps: float
+    round_trips: float
     rows_per_draw: float
     total_rows: float
     rows_per_effective_sample: float
@@ -79,6 +88,11 @@ class Diagnosis:
     min_ess_tail_name: str
     advice: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+
+    @property
+    def barrier(self) -> float:
+        """The communication barrier of a ladder: the sum of its rejection rates."""
+        return sum(1.0 - rate for rate in self.swap_rates)
 
     def __str__(self) -> str:
         batches = ", ".join(
@@ -103,6 +117,17 @@ class Diagnosis:
             ),
             "gradient noise": _show(
                 "its variance is 1 / {:.3g} of what steps inject", self.noise_ratio
+            ),
+            "swaps": _show(
+                "accepted {:.2f} at least, {:.2f} on average",
+                min(self.swap_rates, default=math.nan),
+                sum(self.swap_rates) / max(len(self.swap_rates), 1),
+            )
+            + _show(", {:.1%} unreliable", self.unreliable_swaps),
+            "ladder": _show(
+                f"{len(self.swap_rates) + 1} rungs, barrier {self.barrier:.2f}, "
+                "{:.0f} round trips",
+                self.round_trips,
             ),
             "rows": _show(
                 "{:.4g} a draw, {:.3g} in all", self.rows_per_draw, self.total_rows

@@ -129,6 +129,20 @@ class Scheme:
             return full().bound(widths, plates)
         return replace(self, size=tuple(sorted(widths.items())))
 
+    def fitted(self, widths: Mapping[str, int], plates: Mapping[str, int]) -> Scheme:
+        """The scheme with a size of its own, where it has one, for a model's plates.
+
+        :param widths: rows of one draw of each plate where the scheme says nothing.
+        :param plates: the number of rows of each plate.
+        """
+        own = dict(widths)
+        if isinstance(self.size, tuple):
+            own |= dict(self.size)
+        elif self.size is not None:
+            own = dict.fromkeys(widths, self.size)
+        within = {name: min(own[name], size) for name, size in plates.items()}
+        return self.bound(within, plates)
+
     # how many rounds of `size` rows a decision reads --------------------------------
 
     @property

@@ -156,12 +156,31 @@ def _numbers(posterior: xr.Dataset, stats: xr.Dataset, s: Settings) -> Diagnosis
         noise_sd_95=float(high),
         check_rms_error=last("check_rms_error"),
         check_rms_z=last("check_rms_z"),
-        noise_ratio=lowest("noise_ratio"),
+        noise_ratio=lowest(
+            "rung_noise_ratio" if "rung_noise_ratio" in stats else "noise_ratio"
+        ),
+        swap_rates=_swap_rates(stats),
+        unreliable_swaps=1.0 - mean("swap_reliable"),
+        round_trips=(
+            float(stats["round_trips"].isel(draw=-1).sum())
+            if "round_trips" in stats
+            else math.nan
+        ),
         rows_per_draw=mean("num_rows") * thinning,
         total_rows=rows,
         rows_per_effective_sample=rows / ess if ess > 0 else math.nan,
         **mixing,
     )
+
+
+def _swap_rates(stats: xr.Dataset) -> tuple[float, ...]:
+    """The mean acceptance rate of each pair; pairs that were never tried have none."""
+    if "swap_acceptance_rate" not in stats:
+        return ()
+    rates = stats["swap_acceptance_rate"].values
+    rates = rates.reshape(-1, rates.shape[-1])
+    tried = (rates == rates).sum(0)
+    return tuple((np.nansum(rates, 0) / np.maximum(tried, 1)).tolist())
 
 
 def _mixing(posterior: xr.Dataset) -> dict[str, Any]:

@@ -72,6 +72,18 @@ class Dynamics(ABC):
         """
         return ()
 
+    def refresh(self, key: Array, z: Array, memory: Any, temperature: Scalar) -> Any:
+        """What is kept with a position that came from another temperature.
+
+        Momenta are drawn anew, which their law at equilibrium allows at any time.
+
+        :param key: PRNG key.
+        :param z: flat position, shape ``(D,)``.
+        :param memory: what was kept at this temperature.
+        :param temperature: the temperature ``T``.
+        """
+        return self.init(key, z, temperature)
+
     @abstractmethod
     def step(
         self,
@@ -276,6 +288,13 @@ class _NoseHoover(Dynamics):
     def init(self, key: Array, z: Array, temperature: Scalar) -> Thermostat:
         p = jnp.sqrt(jnp.asarray(temperature, z.dtype)) * _normal(key, z)
         return Thermostat(p, jnp.asarray(self.friction, z.dtype))
+
+    def refresh(
+        self, key: Array, z: Array, memory: Thermostat, temperature: Scalar
+    ) -> Thermostat:
+        # the friction belongs to the temperature, not to the position
+        new = self.init(key, z, temperature)
+        return new._replace(friction=memory.friction)
 
     def step(
         self,

@@ -20,6 +20,7 @@ from jax import Array
 from jax.scipy.special import erfc
 from jax.typing import ArrayLike
 
+from numpyro_minibatch._keys import unwrapped
 from numpyro_minibatch.batch import Batch, FullBatch, Scheme, full
 from numpyro_minibatch.target import Terms
 
@@ -279,7 +280,7 @@ class Reader(NamedTuple):
         self,
         key: Array,
         rows_of: Callable[[Mapping[str, Array]], tuple[Any, dict[str, Array]]],
-        max_variance: float,
+        max_variance: ArrayLike,
     ) -> tuple[Any, Estimate, Array]:
         """Estimate the sums over all rows of numbers that each row has.
 
@@ -325,7 +326,7 @@ class Reader(NamedTuple):
         self,
         key: Array,
         rows_of: Callable,
-        max_variance: float,
+        max_variance: ArrayLike,
         enough: Callable | None = None,
     ) -> tuple[Any, Estimate, Array, Array]:
         scheme, plates = self.scheme, self.plates
@@ -479,8 +480,9 @@ class Reader(NamedTuple):
             through first.
         """
         z, mapping = at
-        keys = jax.random.split(key, number)
-        found = jax.lax.map(lambda key: mapping(self.gradient(key, z)), keys)
+        bits, wrap = unwrapped(jax.random.split(key, number))
+        # one after the other, to keep memory small
+        found = jax.lax.map(lambda bits: mapping(self.gradient(wrap(bits), z)), bits)
         return found.var(0, ddof=1)
 
 
@@ -558,7 +560,7 @@ class Shared:
         z: Array,
         z_new: Array,
         memory: Any,
-        max_variance: float,
+        max_variance: ArrayLike,
         rule: Rule | None = None,
     ) -> Comparison:
         """Compare ``z_new`` with ``z`` on the rows that ``key`` draws.
@@ -608,17 +610,6 @@ class Shared:
         )
 
 
-class RowCache(NamedTuple):
-    """What a position's log density is made of, so that it is not computed again.
-
-    - **terms** - its terms, the rows of each plate in chunks ``(chunks, width)``.
-    - **log_density** - their weighted sum.
-    """
-
-    terms: Terms
-    log_density: Array
-
-
 @dataclass(frozen=True)
 class Exact:
     """All rows, by the differences of each: no noise.
@@ -632,9 +623,9 @@ class Exact:
 
     max_rows: int = 2**24  # 64 MB of float32
 
-    def init(self, reader: Reader, key: Array, z: Array) -> RowCache | tuple[()]:
-        """The terms of the first position."""
-        if not self._keeps(reader):
+    def init(self, reader: Reader, key: Array, z: Array) -> Terms | tuple[()]:
+        """The terms of the first position, the rows of each plate in chunks."""
+        if sum(reader.plates.values()) > self.max_rows:
             return ()
         everything = reader.everything(jnp.array(True))
         widths = everything.scheme.widths
@@ -642,48 +633,40 @@ class Exact:
             reader.evaluate, z, {n: jnp.zeros(w, jnp.int32) for n, w in widths.items()}
         )
         chunks = _num_chunks(everything.scheme, reader.plates)
+        nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shape)
         rows = {
             name: jnp.zeros((chunks, *row.shape), row.dtype)
             for name, row in shape.rows.items()
         }
-        nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shape)
-        empty = RowCache(nothing._replace(rows=rows), jnp.zeros((), z.dtype))
-        return self._replaced(everything, z, empty)[0]
+        return self._renewed(everything, z, nothing._replace(rows=rows))[0]
 
-    def _keeps(self, reader: Reader) -> bool:
-        return sum(reader.plates.values()) <= self.max_rows
-
-    def _replaced(
-        self, everything: Reader, z: Array, old: RowCache
-    ) -> tuple[RowCache, Array]:
-        """The terms at ``z``, and how much larger their weighted sum is."""
-        scheme, plates, weights = (
-            everything.scheme,
-            everything.plates,
-            everything.weights,
-        )
-        known = old.terms._replace(rows={})
+    def _renewed(
+        self, everything: Reader, z: Array, old: Terms
+    ) -> tuple[Terms, Array, Array]:
+        """The terms at ``z``, by how much their weighted sum grew, and the old sum."""
+        scheme, plates = everything.scheme, everything.plates
+        weights = everything.weights
+        before = old._replace(rows={})
 
         def one_chunk(_: Any, chunk: Any) -> Any:
-            i, before = chunk
+            i, kept = chunk
             indices, masks = _chunk(scheme, plates, i)
             terms = everything.evaluate(z, indices)
-            zero = jnp.zeros((), z.dtype)
-            change, value = zero, zero
+            change, value = jnp.zeros((), z.dtype), jnp.zeros((), z.dtype)
             for name, row in terms.rows.items():
                 # float32: differences of rows first, sums afterwards
-                change += jnp.where(masks[name], row - before[name], 0.0).sum()
-                value += jnp.where(masks[name], row, 0.0).sum()
+                change += jnp.where(masks[name], row - kept[name], 0.0).sum()
+                value += jnp.where(masks[name], kept[name], 0.0).sum()
             return terms._replace(rows={}), (terms.rows, change, value)
 
         count = jnp.arange(_num_chunks(scheme, plates), dtype=jnp.int32)
         new, (rows, changes, values) = jax.lax.scan(
-            one_chunk, known, (count, old.terms.rows)
+            one_chunk, before, (count, old.rows)
         )
-        more = weights.known(jax.tree.map(jnp.subtract, new, known))
+        more = weights.known(jax.tree.map(jnp.subtract, new, before))
         more += weights.likelihood * changes.sum()
-        total = weights.known(new) + weights.likelihood * values.sum()
-        return RowCache(new._replace(rows=rows), total), more
+        total = weights.known(before) + weights.likelihood * values.sum()
+        return new._replace(rows=rows), more, total
 
     def compare(
         self,
@@ -691,21 +674,21 @@ class Exact:
         key: Array,
         z: Array,
         z_new: Array,
-        memory: RowCache | tuple[()],
-        max_variance: float,
+        memory: Terms | tuple[()],
+        max_variance: ArrayLike,
         rule: Rule | None = None,
     ) -> Comparison:
         """Compare ``z_new`` with ``z`` on all rows."""
         everything = reader.everything(jnp.array(True))
-        if not isinstance(memory, RowCache):
+        if not isinstance(memory, Terms):
             return Shared().compare(everything, key, z, z_new, (), max_variance)
-        new, change = self._replaced(everything, z_new, memory)
+        new, change, current = self._renewed(everything, z_new, memory)
         zero = jnp.zeros_like(change)
         return Comparison(
             Estimate(change, zero),
             zero,
             jnp.array(True),
-            jnp.stack([memory.log_density, new.log_density]),
+            current + jnp.stack([zero, change]),
             new,
             jnp.int32(sum(reader.plates.values())),
             jnp.ones_like(change),
@@ -767,7 +750,7 @@ class Augmented:
         z: Array,
         z_new: Array,
         memory: Remembered,
-        max_variance: float,
+        max_variance: ArrayLike,
         rule: Rule | None = None,
     ) -> Comparison:
         """Compare the kept weight of ``z`` with a new one of ``z_new``.

@@ -31,6 +31,8 @@ _RENAMED_STATS = {
     "potential_energy": "lp",  # with the other sign; never a minibatch estimate
     "num_steps": "n_steps",
     "adapt_state.step_size": "step_size",
+    "replicas.accept_prob": "rung_acceptance_rate",
+    "replicas.noise_ratio": "rung_noise_ratio",
 }
 
 
@@ -326,7 +328,10 @@ class _Labels:
             )
         return cls(
             names,
-            {known[name]: tuple(value) for name, value in (dims or {}).items()},
+            {
+                **getattr(run.kernel, "stat_dims", {}),
+                **{known[name]: tuple(value) for name, value in (dims or {}).items()},
+            },
             run.sites,
             {} if run.target is None else run.target.sizes,
             coords or {},

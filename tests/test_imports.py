@@ -25,6 +25,7 @@ LAYERS = {
     "dynamics",
     "schedule",
     "preconditioner",
+    "ladder",
 }
 
 # Module -> the modules of the package that it may import. A new module needs a row;
@@ -32,12 +33,13 @@ LAYERS = {
 # No row but those of `kernels` itself and of the package names `kernels`.
 ALLOWED: dict[str, set[str]] = {
     # which rows, how noisy, take it?
+    "_keys": set(),
     "_permutation": set(),
     "_strata": set(),
     "_correction": set(),
     "target": set(),
     "batch": {"_permutation", "_strata"},
-    "estimate": {"target", "batch"},
+    "estimate": {"_keys", "target", "batch"},
     "control_variate": {"target", "estimate"},
     "accept": {"estimate", "_correction"},
     # where to: feeds only the kernels
@@ -45,6 +47,7 @@ ALLOWED: dict[str, set[str]] = {
     # how to move, how fast, in which coordinates: feed only the kernels, too
     "dynamics": {"_checks", "proposal"},
     "schedule": {"_checks"},
+    "ladder": {"_checks"},
     "preconditioner": {"_checks"},
     # the kernels, which compose all of the above
     "_dataflow": set(),
@@ -69,8 +72,8 @@ ALLOWED: dict[str, set[str]] = {
     "kernels.mh_minibatch": LAYERS | {"_checks", "kernels.metropolis"},
     "kernels.austerity": LAYERS | {"_checks", "kernels.metropolis"},
     "kernels.confidence": LAYERS | {"_checks", "kernels.metropolis"},
-    "kernels._path": LAYERS,
-    "kernels.langevin": LAYERS | {"_checks", "kernels._base", "kernels._path"},
+    "kernels._path": LAYERS | {"_keys"},
+    "kernels.langevin": LAYERS | {"_checks", "_keys", "kernels._base", "kernels._path"},
     "kernels.amagold": LAYERS
     | {
         "_checks",
@@ -79,7 +82,10 @@ ALLOWED: dict[str, set[str]] = {
         "kernels._path",
         "kernels.langevin",
     },
+    "kernels.replica_exchange": LAYERS
+    | {"_checks", "kernels._base", "kernels.langevin"},
     "kernels": {
+        "kernels.replica_exchange",
         "kernels.amagold",
         "kernels.langevin",
         "kernels.austerity",

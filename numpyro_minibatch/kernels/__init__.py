@@ -7,10 +7,13 @@ from numpyro_minibatch.kernels.langevin import SGHMC, SGLD, SGMCMC, SGNHT
 from numpyro_minibatch.kernels.metropolis import MinibatchMH
 from numpyro_minibatch.kernels.mh_minibatch import MHMinibatch
 from numpyro_minibatch.kernels.mint import MINT
+from numpyro_minibatch.kernels.replica_exchange import RELD, RENHD, ReplicaExchange
 
 __all__ = [
     "AMAGOLD",
     "MINT",
+    "RELD",
+    "RENHD",
     "SGHMC",
     "SGLD",
     "SGMCMC",
@@ -19,4 +22,5 @@ __all__ = [
     "ConfidenceMH",
     "MHMinibatch",
     "MinibatchMH",
+    "ReplicaExchange",
 ]

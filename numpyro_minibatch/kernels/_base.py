@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 import weakref
 from abc import abstractmethod
@@ -9,7 +10,7 @@ from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -44,7 +45,7 @@ from numpyro_minibatch.estimate import Reader, Weights
 from numpyro_minibatch.kernels._surrogate import Plan, Prepared, prepare
 from numpyro_minibatch.target import ModelTarget, Target
 
-__all__ = ["MinibatchKernel"]
+__all__ = ["MinibatchKernel", "over_chains"]
 
 _BATCH = 100  # rows of a batch where only the pilot is to say
 _FEW = 1000  # rows from which on a minibatch pays
@@ -357,6 +358,29 @@ class MinibatchKernel(MCMCKernel):
             weights=Weights(1.0 if self._temper_prior else heat, 1.0, heat)
         )
 
+    # rungs of a ladder ----------------------------------------------------------------
+
+    def at(self, temperature: Any) -> Self:
+        """The same kernel at another temperature.
+
+        :param temperature: the temperature; it may be traced.
+        """
+        other = copy.copy(self)
+        other._temperature = temperature
+        return other
+
+    def _check_ladder(self, who: str) -> None:
+        """Raise where a position means nothing at another temperature."""
+
+    def _arrive(self, here: Any, there: Any, key: Array) -> Any:
+        """The state of a rung after it got the position of another.
+
+        :param here: the rung's own state.
+        :param there: the state that the position comes from.
+        :param key: PRNG key.
+        """
+        return here._replace(z=there.z)
+
     # control variates -----------------------------------------------------------------
 
     def _prepare(self, static: Static, arrays: list[Any], init: Any) -> Prepared:
@@ -468,7 +492,7 @@ class MinibatchKernel(MCMCKernel):
             )
         transition = self._transition
         if vectorized:
-            transition = partial(_vectorized, transition)
+            transition = partial(over_chains, transition)
         self._sample_fn = transition
         return state._replace(surrogate=surrogate)
 
@@ -595,8 +619,13 @@ def _warn_of_constants(who: str, state: Any, args: Any) -> None:
         )
 
 
-def _vectorized(transition: Callable, target: Target, state: Any) -> Any:
-    """One draw of several chains, which share their iteration count."""
+def over_chains(transition: Callable, target: Target, state: Any) -> Any:
+    """One draw of several chains, which share their iteration count.
+
+    :param transition: from a target and a chain's state to its next state.
+    :param target: the target.
+    :param state: the states, stacked.
+    """
     # an unbatched count keeps `cond(i < num_warmup, ...)` a branch: batched, it would
     # run the adaptation at every draw; the chains share one surrogate
     fields = state._fields

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from numpyro_minibatch._keys import unwrapped
 from numpyro_minibatch.batch import FullBatch
 from numpyro_minibatch.dynamics import Dynamics, Moved, Scalar
 from numpyro_minibatch.estimate import Reader
@@ -53,16 +54,19 @@ def follow(
     :return: the last step, with the work of all of them, and what was observed.
     """
     noise_key, index_key = keys
+    _, wrap = unwrapped(noise_key)
 
-    def step(carry: tuple[Moved, Any], n: Array) -> tuple[tuple[Moved, Any], None]:
-        moved, seen = carry
-        row_key = jax.random.fold_in(index_key, start + n)
+    def step(
+        carry: tuple[Moved, Any], at: tuple[Array, Array, Array]
+    ) -> tuple[tuple[Moved, Any], None]:
+        (moved, seen), (n, noise_bits, row_bits) = carry, at
+        row_key = wrap(row_bits)
         new = dynamics.step(
-            jax.random.fold_in(noise_key, n),
+            wrap(noise_bits),
             moved.z,
             moved.memory,
             lambda z: reader.value_and_gradient(row_key, z),
-            step_size_of(start + n),
+            step_size_of(n),
             temperature,
             whitening,
         )
@@ -72,9 +76,17 @@ def follow(
     zero = jnp.zeros((), z.dtype)
     first = (Moved(z, memory, zero, jnp.zeros_like(z), zero), seen)
     if num_steps == 1:
-        return step(first, jnp.int32(0))[0]
+        row_key = jax.random.fold_in(index_key, start)
+        return step(first, (start, unwrapped(noise_key)[0], unwrapped(row_key)[0]))[0]
+
+    # all keys in one call, which costs about as much as the noise of one step
+    def fold(key: Array, numbers: Array) -> Array:
+        fold_in = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
+        return unwrapped(fold_in(key, numbers))[0]
+
     count = jnp.arange(num_steps, dtype=jnp.int32)
-    return jax.lax.scan(step, first, count)[0]
+    at = start + count, fold(noise_key, count), fold(index_key, start + count)
+    return jax.lax.scan(step, first, at)[0]
 
 
 class NoiseGauge(NamedTuple):
@@ -137,4 +149,8 @@ class NoiseGauge(NamedTuple):
         In the coordinate where it is smallest; infinite without gradient noise.
         """
         injected = dynamics.injected(step_size, temperature)
-        return jnp.asarray(injected / self.variance.max(), self.variance.dtype)
+        noise = self.variance.max()
+        # also where neither there is: AMAGOLD on all rows without friction
+        some = jnp.where(noise == 0.0, 1.0, noise)
+        ratio = jnp.where(noise == 0.0, jnp.inf, injected / some)
+        return jnp.asarray(ratio, self.variance.dtype)

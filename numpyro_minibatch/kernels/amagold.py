@@ -374,6 +374,10 @@ class AMAGOLD(MinibatchKernel):
             num_rows=jnp.zeros((), self._rows_dtype(reader)),
         )
 
+    def _arrive(self, here: Any, there: Any, key: Array) -> Any:
+        momentum = self._dynamics.init(key, here.momentum, self.temperature)
+        return here._replace(z=there.z, memory=there.memory, momentum=momentum)
+
     def _transition(self, target: Target, state: AMAGOLDState) -> AMAGOLDState:
         names = ("rng", "momentum", "noise", "measure", "rows", "accept")
         keys = dict(zip(names, jax.random.split(state.rng_key, 6), strict=True))
@@ -382,11 +386,18 @@ class AMAGOLD(MinibatchKernel):
         energy, temperature = self._energy(reader), self.temperature
         whitening = Whitening(state.adapt_state.root)
         step_size = state.adapt_state.step_size
-        momentum = self._dynamics.init(keys["momentum"], z, temperature)
-        if not self._resample_momentum:
-            # in warmup too many draws are rejected for a momentum that turns round
-            in_warmup = state.i < self._num_warmup
-            momentum = jnp.where(in_warmup, momentum, state.momentum)
+
+        def resample() -> Array:
+            return self._dynamics.init(keys["momentum"], z, temperature)
+
+        # in warmup too many draws are rejected for a momentum that turns round
+        momentum = (
+            resample()
+            if self._resample_momentum
+            else jax.lax.cond(
+                state.i < self._num_warmup, resample, lambda: state.momentum
+            )
+        )
 
         def constant(n: Array) -> Array:
             return step_size
@@ -466,7 +477,7 @@ class AMAGOLD(MinibatchKernel):
             )
             return Decision(fine, fine.astype(lp.dtype), fine), seen
         if isinstance(self._correction, Scheme):
-            scheme = _bound(self._correction, reader)
+            scheme = self._correction.fitted(reader.scheme.widths, reader.plates)
             reader = reader._replace(scheme=scheme, designs=None)
         seen = self._estimator.compare(
             reader, keys["rows"], z, end.z, state.memory, self._acceptance.max_variance
@@ -481,15 +492,3 @@ class AMAGOLD(MinibatchKernel):
             reliable=decision.reliable & seen.reliable & fine,
         )
         return decision, seen
-
-
-def _bound(scheme: Scheme, reader: Reader) -> Scheme:
-    """A scheme of the correction's own, for the plates that are there."""
-    size = scheme.size
-    widths = dict(reader.scheme.widths)
-    if isinstance(size, tuple):
-        widths |= dict(size)
-    elif size is not None:
-        widths = dict.fromkeys(widths, size)
-    widths = {name: min(w, reader.plates[name]) for name, w in widths.items()}
-    return scheme.bound(widths, reader.plates)

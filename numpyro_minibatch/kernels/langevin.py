@@ -17,6 +17,7 @@ from numpyro.infer import init_to_uniform
 
 from numpyro_minibatch import dynamics as dynamics_
 from numpyro_minibatch._checks import check_count, check_instance, check_positive
+from numpyro_minibatch._keys import unwrapped
 from numpyro_minibatch.batch import BatchSize, Scheme
 from numpyro_minibatch.control_variate import Taylor
 from numpyro_minibatch.dynamics import Dynamics
@@ -45,7 +46,9 @@ class SGMCMCState(NamedTuple):
     - **noise_gauge** - the measured noise of the gradients.
     - **step_size** - step size of the draw's last gradient step.
     - **diverging** - whether the draw's steps ended where a number is not finite; then
-      ``z`` is that of the draw before, with fresh momentum.
+      ``z`` is ``refuge``, with fresh momentum.
+    - **refuge** - where the last draw began whose steps were all finite. The draw
+      before may itself be where the gradient is not: SGLD reads it a step later.
     - **lp_estimate** - minibatch estimate of the target's log density where the draw's
       last gradient was taken.
     - **noise_ratio** - variance of the noise that a step injects over that of the
@@ -64,6 +67,7 @@ class SGMCMCState(NamedTuple):
     noise_gauge: NoiseGauge
     step_size: Array
     diverging: Array
+    refuge: Any
     lp_estimate: Array
     noise_ratio: Array
     num_rows: Array
@@ -238,10 +242,16 @@ class SGMCMC(MinibatchKernel):
             noise_gauge=NoiseGauge.init(flat),
             step_size=zero,
             diverging=jnp.array(False),
+            refuge=z,
             lp_estimate=zero,
             noise_ratio=zero,
             num_rows=jnp.zeros_like(self._gradient_rows(reader)),
         )
+
+    def _arrive(self, here: Any, there: Any, key: Array) -> Any:
+        z, _ = ravel_pytree(there.z)
+        memory = self._dynamics.refresh(key, z, here.memory, self.temperature)
+        return here._replace(z=there.z, refuge=there.z, memory=memory)
 
     def _transition(self, target: Target, state: SGMCMCState) -> SGMCMCState:
         rng_key, noise_key, measure_key, restart_key = jax.random.split(
@@ -276,11 +286,13 @@ class SGMCMC(MinibatchKernel):
         )
         found = jax.tree.leaves((moved.z, moved.memory, moved.log_density))
         fine = jnp.stack([jnp.isfinite(x).all() for x in found]).all()
-        again = dynamics.init(restart_key, z, temperature)
-        z, memory = jax.tree.map(
-            lambda new, old: jnp.where(fine, new, old),
-            (moved.z, moved.memory),
-            (z, again),
+        # a branch, so that a new momentum is drawn only for a chain that needs it
+        refuge = jnp.where(fine, z, ravel_pytree(state.refuge)[0])
+        bits, wrap = unwrapped(restart_key)
+        z, memory = jax.lax.cond(
+            fine,
+            lambda: (moved.z, moved.memory),
+            lambda: (refuge, dynamics.init(wrap(bits), refuge, temperature)),
         )
         return state._replace(
             i=state.i + 1,
@@ -291,6 +303,7 @@ class SGMCMC(MinibatchKernel):
             noise_gauge=gauge,
             step_size=end,
             diverging=~fine,
+            refuge=unravel(refuge),
             lp_estimate=moved.log_density / temperature,
             noise_ratio=gauge.ratio(dynamics, end, temperature),
             num_rows=rows + self._gradient_rows(reader),

@@ -414,6 +414,16 @@ class MinibatchMH(MinibatchKernel):
             checks=_Checks(zero, zero, zero),
         )
 
+    def _check_ladder(self, who: str) -> None:
+        if isinstance(self._estimator, Augmented):
+            raise ValueError(
+                f'{who}(inner) keeps estimates of a temperature (estimate="augmented") '
+                'with its positions, which cannot be swapped. Write estimate="shared".'
+            )
+
+    def _arrive(self, here: Any, there: Any, key: Array) -> Any:
+        return here._replace(z=there.z, memory=there.memory)
+
     def _checks_exactly(self, reader: Reader) -> bool:
         """Whether some decisions are also made on all rows."""
         return (

@@ -1,0 +1,24 @@
+"""Keys as bits, for vectorised loops and branches.
+
+JAX's check for keys that are used twice takes a key for used when a vectorised loop
+goes through it, or a vectorised branch closes over it. Bits are not watched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import jax
+from jax import Array
+
+__all__ = ["unwrapped"]
+
+
+def unwrapped(key: Array) -> tuple[Array, Callable[[Array], Array]]:
+    """The bits of keys, and what makes keys of such bits again.
+
+    :param key: one key or several.
+    """
+    wrap = partial(jax.random.wrap_key_data, impl=jax.random.key_impl(key))
+    return jax.random.key_data(key), wrap

@@ -1,0 +1,473 @@
+"""Replica exchange: laws of all rungs, swaps, ladders, and what is said of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from jax import random
+from numpyro.infer import MCMC
+
+from numpyro_minibatch import (
+    AMAGOLD,
+    MINT,
+    RELD,
+    RENHD,
+    SGHMC,
+    SGNHT,
+    MinibatchMH,
+    ReplicaExchange,
+    Target,
+    accept,
+    batch,
+    diagnose,
+    ladder,
+    to_inference_data,
+)
+from numpyro_minibatch.accept import AcceptanceTest
+from numpyro_minibatch.dynamics import Thermostat
+from numpyro_minibatch.estimate import Estimate
+
+N, M = 200, 20
+CENTERS, WEIGHTS, SD = np.array([-4.0, 0.0, 3.0]), np.array([0.2, 0.3, 0.5]), 0.5
+CHAINS, DRAWS = 8, 4000
+
+_rng = np.random.default_rng(0)
+_linear = _rng.normal(size=N)
+_linear -= _linear.mean()
+# the gradient of a batch has noise of variance 0.25
+_linear *= 0.5 / np.sqrt(N**2 * np.var(_linear, ddof=1) / M * (1 - M / N))
+LINEAR = jnp.asarray(_linear, jnp.float32)
+
+
+def log_mixture(z: Any) -> Any:
+    parts = jnp.log(WEIGHTS) - 0.5 * jnp.square((z - CENTERS) / SD)
+    return jax.scipy.special.logsumexp(parts)
+
+
+def rows(z: Any, i: Any) -> Any:
+    """Shares of three modes, with linear terms that sum to zero."""
+    return log_mixture(z) / N + LINEAR[i] * z
+
+
+def log_prior(z: Any) -> Any:
+    return -0.5 * (z / 5.0) ** 2
+
+
+TARGET = Target(log_prior, rows, N)
+
+GRID = np.linspace(-25.0, 25.0, 20_001)
+_likelihood = np.asarray(jax.vmap(log_mixture)(jnp.asarray(GRID)))
+
+
+def law(temperature: float, temper_prior: bool) -> np.ndarray:
+    """Probabilities of the points of the grid at a temperature."""
+    prior = -0.5 * (GRID / 5.0) ** 2
+    log_p = _likelihood / temperature
+    log_p = log_p + prior / (temperature if temper_prior else 1.0)
+    p = np.exp(log_p - log_p.max())
+    return p / p.sum()
+
+
+def features(z: np.ndarray) -> np.ndarray:
+    """What laws are compared by: shares of the modes, and their squared widths."""
+    low, high = z < -2, z > 1.5
+    return np.stack([low, high, np.minimum(np.abs(z), 8.0), np.cos(z)], -1)
+
+
+def assert_law(z: np.ndarray, temperature: float, temper_prior: bool) -> None:
+    """Within five standard errors, which the chains tell; shape ``(chains, draws)``."""
+    means = features(z).mean(1)
+    expected = law(temperature, temper_prior) @ features(GRID)
+    error = means.std(0, ddof=1) / np.sqrt(len(means))
+    # of eight chains: Student's law has 7 degrees of freedom
+    worst = np.abs((means.mean(0) - expected) / error).max()
+    assert worst < 9.0, (worst, means.mean(0), expected, error)
+
+
+def run(kernel: Any, seed: int = 0, **settings: Any) -> MCMC:
+    mcmc = MCMC(
+        kernel,
+        **{
+            "num_warmup": 500,
+            "num_samples": DRAWS,
+            "num_chains": CHAINS,
+            "chain_method": "vectorized",
+            "progress_bar": False,
+            **settings,
+        },
+    )
+    fields = ("replicas.z",)
+    mcmc.run(random.key(seed), init_params=jnp.zeros(CHAINS), extra_fields=fields)
+    return mcmc
+
+
+def of_rungs(mcmc: MCMC) -> np.ndarray:
+    """Shape ``(rungs, chains, draws)``."""
+    z = mcmc.get_extra_fields(group_by_chain=True)["replicas.z"]
+    return np.moveaxis(np.asarray(z), -1, 0)
+
+
+def inner(**settings: Any) -> SGHMC:
+    return SGHMC(
+        **{
+            "target": TARGET,
+            "batch_size": M,
+            "step_size": 0.1,
+            "friction": 3.0,
+            "num_steps": 5,
+            **settings,
+        }
+    )
+
+
+# laws --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("temper_prior", [False, True])
+@pytest.mark.parametrize("swap", ["penalty", "barker", "exact"])
+def test_every_rung_has_its_law(swap: str, temper_prior: bool) -> None:
+    temperatures = [1.0, 2.0, 4.0, 8.0]
+    kernel = ReplicaExchange(
+        MinibatchMH(target=TARGET, estimate="exact", temper_prior=temper_prior),
+        temperatures=temperatures,
+        swap=swap,
+        swap_batch=None if swap == "exact" else batch.without_replacement(2 * M),
+    )
+    mcmc = run(kernel)
+    z = of_rungs(mcmc)
+    for rung, temperature in enumerate(temperatures):
+        assert_law(z[rung], temperature, temper_prior)
+    np.testing.assert_array_equal(z[0], mcmc.get_samples(group_by_chain=True))
+    fields = mcmc.get_extra_fields(group_by_chain=True)
+    assert fields["swap_reliable"].mean() > 0.9
+    variance = fields["swap_log_ratio_variance"]
+    assert np.isnan(variance).mean() == pytest.approx(0.5, abs=0.01)
+    assert (np.nanmax(variance) == 0) == (swap == "exact")
+
+
+@dataclass(frozen=True)
+class Inverted(AcceptanceTest):
+    """The sign of the energy difference as printed in the paper's equation 7."""
+
+    max_variance = 1.0
+
+    def probability(self, log_ratio: Estimate) -> Any:
+        return accept.penalty().probability(-1.0 * log_ratio)
+
+
+def test_a_wrong_sign_is_found() -> None:
+    kernel = ReplicaExchange(
+        MinibatchMH(target=TARGET, estimate="exact"),
+        temperatures=[1.0, 2.0, 4.0, 8.0],
+        swap=Inverted(),
+    )
+    z = of_rungs(run(kernel))
+    with pytest.raises(AssertionError):
+        assert_law(z[0], 1.0, False)
+
+
+@pytest.mark.parametrize("kind", [RELD, RENHD, AMAGOLD])
+def test_gradients_on_batches(kind: Any) -> None:
+    """Where modes are reached, with the width that they have."""
+    settings = {"target": TARGET, "batch_size": M, "num_steps": 5}
+    if kind is AMAGOLD:
+        kernel = ReplicaExchange(
+            AMAGOLD(**settings), num_replicas=5, temperature_ratio=1.8
+        )
+    else:
+        settings |= {"step_size": 0.1, "friction": 3.0}
+        kernel = kind(num_replicas=5, temperature_ratio=1.8, **settings)
+    mcmc = run(kernel)
+    assert_law(of_rungs(mcmc)[0], 1.0, False)
+    assert not mcmc.get_extra_fields()["diverging"].any()
+
+
+def test_one_rung_alone_hardly_changes_the_mode() -> None:
+    def changes(temperatures: list[float]) -> int:
+        z = of_rungs(run(ReplicaExchange(inner(), temperatures=temperatures)))[0]
+        return int(np.abs(np.diff(z < -2.0, axis=1)).sum())
+
+    assert changes([1.0, 2.0, 4.0, 8.0]) > 10 * changes([1.0])
+
+
+# limits ------------------------------------------------------------------------------
+
+
+def test_one_rung_is_the_inner_kernel() -> None:
+    settings = {
+        "num_warmup": 20,
+        "num_samples": 50,
+        "num_chains": 1,
+        "progress_bar": False,
+    }
+    alone, ladder_of_one = (
+        MCMC(kernel, **settings)
+        for kernel in (inner(), ReplicaExchange(inner(), temperatures=[1.0]))
+    )
+    for mcmc in (alone, ladder_of_one):
+        mcmc.run(random.key(3), init_params=jnp.zeros(()))
+    np.testing.assert_array_equal(alone.get_samples(), ladder_of_one.get_samples())
+
+
+def test_a_thermostat_stays_with_its_rung() -> None:
+    kernel = SGNHT(target=TARGET, batch_size=M, step_size=0.1)
+    here, there = (
+        kernel.init(random.key(k), 0, jnp.array(float(k)), (), {}) for k in (1, 2)
+    )
+    here = here._replace(memory=Thermostat(here.memory.momentum, jnp.array(7.0)))
+    arrived = kernel.at(4.0)._arrive(here, there, random.key(3))
+    assert arrived.memory.friction == 7.0 and arrived.z == there.z
+    assert arrived.memory.momentum not in (here.memory.momentum, there.memory.momentum)
+    momenta = jax.vmap(
+        lambda key: kernel.at(4.0)._arrive(here, there, key).memory.momentum
+    )(random.split(random.key(4), 20_000))
+    # of variance T
+    assert np.var(momenta) == pytest.approx(4.0, abs=5 * 4.0 * np.sqrt(2 / 20_000))
+
+
+# swaps -------------------------------------------------------------------------------
+
+
+def one_pass(kernel: ReplicaExchange, z: Any, i: int = 0, seed: int = 0) -> Any:
+    """A pass of swaps from the positions ``z``, and the state before."""
+    state = kernel.init(random.key(seed), 0, jnp.zeros(()), (), {})
+    replicas = state.replicas._replace(z=jnp.asarray(z, jnp.float32))
+    state = state._replace(replicas=replicas, i=jnp.int32(i))
+    names = ("rng", "parity", "accept", "momentum")
+    keys = dict(zip(names, random.split(random.key(seed + 1), 4), strict=True))
+    return kernel._swap_pass(TARGET, state, keys)
+
+
+@pytest.mark.parametrize("swap", ["penalty", "barker", "exact"])
+def test_the_better_position_goes_to_the_colder_rung(swap: str) -> None:
+    kernel = ReplicaExchange(
+        MinibatchMH(target=TARGET, batch_size=M), temperatures=[1.0, 4.0], swap=swap
+    )
+    up = one_pass(kernel, [15.0, 0.0])
+    assert up.accept_prob[0] > 0.999 and up.source.tolist() == [1, 0]
+    down = one_pass(kernel, [0.0, 15.0])
+    assert down.accept_prob[0] < 1e-6 and down.source.tolist() == [0, 1]
+    assert up.log_likelihood[0] > up.log_likelihood[1] + 100
+    # a pass of odd pairs has none to try
+    odd = one_pass(kernel, [15.0, 0.0], i=1)
+    assert np.isnan(odd.accept_prob[0]) and odd.source.tolist() == [0, 1]
+    assert odd.num_rows == 0
+
+
+def test_even_and_odd_pairs() -> None:
+    kernel = ReplicaExchange(
+        MinibatchMH(target=TARGET, batch_size=M), num_replicas=5, temperature_ratio=3.0
+    )
+    worse = [20.0, 15.0, 10.0, 7.0, 0.0]
+    assert one_pass(kernel, worse, 0).source.tolist() == [1, 0, 3, 2, 4]
+    assert one_pass(kernel, worse, 1).source.tolist() == [0, 2, 1, 4, 3]
+    random_pairs = ReplicaExchange(
+        MinibatchMH(target=TARGET, batch_size=M),
+        num_replicas=5,
+        temperature_ratio=3.0,
+        pairing="random",
+    )
+    seen = {
+        one_pass(random_pairs, worse, 0, seed).source[0].item() for seed in range(9)
+    }
+    assert seen == {0, 1}
+
+
+def test_the_variance_of_a_swap_is_its_estimate() -> None:
+    kernel = ReplicaExchange(
+        MinibatchMH(target=TARGET, batch_size=M), temperatures=[1.0, 4.0]
+    )
+    state = kernel.init(random.key(0), 0, jnp.zeros(()), (), {})
+    z = jnp.array([1.0, 3.0], jnp.float32)
+    state = state._replace(replicas=state.replicas._replace(z=z))
+    keys = dict.fromkeys(("parity", "accept", "momentum"), random.key(1))
+
+    def swap(key: Any) -> tuple[Any, Any]:
+        seen = kernel._swap_pass(TARGET, state._replace(index_key=key), keys)
+        gap = 0.75 * (seen.log_likelihood.max() - seen.log_likelihood.min())
+        return gap, seen.variance[0]
+
+    found = jax.vmap(swap)(random.split(random.key(2), 4000))
+    gaps, variances = (np.asarray(x, np.float64) for x in found)
+    exact = 0.75 * float(log_mixture(3.0) - log_mixture(1.0))
+    spread = np.var(gaps, ddof=1)
+    assert np.mean(gaps) == pytest.approx(exact, abs=5 * np.sqrt(spread / 4000))
+    assert spread == pytest.approx(np.mean(variances), rel=5 * np.sqrt(2 / 4000))
+
+
+def test_replicas_are_followed() -> None:
+    kernel = ReplicaExchange(
+        MinibatchMH(target=TARGET, estimate="exact"),
+        num_replicas=4,
+        temperature_ratio=2.0,
+    )
+    mcmc = run(kernel, num_samples=1000)
+    fields = mcmc.get_extra_fields(group_by_chain=True)
+    rung = np.asarray(fields["rung"])
+    assert (np.sort(rung, -1) == np.arange(4)).all()
+    assert np.abs(np.diff(rung, axis=1)).max() == 1  # neighbours only
+    trips = 0
+    for path in rung[0].T:
+        ends = path[(path == 0) | (path == 3)]
+        turns = ends[np.flatnonzero(np.diff(ends, prepend=-1))]
+        trips += ((turns[1:] == 0) & (turns[:-1] == 3)).sum()
+    counted = int(fields["round_trips"][0, -1])
+    assert counted > 20
+    # those under way when the warmup ended are counted by the kernel alone
+    assert trips - 4 <= counted <= trips + 4
+
+
+# ladders -----------------------------------------------------------------------------
+
+
+def test_a_ladder_adapts_to_equal_rates() -> None:
+    wide = Target(
+        lambda z: -0.5 * jnp.sum(jnp.square(z)) / 1e4,
+        lambda z, i: -0.5 * jnp.sum(jnp.square(z)) / N + 0.0 * i,
+        N,
+    )
+    poor = [1.0, 1.03, 1.06, 1.1, 1.15, 1.2, 20.0]
+    kernel = ReplicaExchange(
+        MinibatchMH(target=wide, estimate="exact"),
+        temperatures=poor,
+        adapt_ladder=True,
+    )
+    mcmc = MCMC(
+        kernel, num_warmup=4000, num_samples=4000, num_chains=1, progress_bar=False
+    )
+    mcmc.run(random.key(0), init_params=jnp.zeros(10))
+    fields = mcmc.get_extra_fields()
+    rates = np.nanmean(fields["swap_acceptance_rate"], 0)
+    assert rates.min() > 0.3 and np.ptp(rates) < 0.2, rates
+    found = np.asarray(fields["temperatures"][-1])
+    assert found[0] == 1.0 and found[-1] == 20.0 and (np.diff(found) > 0).all()
+    assert len(np.unique(fields["temperatures"], axis=0)) == 1  # frozen
+    as_it_was = ReplicaExchange(
+        MinibatchMH(target=wide, estimate="exact"), temperatures=poor
+    )
+    mcmc = MCMC(
+        as_it_was, num_warmup=500, num_samples=2000, num_chains=1, progress_bar=False
+    )
+    mcmc.run(random.key(0), init_params=jnp.zeros(10))
+    rates = np.nanmean(mcmc.get_extra_fields()["swap_acceptance_rate"], 0)
+    assert np.ptp(rates) > 0.5
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "says"),
+    [
+        ({}, ValueError, "needs a ladder"),
+        ({"temperatures": [1.0, 4.0, 2.0]}, ValueError, "got 4 and then 2"),
+        ({"temperatures": [1.0, 2.0, 2.0]}, ValueError, "got 2 and then 2"),
+        ({"temperatures": [1.5, 2.0]}, ValueError, "begin with 1.0.*got 1.5"),
+        ({"temperatures": [0.5, 1.0]}, ValueError, "got 0.5"),
+        ({"temperatures": []}, ValueError, "begin with 1.0"),
+        ({"temperatures": 2.0}, TypeError, "sequence of numbers"),
+        ({"num_replicas": 3}, ValueError, "needs a ladder"),
+        ({"num_replicas": 3, "temperature_ratio": 0.5}, ValueError, "above 1"),
+        (
+            {"temperatures": [1.0], "num_replicas": 3, "temperature_ratio": 2.0},
+            ValueError,
+            "got both",
+        ),
+        ({"temperatures": [1.0, 2.0], "swap": "always"}, TypeError, "'always'"),
+        ({"temperatures": [1.0, 2.0], "pairing": "all"}, ValueError, "'all'"),
+        (
+            {"temperatures": [1.0, 2.0], "swap_batch": 100},
+            TypeError,
+            r"batch.growing\(500\)",
+        ),
+        (
+            {
+                "temperatures": [1.0, 2.0],
+                "swap": "exact",
+                "swap_batch": batch.growing(50),
+            },
+            ValueError,
+            "reads all rows",
+        ),
+    ],
+)
+def test_what_is_no_ladder(settings: Any, error: Any, says: str) -> None:
+    with pytest.raises(error, match=says):
+        ReplicaExchange(inner(), **settings)
+
+
+def test_kernels_that_cannot_be_rungs() -> None:
+    two = [1.0, 2.0]
+    with pytest.raises(TypeError, match="must be a kernel of numpyro_minibatch"):
+        ReplicaExchange(lambda y: None, temperatures=two)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="which must be 1, got 20"):
+        ReplicaExchange(MINT(target=TARGET, temperature=20.0), temperatures=two)
+    with pytest.raises(ValueError, match='estimate="augmented"'):
+        ReplicaExchange(
+            MINT(target=TARGET, temperature=1.0, estimate="augmented"),
+            temperatures=two,
+        )
+
+
+def test_geometric_ladders_begin_at_one() -> None:
+    assert ladder.geometric(3, 1.5) == (1.0, 1.5, 2.25)
+    assert RENHD(target=TARGET, step_size=0.1).settings["temperatures"][0] == 1.0
+
+
+# results -----------------------------------------------------------------------------
+
+
+def model(y: Any) -> None:
+    """Neither the sign of mu nor that of the scale's logarithm matters to the data."""
+    mu = numpyro.sample("mu", dist.Normal(0, 5))
+    with numpyro.plate("data", len(y), subsample_size=25) as idx:
+        numpyro.sample("obs", dist.Normal(jnp.abs(mu), 4.0), obs=y[idx])
+
+
+Y = np.asarray(2 + 4 * np.random.default_rng(1).normal(size=100), np.float32)
+
+
+def test_results_of_a_model() -> None:
+    kernel = ReplicaExchange(
+        MinibatchMH(model, estimate="exact"), temperatures=[1.0, 3.0, 9.0, 27.0]
+    )
+    mcmc = MCMC(
+        kernel,
+        num_warmup=500,
+        num_samples=2000,
+        num_chains=2,
+        chain_method="vectorized",
+        progress_bar=False,
+    )
+    mcmc.run(random.key(0), Y)
+    idata = to_inference_data(mcmc)
+    stats = idata["sample_stats"]
+    assert stats["rung"].dims == ("chain", "draw", "replica")
+    assert stats["temperatures"].dims == ("chain", "draw", "ladder")
+    assert stats["swap_acceptance_rate"].dims == ("chain", "draw", "pair")
+    assert stats["rung_acceptance_rate"].dims == ("chain", "draw", "ladder")
+    mu = idata["posterior"]["mu"].values
+    assert 0.3 < (mu > 0).mean() < 0.7
+    found = diagnose(idata)
+    assert len(found.swap_rates) == 3 and found.round_trips > 10
+    assert f"4 rungs, barrier {found.barrier:.2f}" in str(found)
+    assert not any("rungs" in text for text in found.advice)
+    assert idata["posterior"].attrs["target"] == "prior * likelihood"
+
+
+def test_advice_on_a_ladder_with_a_gap() -> None:
+    kernel = ReplicaExchange(
+        MinibatchMH(model, estimate="exact"), temperatures=[1.0, 1.1, 1e6]
+    )
+    mcmc = MCMC(kernel, num_warmup=200, num_samples=400, progress_bar=False)
+    mcmc.run(random.key(0), Y)
+    idata = to_inference_data(mcmc)
+    stats = idata["sample_stats"]
+    stats["swap_acceptance_rate"] = stats["swap_acceptance_rate"] * [1.0, 0.05]
+    advice = " ".join(diagnose(idata).advice)
+    assert "rungs 1 and 2 of the ladder swap in only" in advice
+    assert "adapt_ladder=True" in advice
