@@ -643,7 +643,7 @@ class Exact:
     def _renewed(
         self, everything: Reader, z: Array, old: Terms
     ) -> tuple[Terms, Array, Array]:
-        """The terms at ``z``, by how much their weighted sum grew, and the old sum."""
+        """The terms at ``z``, by how much their weighted sum grew, and both sums."""
         scheme, plates = everything.scheme, everything.plates
         weights = everything.weights
         before = old._replace(rows={})
@@ -652,21 +652,19 @@ class Exact:
             i, kept = chunk
             indices, masks = _chunk(scheme, plates, i)
             terms = everything.evaluate(z, indices)
-            change, value = jnp.zeros((), z.dtype), jnp.zeros((), z.dtype)
+            sums = jnp.zeros(3, z.dtype)
             for name, row in terms.rows.items():
                 # float32: differences of rows first, sums afterwards
-                change += jnp.where(masks[name], row - kept[name], 0.0).sum()
-                value += jnp.where(masks[name], kept[name], 0.0).sum()
-            return terms._replace(rows={}), (terms.rows, change, value)
+                three = jnp.stack([row - kept[name], kept[name], row])
+                sums += jnp.where(masks[name], three, 0.0).sum(-1)
+            return terms._replace(rows={}), (terms.rows, sums)
 
         count = jnp.arange(_num_chunks(scheme, plates), dtype=jnp.int32)
-        new, (rows, changes, values) = jax.lax.scan(
-            one_chunk, before, (count, old.rows)
-        )
-        more = weights.known(jax.tree.map(jnp.subtract, new, before))
-        more += weights.likelihood * changes.sum()
-        total = weights.known(before) + weights.likelihood * values.sum()
-        return new._replace(rows=rows), more, total
+        new, (rows, sums) = jax.lax.scan(one_chunk, before, (count, old.rows))
+        change = jax.tree.map(jnp.subtract, new, before)
+        known = jnp.stack([weights.known(part) for part in (change, before, new)])
+        total = known + weights.likelihood * sums.sum(0)
+        return new._replace(rows=rows), total[0], total[1:]
 
     def compare(
         self,
@@ -682,13 +680,13 @@ class Exact:
         everything = reader.everything(jnp.array(True))
         if not isinstance(memory, Terms):
             return Shared().compare(everything, key, z, z_new, (), max_variance)
-        new, change, current = self._renewed(everything, z_new, memory)
+        new, change, both = self._renewed(everything, z_new, memory)
         zero = jnp.zeros_like(change)
         return Comparison(
             Estimate(change, zero),
             zero,
             jnp.array(True),
-            current + jnp.stack([zero, change]),
+            both,
             new,
             jnp.int32(sum(reader.plates.values())),
             jnp.ones_like(change),

@@ -66,15 +66,16 @@ class _RMSProp(Preconditioner):
     def observe(
         self, state: ScaleState, gradient: Array, in_warmup: Array
     ) -> ScaleState:
-        new = jnp.where(in_warmup, 1.0 - self.decay, 0.0)
-        unscaled = gradient / state.root
+        # one gradient that is not finite would stay in the mean for ever
+        useful = in_warmup & jnp.isfinite(gradient).all()
+        new = jnp.where(useful, 1.0 - self.decay, 0.0)
+        unscaled = jnp.where(useful, gradient, 0.0) / state.root
         square = state.square + new * (jnp.square(unscaled) - state.square)
         weight = state.weight + new * (1.0 - state.weight)
         size = jnp.sqrt(square / jnp.maximum(weight, 1e-12))
         scale = 1.0 / (size + self.damping * size.mean())
         # a geometric mean of one leaves the step size what it was; not by a product
         scale = scale * jnp.exp(-jnp.mean(jnp.log(scale)))
-        useful = in_warmup & jnp.isfinite(scale).all()
         return ScaleState(
             jnp.where(useful, jnp.sqrt(scale), state.root), square, weight
         )
