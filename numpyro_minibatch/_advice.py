@@ -343,7 +343,7 @@ def _advise_small_batch(d: Diagnosis, s: Settings) -> Iterator[str]:
 
 def _advise_overconfident(d: Diagnosis, s: Settings) -> Iterator[str]:
     """A batch without the rows that matter has too little scatter to show it."""
-    if not s.pilot:
+    if not s.pilot or not s.decides_on_batches:
         return
     true = s.pilot["batch_sd"]
     if true > 0.02 and d.noise_sd_median < true / 3:
@@ -427,7 +427,8 @@ def _notes(d: Diagnosis, s: Settings) -> Iterator[str]:
     if d.num_chains == 1:
         yield "R-hat compares chains: write num_chains=4, chain_method='vectorized'."
     rows = sum(d.plates.values())
-    if rows and (s.batch.startswith("FullBatch") or d.batch_sizes == d.plates):
+    everything = s.batch.startswith("FullBatch") or d.batch_sizes == d.plates
+    if rows and everything and s.acceptance:
         yield (
             f"every step read all {rows} rows, so its decision is exact and costs "
             f"{rows} rows; a batch_size makes it cheaper."

@@ -156,9 +156,7 @@ def _numbers(posterior: xr.Dataset, stats: xr.Dataset, s: Settings) -> Diagnosis
         noise_sd_95=float(high),
         check_rms_error=last("check_rms_error"),
         check_rms_z=last("check_rms_z"),
-        noise_ratio=lowest(
-            "rung_noise_ratio" if "rung_noise_ratio" in stats else "noise_ratio"
-        ),
+        noise_ratio=lowest("noise_ratio"),
         swap_rates=_swap_rates(stats),
         unreliable_swaps=1.0 - mean("swap_reliable"),
         round_trips=(

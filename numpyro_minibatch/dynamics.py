@@ -39,8 +39,9 @@ class Moved(NamedTuple):
     :param log_density: what the force said of its position: ``T`` times the log
         density of the target, estimated from the batch.
     :param gradient: its gradient there, in the whitened coordinates, shape ``(D,)``.
-    :param work: the energy that the force took from the momentum, ``-(p + p') . force *
-        step / 2``, which an amortized Metropolis test needs; 0 without momentum.
+    :param work: of the midpoint integrator, the energy that the force took from the
+        momentum, ``-(p + p') . force * step / 2``, which an amortized Metropolis test
+        needs.
     """
 
     z: Array
@@ -72,14 +73,17 @@ class Dynamics(ABC):
         """
         return ()
 
-    def refresh(self, key: Array, z: Array, memory: Any, temperature: Scalar) -> Any:
+    def refresh(
+        self, key: Array, z: Array, here: Any, there: Any, temperature: Scalar
+    ) -> Any:
         """What is kept with a position that came from another temperature.
 
-        Momenta are drawn anew, which their law at equilibrium allows at any time.
+        Momenta are drawn anew, and forces come with their position.
 
         :param key: PRNG key.
         :param z: flat position, shape ``(D,)``.
-        :param memory: what was kept at this temperature.
+        :param here: what was kept at this temperature.
+        :param there: what was kept with the position.
         :param temperature: the temperature ``T``.
         """
         return self.init(key, z, temperature)
@@ -170,6 +174,13 @@ def sgld() -> Dynamics:
 Integrator = Literal["baoab", "midpoint", "euler"]
 
 
+class Kicked(NamedTuple):
+    """A momentum, half of whose next kick is the force that made the last half."""
+
+    momentum: Array
+    force: Array
+
+
 @dataclass(frozen=True)
 class _SGHMC(Dynamics):
     friction: float = 1.0
@@ -178,34 +189,45 @@ class _SGHMC(Dynamics):
     white_step_size = 0.3
     default_num_steps = 10
 
-    def init(self, key: Array, z: Array, temperature: Scalar) -> Array:
-        return jnp.sqrt(jnp.asarray(temperature, z.dtype)) * _normal(key, z)
+    def init(self, key: Array, z: Array, temperature: Scalar) -> Any:
+        p = jnp.sqrt(jnp.asarray(temperature, z.dtype)) * _normal(key, z)
+        # before the first step no force is known; what that costs is soon forgotten
+        return Kicked(p, jnp.zeros_like(z)) if self.integrator == "baoab" else p
+
+    def refresh(
+        self, key: Array, z: Array, here: Any, there: Any, temperature: Scalar
+    ) -> Any:
+        new = self.init(key, z, temperature)
+        return new._replace(force=there.force) if isinstance(new, Kicked) else new
 
     def step(
         self,
         key: Array,
         z: Array,
-        memory: Array,
+        memory: Any,
         force: Force,
         step_size: Scalar,
         temperature: Scalar,
         whitening: Whitening,
     ) -> Moved:
-        h, p, noise = step_size, memory, _normal(key, z)
+        h, noise = step_size, _normal(key, z)
+        p = memory.momentum if isinstance(memory, Kicked) else memory
 
         def drift(z: Array, p: Array, h: Scalar) -> Array:
             return z + whitening.color(h * p)
 
         if self.integrator == "baoab":
-            # the two half kicks that surround a position are one: what is returned is
-            # the position at which the force was evaluated, as in [2]
+            # a position is where the force was evaluated, as in [2], and the half kicks
+            # before and after it have that one force
+            p = p + 0.5 * h * whitening.whiten_gradient(memory.force)
             z = drift(z, p, 0.5 * h)
             p = _ornstein_uhlenbeck(p, noise, self.friction * h, temperature)
             z = drift(z, p, 0.5 * h)
-            value, gradient = force(z)
-            gradient = whitening.whiten_gradient(gradient)
-            p_new = p + h * gradient
-        elif self.integrator == "midpoint":
+            value, force_here = force(z)
+            gradient = whitening.whiten_gradient(force_here)
+            p_new = p + 0.5 * h * gradient
+            return Moved(z, Kicked(p_new, force_here), value, gradient)
+        if self.integrator == "midpoint":
             # algorithm 2 of [3], with beta = friction / 2: friction acts on the mean
             # of the momenta before and after, so that N(0, T) is kept at any step
             z = drift(z, p, 0.5 * h)
@@ -246,7 +268,7 @@ def sghmc(friction: float = 1.0, integrator: Integrator = "baoab") -> Dynamics:
     :param integrator: ``"baoab"``, whose draws have the exact variance on a parabola
         at any stable step size [2]; ``"midpoint"``, the one of AMAGOLD [3], where
         ``friction`` is twice the paper's beta; or ``"euler"``, the one of [1].
-    :raises ValueError: ``friction`` is not positive, or there is no such integrator.
+    :raises ValueError: ``friction`` is negative, or there is no such integrator.
 
     **References:**
 
@@ -270,10 +292,11 @@ def sghmc(friction: float = 1.0, integrator: Integrator = "baoab") -> Dynamics:
 
 
 class Thermostat(NamedTuple):
-    """What :func:`nose_hoover` keeps: the momentum and the friction of the moment."""
+    """What :func:`nose_hoover` keeps: momentum, friction of the moment, last force."""
 
     momentum: Array
     friction: Array
+    force: Array
 
 
 @dataclass(frozen=True)
@@ -287,14 +310,15 @@ class _NoseHoover(Dynamics):
 
     def init(self, key: Array, z: Array, temperature: Scalar) -> Thermostat:
         p = jnp.sqrt(jnp.asarray(temperature, z.dtype)) * _normal(key, z)
-        return Thermostat(p, jnp.asarray(self.friction, z.dtype))
+        friction = jnp.asarray(self.friction, z.dtype)
+        return Thermostat(p, friction, jnp.zeros_like(z))
 
     def refresh(
-        self, key: Array, z: Array, memory: Thermostat, temperature: Scalar
+        self, key: Array, z: Array, here: Any, there: Any, temperature: Scalar
     ) -> Thermostat:
         # the friction belongs to the temperature, not to the position
         new = self.init(key, z, temperature)
-        return new._replace(friction=memory.friction)
+        return new._replace(friction=here.friction, force=there.force)
 
     def step(
         self,
@@ -306,30 +330,30 @@ class _NoseHoover(Dynamics):
         temperature: Scalar,
         whitening: Whitening,
     ) -> Moved:
-        h, (p, friction), noise = step_size, memory, _normal(key, z)
+        h, (p, friction, last), noise = step_size, memory, _normal(key, z)
 
         def heated(friction: Array, p: Array, h: Scalar) -> Array:
             excess = jnp.mean(jnp.square(p)) - temperature
             return friction + h / self.thermal_mass * excess
 
         if self.integrator == "symmetric":
+            p = p + 0.5 * h * whitening.whiten_gradient(last)
             z = z + whitening.color(0.5 * h * p)
             friction = heated(friction, p, 0.5 * h)
             p = _thermal(p, noise, friction, self.friction, h, temperature)
             friction = heated(friction, p, 0.5 * h)
             z = z + whitening.color(0.5 * h * p)
-            value, gradient = force(z)
-            gradient = whitening.whiten_gradient(gradient)
-            p_new = p + h * gradient
+            value, last = force(z)
+            gradient = whitening.whiten_gradient(last)
+            p = p + 0.5 * h * gradient
         else:
-            value, gradient = force(z)
-            gradient = whitening.whiten_gradient(gradient)
+            value, last = force(z)
+            gradient = whitening.whiten_gradient(last)
             scale = jnp.sqrt(2.0 * self.friction * h * temperature)
-            p_new = p - h * friction * p + h * gradient + scale * noise
-            z = z + whitening.color(h * p_new)
-            friction = heated(friction, p_new, h)
-        work = -0.5 * h * (gradient @ (p + p_new))
-        return Moved(z, Thermostat(p_new, friction), value, gradient, work)
+            p = p - h * friction * p + h * gradient + scale * noise
+            z = z + whitening.color(h * p)
+            friction = heated(friction, p, h)
+        return Moved(z, Thermostat(p, friction, last), value, gradient)
 
     def injected(self, step_size: Scalar, temperature: Scalar) -> Scalar:
         return 2.0 * self.friction * temperature / step_size
@@ -370,7 +394,8 @@ def nose_hoover(
     :param thermal_mass: the thermostat's mass ``mu``, per coordinate.
     :param integrator: ``"symmetric"``, a splitting into exactly solved parts [2], with
         one gradient a step; or ``"euler"``, the one of [1].
-    :raises ValueError: an argument is not positive, or there is no such integrator.
+    :raises ValueError: ``friction`` is negative, the mass is not positive, or there is
+        no such integrator.
 
     **References:**
 

@@ -31,8 +31,6 @@ _RENAMED_STATS = {
     "potential_energy": "lp",  # with the other sign; never a minibatch estimate
     "num_steps": "n_steps",
     "adapt_state.step_size": "step_size",
-    "replicas.accept_prob": "rung_acceptance_rate",
-    "replicas.noise_ratio": "rung_noise_ratio",
 }
 
 
@@ -190,9 +188,16 @@ def _collected(mcmc: Any) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]
     for name, value in fields.items():
         if not hasattr(value, "shape"):  # a part of the state such as adapt_state
             continue
+        array = np.asarray(value)
+        if name.startswith("replicas."):
+            # of all rungs, and of the coldest by the name that it has elsewhere
+            name = name.removeprefix("replicas.")
+            renamed = _RENAMED_STATS.get(name, name)
+            stats[f"rung_{renamed}"] = array
+            stats[renamed] = array[..., 0]
+            continue
         renamed = _RENAMED_STATS.get(name, name)
         renamed = name if renamed in fields else renamed
-        array = np.asarray(value)
         stats[renamed] = -array if renamed == "lp" else array
     everything = [*samples.values(), *stats.values()]
     only_warmup = mcmc.post_warmup_state is mcmc.last_state

@@ -70,7 +70,7 @@ def polynomial(
 
     :param step_size: the first step size.
     :param power: how fast they fall, in ``(0, 1]``.
-    :param offset: gradient steps before they begin to fall.
+    :param offset: gradient steps over which they fall to ``2 ** -power`` of the first.
     :raises ValueError: an argument is out of range.
 
     **References:**

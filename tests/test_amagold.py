@@ -29,7 +29,15 @@ from gradient_problems import (
 )
 from jax import random
 
-from numpyro_minibatch import AMAGOLD, SGHMC, Target, accept, batch, estimate
+from numpyro_minibatch import (
+    AMAGOLD,
+    SGHMC,
+    Target,
+    accept,
+    batch,
+    dynamics,
+    estimate,
+)
 from numpyro_minibatch.estimate import Reader, Weights
 
 pytestmark = pytest.mark.x64
@@ -486,3 +494,24 @@ def test_never_where_the_density_is_not_a_number(correction):
     assert np.isfinite(extra["lp_estimate"]).all()
     if correction == "exact":
         check(shape_errors(line.uniform(draws)))
+
+
+def test_h_and_b_have_the_momentum_variance_in_them():
+    """And where they are given, nothing rescales the step."""
+    one, other = (
+        AMAGOLD(problems.logistic_model, h=0.01, b=0.1, momentum_variance=variance)
+        for variance in (1.0, 4.0)
+    )
+    assert one._step_size == other._step_size == 0.1
+    assert one._dynamics == other._dynamics == dynamics.sghmc(2.0, "midpoint")
+    adaptation = one._adaptation
+    assert not adaptation.adapt_step_size and not adaptation.adapt_mass_matrix
+
+
+def test_a_design_is_not_replaced_by_even_rows():
+    with pytest.raises(ValueError, match="share one design of the rows"):
+        AMAGOLD(
+            problems.logistic_model,
+            control_variate="taylor2",
+            correction=batch.growing(100),
+        )

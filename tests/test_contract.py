@@ -559,7 +559,7 @@ ARGUMENTS: dict[type[MinibatchKernel], dict[str, tuple[Any, Any]]] = {
         "correction": ("default", "minibatch"),
         "acceptance": (None, accept.barker()),
         "adapt_step_size": (None, False),
-        "adapt_mass_matrix": (True, False),
+        "adapt_mass_matrix": (None, False),
         "dense_mass": (False, True),
         "target_accept_prob": (None, 0.25),
     },

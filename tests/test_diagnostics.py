@@ -710,3 +710,30 @@ def test_small_batches_are_fine_for_gradients() -> None:
     exact = CORRECTED | {"correction": "'exact'", "estimate": repr(estimate.exact())}
     assert not advice(settings=exact, batch_sizes=few, acceptance_rate=0.8)
     assert "16 rows" in advice(settings=CORRECTED, batch_sizes=few, acceptance_rate=0.8)
+
+
+def test_no_decisions_no_advice_on_them() -> None:
+    """AMAGOLD without a correction, and exact decisions with a control variate."""
+    undecided = {k: v for k, v in CORRECTED.items() if k not in PENALTY} | {
+        "correction": "None"
+    }
+    certain = {"acceptance_rate": 1.0, "log_ratio_variance": 0.0}
+    few = {"data": 16}
+    assert not advice(settings=undecided, noise_ratio=100.0, batch_sizes=few, **certain)
+    pilot = {"batch_sd": 0.3, "residual_sd": 0.1, "surrogate_rhat": 1.0}
+    exact = CORRECTED | {
+        "correction": "'exact'",
+        "estimate": repr(estimate.exact()),
+        "pilot": pilot | {"other_mode": 0.0},
+    }
+    assert not advice(settings=exact, acceptance_rate=0.8, log_ratio_variance=0.0)
+    everything = LANGEVIN | {"batch": repr(batch.full())}
+    found = diagnose(result(settings=everything, noise_ratio=np.inf, **UNDECIDED))
+    assert not any("decision is exact" in note for note in found.notes)
+
+
+def test_a_rung_that_ignores_its_noise() -> None:
+    """What is said of a kernel is said of it as the coldest rung."""
+    stats = {"reliable": 0.0, "log_ratio_variance": 4.0, "swap_reliable": 1.0}
+    text = advice(settings=METROPOLIS | {"inner": "MinibatchMH"}, **stats)
+    assert "takes log ratios for exact" in text

@@ -37,7 +37,13 @@ from numpyro_minibatch import (
     preconditioner,
     schedule,
 )
-from numpyro_minibatch.dynamics import _SGHMC, Thermostat, _NoseHoover, _thermal
+from numpyro_minibatch.dynamics import (
+    _SGHMC,
+    Kicked,
+    Thermostat,
+    _NoseHoover,
+    _thermal,
+)
 from numpyro_minibatch.kernels import _path as path
 from numpyro_minibatch.kernels import langevin
 from numpyro_minibatch.proposal import Whitening
@@ -58,6 +64,7 @@ def stepped(rule, h, temperature, root, curvature=CURVATURE):
     """One step in white coordinates: ``(key, (w, p), gradient noise) -> (w, p)``."""
     whitening = Whitening(jnp.asarray(root))
     has_momentum = not isinstance(rule, type(dynamics.sgld()))
+    is_kicked = getattr(rule, "integrator", "") == "baoab"
     dim = len(curvature)
 
     def step(key, state, noise):
@@ -66,12 +73,15 @@ def stepped(rule, h, temperature, root, curvature=CURVATURE):
 
         w, p = state[:dim], state[dim:]
         memory = p if has_momentum else ()
+        if is_kicked:  # the whole kick at the end of a step, none at its start
+            memory = Kicked(p, jnp.zeros_like(p))
         moved = rule.step(
             key, whitening.color(w), memory, force, h, temperature, whitening
         )
-        return jnp.concatenate(
-            [whitening.whiten(moved.z), *([moved.memory] * has_momentum)]
-        )
+        after = moved.memory
+        if is_kicked:
+            after = after.momentum + 0.5 * h * moved.gradient
+        return jnp.concatenate([whitening.whiten(moved.z), *([after] * has_momentum)])
 
     return step, dim * (1 + has_momentum)
 
@@ -113,6 +123,73 @@ def test_one_step(name, friction, temperature, root):
     move, kick, noise = errors_of_one_step(rule, name, friction, temperature, root)
     assert max(move, kick) < (1e-12 if jax.config.jax_enable_x64 else 2e-5)
     assert noise < 5
+
+
+MOMENTA = [
+    (dynamics.sghmc(0.7), False),
+    (dynamics.sghmc(0.7, "midpoint"), False),
+    (dynamics.nose_hoover(0.7), False),
+    # momentum and position are half a step apart
+    (dynamics.sghmc(0.7, "euler"), True),
+]
+
+
+@pytest.mark.parametrize("rule, is_biased", MOMENTA)
+def test_momenta_may_be_drawn_anew_after_every_step(rule, is_biased):
+    """As where positions are swapped: each step begins with a new momentum.
+
+    For a momentum half a step from its position that is wrong at any step size.
+    """
+    h, k, temperature, chains, steps = 0.2, 1.3, 4.0, 2000, 400
+    whitening = Whitening(jnp.ones(1))
+    first = problems.start_of(
+        np.sqrt(temperature / k) * np.random.default_rng(0).normal(size=(chains, 1))
+    )
+
+    def force(z):
+        return -0.5 * k * (z @ z), -k * z
+
+    def chain(key, z):
+        def body(carry, key):
+            z, memory = carry
+            ours, theirs = random.split(key)
+            memory = rule.refresh(ours, z, memory, memory, temperature)
+            moved = rule.step(theirs, z, memory, force, h, temperature, whitening)
+            return (moved.z, moved.memory), jnp.square(moved.z[0])
+
+        start = (z, rule.init(key, z, temperature))
+        return jax.lax.scan(body, start, random.split(key, steps))[1][100:].mean()
+
+    squares = jax.jit(jax.vmap(chain))(random.split(random.key(1), chains), first)
+    squares = np.asarray(squares, np.float64) * k / temperature
+    error = squares.std(ddof=1) / np.sqrt(chains)
+    # what the splitting leaves is of the order of h ** 2
+    is_right = abs(squares.mean() - 1.0) < 5 * error + h**2 * k
+    assert is_right != is_biased, (squares.mean(), error)
+
+
+def test_two_half_kicks_are_one():
+    """The second step begins with the force that the first one ended with."""
+    h, temperature = 0.35, 4.0
+    step, size = stepped(made("baoab", 0.7), h, temperature, ROOT)
+    keys, silent = random.split(random.key(0)), jnp.zeros(3)
+    white = jnp.asarray(np.random.default_rng(0).normal(size=size))
+    expected = step(keys[1], step(keys[0], white, silent), silent)
+    whitening = Whitening(jnp.asarray(ROOT))
+
+    def force(z):
+        return -0.5 * z @ CURVATURE @ z, -CURVATURE @ z
+
+    z, memory = whitening.color(white[:3]), Kicked(white[3:], jnp.zeros(3))
+    for key in keys:
+        moved = made("baoab", 0.7).step(
+            key, z, memory, force, h, temperature, whitening
+        )
+        z, memory = moved.z, moved.memory
+    np.testing.assert_allclose(whitening.whiten(z), expected[:3], rtol=1e-4)
+    np.testing.assert_allclose(
+        memory.momentum + 0.5 * h * moved.gradient, expected[3:], rtol=1e-4
+    )
 
 
 class Squared(_SGHMC):
@@ -245,12 +322,12 @@ def thermostat_moments(rule, h, temperature, noise, steps=1500, chains=512):
                 return jnp.zeros((), z.dtype), -CURVATURE @ z + eta
 
             moved = rule.step(ours, z, memory, force, h, temperature, whitening)
-            p, xi = moved.memory
+            xi = moved.memory.friction
             w = whitening.whiten(moved.z)
             values = [xi, (xi - mean) ** 2, w @ np.linalg.inv(cov) @ w / dim]
             return (moved.z, moved.memory, total + jnp.stack(values)), None
 
-        first = (z, Thermostat(p, xi), jnp.zeros(3, z.dtype))
+        first = (z, Thermostat(p, xi, -CURVATURE @ z), jnp.zeros(3, z.dtype))
         (_, _, total), _ = jax.lax.scan(body, first, random.split(key, steps))
         return total / steps
 
@@ -282,7 +359,8 @@ class Linear(_NoseHoover):
         # the same step, but for what the friction becomes
         p = moved.memory.momentum
         heat = step_size / self.thermal_mass * (jnp.abs(p).mean() - temperature)
-        return moved._replace(memory=Thermostat(p, memory.friction + heat))
+        friction = memory.friction + heat
+        return moved._replace(memory=moved.memory._replace(friction=friction))
 
 
 def test_thermostat_of_absolute_values_is_noticed():

@@ -152,6 +152,36 @@ def test_every_rung_has_its_law(swap: str, temper_prior: bool) -> None:
     assert (np.nanmax(variance) == 0) == (swap == "exact")
 
 
+@pytest.mark.parametrize("kind", [SGHMC, SGNHT])
+def test_swaps_do_not_heat(kind: Any) -> None:
+    """One gradient a draw, and nearly every draw swapped: new momenta all the time."""
+    normal = Target(
+        lambda z: -0.5 * jnp.sum(z**2) / 1e4,
+        lambda z, i: -0.5 * jnp.sum(z**2) / N + 0.0 * i,
+        N,
+    )
+    kernel = ReplicaExchange(
+        kind(
+            target=normal, batch=batch.full(), step_size=0.2, friction=1.0, num_steps=1
+        ),
+        temperatures=[1.0, 1.2, 1.44],
+        swap="exact",
+    )
+    mcmc = MCMC(
+        kernel,
+        num_warmup=300,
+        num_samples=3000,
+        num_chains=CHAINS,
+        chain_method="vectorized",
+        progress_bar=False,
+    )
+    mcmc.run(random.key(0), init_params=jnp.zeros((CHAINS, 4)))
+    squares = np.square(mcmc.get_samples(group_by_chain=True)).mean((1, 2))
+    error = squares.std(ddof=1) / np.sqrt(CHAINS)
+    assert abs(squares.mean() - 1.0) < 7 * error + 0.02, (squares.mean(), error)
+    assert error < 0.03
+
+
 @dataclass(frozen=True)
 class Inverted(AcceptanceTest):
     """The sign of the energy difference as printed in the paper's equation 7."""
@@ -221,9 +251,13 @@ def test_a_thermostat_stays_with_its_rung() -> None:
     here, there = (
         kernel.init(random.key(k), 0, jnp.array(float(k)), (), {}) for k in (1, 2)
     )
-    here = here._replace(memory=Thermostat(here.memory.momentum, jnp.array(7.0)))
+    here = here._replace(
+        memory=Thermostat(here.memory.momentum, jnp.array(7.0), jnp.array([1.0]))
+    )
+    there = there._replace(memory=there.memory._replace(force=jnp.array([2.0])))
     arrived = kernel.at(4.0)._arrive(here, there, random.key(3))
     assert arrived.memory.friction == 7.0 and arrived.z == there.z
+    assert arrived.memory.force == 2.0  # that of the position
     assert arrived.memory.momentum not in (here.memory.momentum, there.memory.momentum)
     momenta = jax.vmap(
         lambda key: kernel.at(4.0)._arrive(here, there, key).memory.momentum
@@ -402,6 +436,14 @@ def test_what_is_no_ladder(settings: Any, error: Any, says: str) -> None:
 
 def test_kernels_that_cannot_be_rungs() -> None:
     two = [1.0, 2.0]
+    with pytest.raises(ValueError, match="which must be 1, got lam=0.5"):
+        ReplicaExchange(MINT(target=TARGET, lam=0.5), temperatures=two)
+    with pytest.raises(ValueError, match="rows by how much they matter"):
+        ReplicaExchange(
+            MinibatchMH(target=TARGET, control_variate="taylor2"),
+            temperatures=two,
+            swap_batch=batch.growing(50),
+        )
     with pytest.raises(TypeError, match="must be a kernel of numpyro_minibatch"):
         ReplicaExchange(lambda y: None, temperatures=two)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="which must be 1, got 20"):
@@ -454,6 +496,11 @@ def test_results_of_a_model() -> None:
     assert 0.3 < (mu > 0).mean() < 0.7
     found = diagnose(idata)
     assert len(found.swap_rates) == 3 and found.round_trips > 10
+    # the coldest rung's, by the names that they have elsewhere
+    np.testing.assert_array_equal(
+        stats["acceptance_rate"], stats["rung_acceptance_rate"][..., 0]
+    )
+    assert found.unreliable == 0 and 0.1 < found.acceptance_rate < 0.9
     assert f"4 rungs, barrier {found.barrier:.2f}" in str(found)
     assert not any("rungs" in text for text in found.advice)
     assert idata["posterior"].attrs["target"] == "prior * likelihood"

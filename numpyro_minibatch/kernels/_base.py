@@ -45,7 +45,7 @@ from numpyro_minibatch.estimate import Reader, Weights
 from numpyro_minibatch.kernels._surrogate import Plan, Prepared, prepare
 from numpyro_minibatch.target import ModelTarget, Target
 
-__all__ = ["MinibatchKernel", "over_chains"]
+__all__ = ["MinibatchKernel", "over_chains", "warn_of_constants"]
 
 _BATCH = 100  # rows of a batch where only the pilot is to say
 _FEW = 1000  # rows from which on a minibatch pays
@@ -499,7 +499,7 @@ class MinibatchKernel(MCMCKernel):
     def sample(self, state, model_args, model_kwargs):  # type: ignore[no-untyped-def]
         """One draw from the current state."""
         assert self._sample_fn is not None
-        _warn_of_constants(type(self).__name__, state, (model_args, model_kwargs))
+        warn_of_constants(type(self).__name__, state, (model_args, model_kwargs))
         target = self._make_target(model_args, model_kwargs or {})
         return self._sample_fn(target, state)
 
@@ -595,8 +595,13 @@ def _split(key: Array, vectorized: bool) -> tuple[Array, Array]:
     return (split[:, 0], split[:, 1]) if vectorized else (split[0], split[1])
 
 
-def _warn_of_constants(who: str, state: Any, args: Any) -> None:
-    """Say so when large data are about to be compiled into the program."""
+def warn_of_constants(who: str, state: Any, args: Any) -> None:
+    """Say so when large data are about to be compiled into the program.
+
+    :param who: the kernel's name.
+    :param state: the kernel's state.
+    :param args: the model's arguments.
+    """
     if getattr(jax.config, "jax_use_simplified_jaxpr_constants", False):
         return  # then JAX hands constants over as arguments
     if not any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(state)):

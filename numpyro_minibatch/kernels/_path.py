@@ -136,8 +136,11 @@ class NoiseGauge(NamedTuple):
             )
             number = jnp.where(since == 0, 0.0, self.number) + 1.0
             mean = self.variance + (found - self.variance) / number
-            rows = jnp.int32(_GRADIENTS * reader.gradient_rows)
-            return NoiseGauge(number.astype(z.dtype), mean), rows
+            new = NoiseGauge(number.astype(z.dtype), mean)
+            # one that is not finite would stay in the mean
+            fine = jnp.isfinite(found).all()
+            kept = jax.tree.map(lambda new, old: jnp.where(fine, new, old), new, self)
+            return kept, jnp.int32(_GRADIENTS * reader.gradient_rows)
 
         return jax.lax.cond(since % every == 0, measure, lambda: (self, none))
 

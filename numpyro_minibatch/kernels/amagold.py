@@ -116,8 +116,8 @@ class AMAGOLD(MinibatchKernel):
         only changes the unit of ``step_size`` and ``friction``: a step moves by
         ``step_size / sigma`` times a standard normal momentum.
     :param h: ``step_size ** 2 / momentum_variance``, the other form of [1], which looks
-        like gradient descent with momentum; then ``b`` must be given too, and the step
-        size does not adapt unless ``adapt_step_size`` says so.
+        like gradient descent with momentum; then ``b`` must be given too, and neither
+        step size nor mass matrix adapt unless the arguments for that say so.
     :param b: ``step_size * friction / 2``.
     :param num_steps: gradient steps of one draw.
     :param resample_momentum: draw a new momentum for each draw: the reversible variant.
@@ -129,8 +129,10 @@ class AMAGOLD(MinibatchKernel):
         everything that is finite.
     :param acceptance: an ``accept.*`` test; by default :func:`accept.penalty`, which is
         Metropolis' where there is no noise.
-    :param adapt_step_size: adapt the step size in warmup to ``target_accept_prob``.
-    :param adapt_mass_matrix: adapt the mass matrix in warmup.
+    :param adapt_step_size: adapt the step size in warmup to ``target_accept_prob``; by
+        default unless ``h`` is given.
+    :param adapt_mass_matrix: adapt the mass matrix in warmup; by default unless ``h``
+        is given.
     :param dense_mass: full mass matrix rather than a diagonal one.
     :param target_accept_prob: by default 0.8, under a Barker test 0.4.
     :param temperature: temperature ``T`` of the likelihood.
@@ -189,7 +191,7 @@ class AMAGOLD(MinibatchKernel):
         | None = "default",
         acceptance: AcceptanceTest | None = None,
         adapt_step_size: bool | None = None,
-        adapt_mass_matrix: bool = True,
+        adapt_mass_matrix: bool | None = None,
         dense_mass: bool = False,
         target_accept_prob: float | None = None,
         temperature: float = 1.0,
@@ -209,8 +211,9 @@ class AMAGOLD(MinibatchKernel):
             init_strategy=init_strategy,
         )
         check_positive(name, "momentum_variance", momentum_variance)
-        if adapt_step_size is None:
-            adapt_step_size = h is None
+        adapt_step_size = h is None if adapt_step_size is None else adapt_step_size
+        if adapt_mass_matrix is None:
+            adapt_mass_matrix = h is None
         step_size, friction = step_and_friction(name, step_size, friction, h, b)
         if step_size is None:
             step_size = 0.1 if self._control_variate is None else 0.3
@@ -228,10 +231,14 @@ class AMAGOLD(MinibatchKernel):
             check_flag(name, flag, value)
         if isinstance(correction, str) and correction == "default":
             correction = "exact" if self._control_variate is None else "minibatch"
-        if isinstance(correction, Weighted):
+        known = self._control_variate is not None
+        if isinstance(correction, Weighted) or (
+            isinstance(correction, Scheme) and known
+        ):
             raise ValueError(
-                f"{name}(correction={correction!r}): gradients and correction share "
-                'one design of the rows. Pass it as batch=, and correction="minibatch".'
+                f"{name}(correction={correction!r}): with a control variate gradients "
+                "and correction share one design of the rows, by how much they matter. "
+                'Pass it as batch=, and correction="minibatch".'
             )
         is_named = isinstance(correction, str) and correction in ("exact", "minibatch")
         if not (is_named or correction is None or isinstance(correction, Scheme)):
@@ -262,7 +269,8 @@ class AMAGOLD(MinibatchKernel):
                 f"{name}(friction=0.0, resample_momentum=False) never forgets its "
                 "momentum. Write a positive friction, or resample_momentum=True."
             )
-        sigma = float(momentum_variance) ** 0.5
+        # h and b have the momentum's variance in them
+        sigma = float(momentum_variance) ** 0.5 if h is None else 1.0
         self._step_size = float(step_size) / sigma
         self._dynamics = dynamics.sghmc(float(friction) * sigma, "midpoint")
         self._num_steps = int(num_steps)
@@ -297,13 +305,22 @@ class AMAGOLD(MinibatchKernel):
             "dynamics": repr(self._dynamics),
             "resample_momentum": self._resample_momentum,
             "correction": repr(self._correction),
-            "estimate": repr(self._estimator),
-            "acceptance": repr(self._acceptance),
-            "max_variance": self._acceptance.max_variance,
+            **self._decisions,
             "target_accept_prob": self._target_accept_prob,
             "adapt_step_size": self._adapt_step_size,
             "num_steps": self._num_steps,
             "dense_mass": self._dense_mass,
+        }
+
+    @property
+    def _decisions(self) -> dict[str, Any]:
+        """How is decided, if it is."""
+        if self._correction is None:
+            return {}
+        return {
+            "estimate": repr(self._estimator),
+            "acceptance": repr(self._acceptance),
+            "max_variance": self._acceptance.max_variance,
         }
 
     def get_diagnostics_str(self, state: AMAGOLDState) -> str:

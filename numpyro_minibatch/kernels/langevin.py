@@ -53,7 +53,8 @@ class SGMCMCState(NamedTuple):
       last gradient was taken.
     - **noise_ratio** - variance of the noise that a step injects over that of the
       gradient's, in the coordinate where it is smallest, as measured every hundred
-      draws. Its inverse is the relative error of the temperature.
+      draws. Its inverse is the relative error of the temperature there, but for a
+      thermostat. The smallest of very many is too small until some have been averaged.
     - **num_rows** - rows of data read to make the draw.
     """
 
@@ -159,9 +160,9 @@ class SGMCMC(MinibatchKernel):
         check_instance(name, "dynamics", dynamics, Dynamics, "sgld()")
         if not dynamics.injected(1.0, 1.0) > 0.0:
             raise ValueError(
-                f"{name}(dynamics={dynamics!r}) injects no noise, so the noise of the "
-                "gradients would heat the draws without limit. Write a positive "
-                "friction, or AMAGOLD(model, friction=0.0), which corrects for it."
+                f"{name}(dynamics={dynamics!r}) injects no noise, so the only noise is "
+                "that of the gradients. Write a positive friction, or AMAGOLD(model, "
+                "friction=0.0), which corrects for theirs."
             )
         if step_size is None and self._control_variate is None:
             raise ValueError(
@@ -250,8 +251,10 @@ class SGMCMC(MinibatchKernel):
 
     def _arrive(self, here: Any, there: Any, key: Array) -> Any:
         z, _ = ravel_pytree(there.z)
-        memory = self._dynamics.refresh(key, z, here.memory, self.temperature)
-        return here._replace(z=there.z, refuge=there.z, memory=memory)
+        memory = self._dynamics.refresh(
+            key, z, here.memory, there.memory, self.temperature
+        )
+        return here._replace(z=there.z, refuge=there.refuge, memory=memory)
 
     def _transition(self, target: Target, state: SGMCMCState) -> SGMCMCState:
         rng_key, noise_key, measure_key, restart_key = jax.random.split(

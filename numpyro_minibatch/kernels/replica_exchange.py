@@ -26,7 +26,11 @@ from numpyro_minibatch._checks import check_count, check_flag, check_positive, d
 from numpyro_minibatch.accept import AcceptanceTest, SequentialTest
 from numpyro_minibatch.batch import Scheme, Weighted
 from numpyro_minibatch.estimate import Comparison, Reader, Shared, Weights
-from numpyro_minibatch.kernels._base import MinibatchKernel, over_chains
+from numpyro_minibatch.kernels._base import (
+    MinibatchKernel,
+    over_chains,
+    warn_of_constants,
+)
 from numpyro_minibatch.kernels.langevin import SGHMC, SGMCMC, SGNHT
 from numpyro_minibatch.target import Target
 
@@ -53,9 +57,9 @@ class ReplicaExchangeState(NamedTuple):
       neighbours, ``(R - 1,)``; not a number for pairs that were not tried.
     - **swap_log_ratio_variance** - estimated variance of the log ratio of each swap.
     - **swap_reliable** - share of the draw's swaps whose noise was inside the test's
-      domain.
+      domain; not a number where none was tried.
     - **rejected** - sums of rejection rates of each pair and their number, since the
-      ladder last changed, ``(2, R - 1)``.
+      ladder could last change, ``(2, R - 1)``.
     - **log_likelihood** - estimated log density of what is tempered, at each rung, when
       it last took part in a swap, ``(R,)``.
     - **diverging** - whether any rung's state is diverging.
@@ -187,7 +191,14 @@ class ReplicaExchange(MCMCKernel):
                 f'{name}(swap="exact") reads all rows, and has no use for '
                 f"swap_batch={swap_batch!r}. Leave one of them out."
             )
-        if swap_batch is None and swap == "barker":
+        weighs = self._inner._control_variate is not None
+        if swap_batch is not None and weighs:
+            raise ValueError(
+                f"{name}(swap_batch={swap_batch!r}): with a control variate swaps read "
+                "rows by how much they matter, as the inner kernel does. Leave "
+                "swap_batch out."
+            )
+        if swap_batch is None and swap == "barker" and not weighs:
             swap_batch = batch.growing()
         if pairing not in ("even-odd", "random"):
             raise ValueError(
@@ -221,9 +232,8 @@ class ReplicaExchange(MCMCKernel):
     @property
     def default_fields(self) -> tuple[str, ...]:
         """The fields of the state that the driver collects."""
-        of_rungs = {"accept_prob", "noise_ratio"} & set(self._inner.default_fields)
         return (
-            *(f"replicas.{name}" for name in sorted(of_rungs)),
+            *(f"replicas.{name}" for name in self._of_rungs),
             "z",
             "diverging",
             "step_size",
@@ -239,12 +249,18 @@ class ReplicaExchange(MCMCKernel):
         )
 
     @property
+    def _of_rungs(self) -> tuple[str, ...]:
+        """The fields of the inner kernel that are collected for all rungs."""
+        own = ("z", "diverging", "step_size", "lp_estimate", "num_rows")
+        return tuple(name for name in self._inner.default_fields if name not in own)
+
+    @property
     def stat_dims(self) -> Mapping[str, tuple[str, ...]]:
         """Names for the axes of the fields."""
         return {
             "rung": ("replica",),
+            **{f"rung_{name}": ("ladder",) for name in self._of_rungs},
             "rung_acceptance_rate": ("ladder",),
-            "rung_noise_ratio": ("ladder",),
             "log_likelihood": ("ladder",),
             "temperatures": ("ladder",),
             "swap_acceptance_rate": ("pair",),
@@ -307,7 +323,6 @@ class ReplicaExchange(MCMCKernel):
             self._swap_batch,
             self._pairing,
             self._adapt_ladder,
-            self._num_warmup,
         )
 
     def __eq__(self, other: object) -> bool:
@@ -315,6 +330,7 @@ class ReplicaExchange(MCMCKernel):
             type(self) is type(other)
             and isinstance(other, ReplicaExchange)
             and self._identity() == other._identity()
+            and self._num_warmup == other._num_warmup
         )
 
     def __hash__(self) -> int:
@@ -338,14 +354,15 @@ class ReplicaExchange(MCMCKernel):
 
         def split(key: Array) -> tuple[Array, Array]:
             # the coldest rung has the chain's key: a ladder of one is the inner kernel
-            own, *others = jax.random.split(jax.random.fold_in(key, 1), number)
+            # what is folded in must not be the number of a child of the key
+            own, *others = jax.random.split(jax.random.fold_in(key, 0x6C616464), number)
             return own, jnp.stack([key, *others])
 
         own, rungs = jax.vmap(split)(keys)
         if init_params is not None:
             init_params = jax.tree.map(
-                lambda x: np.repeat(x[None] if is_chain else x, number, 0),
-                jax.tree.map(np.asarray, init_params),
+                lambda x: jnp.repeat(x[None] if is_chain else x, number, 0),
+                jax.tree.map(jnp.asarray, init_params),
             )
         flat_keys = rungs.reshape((chains * number, *rungs.shape[2:]))
         states = self._inner.init(
@@ -395,6 +412,7 @@ class ReplicaExchange(MCMCKernel):
     def sample(self, state, model_args, model_kwargs):  # type: ignore[no-untyped-def]
         """One draw from the current state."""
         assert self._sample_fn is not None
+        warn_of_constants(type(self).__name__, state, (model_args, model_kwargs))
         target = self._inner._make_target(model_args, model_kwargs or {})
         return self._sample_fn(target, state)
 
@@ -491,7 +509,8 @@ class ReplicaExchange(MCMCKernel):
             source=source,
             accept_prob=none.at[at_lower].set(decision.accept_prob, mode="drop"),
             variance=none.at[at_lower].set(log_ratio.variance, mode="drop"),
-            reliable=(decision.reliable | ~exists).mean(),
+            # without a try, not a number
+            reliable=(decision.reliable & exists).sum() / exists.sum(),
             log_likelihood=energies.at[at_upper].set(
                 second.astype(before.dtype), mode="drop"
             ),
@@ -563,7 +582,9 @@ class ReplicaExchange(MCMCKernel):
         if not ends.size:
             return state
         at_end = (state.i == jnp.asarray(ends)).any()
-        moves = at_end & self._adapt_ladder
+        # step sizes no longer adapt after the warmup; pairs must have been tried
+        moves = at_end & (state.i < self._num_warmup) & (rejected[1].min() > 0)
+        moves &= self._adapt_ladder
         mean = rejected[0] / jnp.maximum(rejected[1], 1.0)
         new = ladder.equalised(state.temperatures, mean)
         return state._replace(
@@ -686,11 +707,12 @@ def _checked_inner(name: str, inner: Any) -> MinibatchKernel:
             f"MinibatchMH(model) or SGHMC(model, step_size=1e-3), got "
             f"{describe(inner)}."
         )
-    if inner._temperature != 1.0 or getattr(inner, "_exponent", None):
+    exponent = getattr(inner, "_exponent", None)
+    if inner._temperature != 1.0 or exponent:
+        given = f"{exponent[0]}={exponent[1]:g}" if exponent else inner._temperature
         raise ValueError(
             f"{name}(inner) sets the temperature of its inner kernel, which must be 1, "
-            f"got {inner._temperature:g}. Leave it out; for MINT write "
-            "MINT(model, temperature=1.0)."
+            f"got {given}. Leave it out; for MINT write MINT(model, temperature=1.0)."
         )
     inner._check_ladder(name)
     return inner
