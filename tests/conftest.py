@@ -1,13 +1,18 @@
-"""Says in the header of a run what it ran on; sets nothing, so that a test file
-behaves the same on its own.
+"""Says in the header of a run what it ran on, and frees compiled programs; sets
+nothing, so that a test file behaves the same on its own.
 
 The marks ``slow`` and ``x64`` are explained in ``pyproject.toml``.
 """
 
 from __future__ import annotations
 
+import gc
 import os
+from collections.abc import Iterator
 from importlib.metadata import version
+
+import jax
+import pytest
 
 
 def pytest_report_header() -> str:
@@ -18,3 +23,11 @@ def pytest_report_header() -> str:
         [*(f"{name} {version(name)}" for name in packages)]
         + [f"JAX_ENABLE_X64 {'on' if double else 'off'}"]
     )
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _programs_are_freed() -> Iterator[None]:
+    """Free what a module compiled: a process can map so many programs, and no more."""
+    yield
+    jax.clear_caches()
+    gc.collect()
