@@ -288,9 +288,13 @@ class Plane:
         return self.points[chosen] + (rng.random((count, 2)) - 0.5) @ self.step
 
     def features(self, points):
-        """Means, second and third moments, and a part of the plane."""
+        """Means, second and third moments, and a part of the plane, softly.
+
+        A sharp edge would be somewhere in a cell of the grid, and the truth wrong by
+        that.
+        """
         w = (points - self.mean) @ self.root
-        parts = [w, w**2, w[..., :1] * w[..., 1:], w**3, (w > 0.5) * 1.0]
+        parts = [w, w**2, w[..., :1] * w[..., 1:], w**3, np.tanh(4 * (w - 0.5))]
         return np.concatenate(parts, -1)
 
     def z_scores(self, draws):

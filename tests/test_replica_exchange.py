@@ -34,6 +34,8 @@ from numpyro_minibatch.accept import AcceptanceTest
 from numpyro_minibatch.dynamics import Thermostat
 from numpyro_minibatch.estimate import Estimate
 
+slow = pytest.mark.slow
+
 N, M = 200, 20
 CENTERS, WEIGHTS, SD = np.array([-4.0, 0.0, 3.0]), np.array([0.2, 0.3, 0.5]), 0.5
 CHAINS, DRAWS = 8, 4000
@@ -130,8 +132,15 @@ def inner(**settings: Any) -> SGHMC:
 # laws --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("temper_prior", [False, True])
-@pytest.mark.parametrize("swap", ["penalty", "barker", "exact"])
+@pytest.mark.parametrize(
+    ("swap", "temper_prior"),
+    [
+        ("penalty", False),
+        pytest.param("penalty", True, marks=slow),
+        pytest.param("barker", False, marks=slow),
+        pytest.param("exact", True, marks=slow),
+    ],
+)
 def test_every_rung_has_its_law(swap: str, temper_prior: bool) -> None:
     temperatures = [1.0, 2.0, 4.0, 8.0]
     kernel = ReplicaExchange(
@@ -152,6 +161,7 @@ def test_every_rung_has_its_law(swap: str, temper_prior: bool) -> None:
     assert (np.nanmax(variance) == 0) == (swap == "exact")
 
 
+@slow
 @pytest.mark.parametrize("kind", [SGHMC, SGNHT])
 def test_swaps_do_not_heat(kind: Any) -> None:
     """One gradient a draw, and nearly every draw swapped: new momenta all the time."""
@@ -192,6 +202,7 @@ class Inverted(AcceptanceTest):
         return accept.penalty().probability(-1.0 * log_ratio)
 
 
+@slow
 def test_a_wrong_sign_is_found() -> None:
     kernel = ReplicaExchange(
         MinibatchMH(target=TARGET, estimate="exact"),
@@ -203,6 +214,7 @@ def test_a_wrong_sign_is_found() -> None:
         assert_law(z[0], 1.0, False)
 
 
+@slow
 @pytest.mark.parametrize("kind", [RELD, RENHD, AMAGOLD])
 def test_gradients_on_batches(kind: Any) -> None:
     """Where modes are reached, with the width that they have."""
@@ -219,6 +231,7 @@ def test_gradients_on_batches(kind: Any) -> None:
     assert not mcmc.get_extra_fields()["diverging"].any()
 
 
+@slow
 def test_one_rung_alone_hardly_changes_the_mode() -> None:
     def changes(temperatures: list[float]) -> int:
         kernel = ReplicaExchange(inner(), temperatures=temperatures)
