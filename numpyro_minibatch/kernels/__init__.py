@@ -1,4 +1,4 @@
-"""The kernels."""
+"""The kernels: each a short composition of the choices in the other modules."""
 
 from numpyro_minibatch.kernels.amagold import AMAGOLD
 from numpyro_minibatch.kernels.austerity import AusterityMH
