@@ -127,7 +127,7 @@ class Diagnosis:
             "ladder": _show(
                 f"{len(self.swap_rates) + 1} rungs, barrier {self.barrier:.2f}, "
                 "{:.0f} round trips",
-                self.round_trips,
+                self.round_trips if self.swap_rates else math.nan,
             ),
             "rows": _show(
                 "{:.4g} a draw, {:.3g} in all", self.rows_per_draw, self.total_rows

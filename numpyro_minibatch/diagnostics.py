@@ -172,9 +172,9 @@ def _numbers(posterior: xr.Dataset, stats: xr.Dataset, s: Settings) -> Diagnosis
 
 
 def _swap_rates(stats: xr.Dataset) -> tuple[float, ...]:
-    """The mean acceptance rate of each pair; pairs that were never tried have none."""
-    if "swap_acceptance_rate" not in stats:
-        return ()
+    """The mean acceptance rate of each pair, 0 for one that was never tried."""
+    if "swap_acceptance_rate" not in stats or not stats["swap_acceptance_rate"].size:
+        return ()  # a ladder of one rung has no pairs
     rates = stats["swap_acceptance_rate"].values
     rates = rates.reshape(-1, rates.shape[-1])
     tried = (rates == rates).sum(0)

@@ -471,15 +471,16 @@ class Reader(NamedTuple):
         start = jnp.zeros((), z.dtype), jnp.zeros_like(z)
         return jax.lax.fori_loop(0, _num_chunks(scheme, self.plates), add_chunk, start)
 
-    def gradient_variance(self, key: Array, number: int, *at: Any) -> Array:
+    def gradient_variance(
+        self, key: Array, number: int, z: Array, mapping: Callable[[Array], Array]
+    ) -> Array:
         """The variance of what :meth:`gradient` returns, per coordinate.
 
         :param key: PRNG key of the rows.
         :param number: from how many gradients, each of rows of its own.
-        :param at: a flat position, shape ``(D,)``, and a map that the gradients go
-            through first.
+        :param z: a flat position, shape ``(D,)``.
+        :param mapping: a linear map that the gradients go through first.
         """
-        z, mapping = at
         bits, wrap = unwrapped(jax.random.split(key, number))
         # one after the other, to keep memory small
         found = jax.lax.map(lambda bits: mapping(self.gradient(wrap(bits), z)), bits)

@@ -258,6 +258,8 @@ def test_one_rung_is_the_inner_kernel() -> None:
     for mcmc in (alone, ladder_of_one):
         mcmc.run(random.key(3), init_params=jnp.zeros(()))
     np.testing.assert_array_equal(alone.get_samples(), ladder_of_one.get_samples())
+    found = diagnose(to_inference_data(ladder_of_one))
+    assert found.swap_rates == () and "rungs" not in str(found)
 
 
 def test_a_thermostat_stays_with_its_rung() -> None:

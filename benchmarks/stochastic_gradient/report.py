@@ -239,8 +239,9 @@ irreversible chain of ten inner steps on a logistic regression, same step size, 
 and batch; *small*: 1,000 rows, 15 columns, batches of 32; *tall*: 100,000 rows, 20
 columns, batches of 1,000. Each measurement is a process of its own, the two packages
 take turns; a process reports the fastest of ten runs. Of jax-sgmc it is the solver
-without its driver. ESS is the effective sample size of the coordinate where it is
-smallest.""",
+without its driver. The two problems are of two runs, `--problems small --draws 3000`
+and `--problems tall --draws 100 --rounds 3`. ESS is the effective sample size of the
+coordinate where it is smallest.""",
     "double_well": """## The double well
 
 `python -m benchmarks.stochastic_gradient.double_well`: the energy
