@@ -8,6 +8,7 @@ from numpyro_minibatch import (
     dynamics,
     estimate,
     ladder,
+    plots,
     preconditioner,
     proposal,
     schedule,
@@ -17,6 +18,7 @@ from numpyro_minibatch.accept import Decision
 from numpyro_minibatch.batch import Batch
 from numpyro_minibatch.diagnostics import diagnose
 from numpyro_minibatch.estimate import Estimate
+from numpyro_minibatch.evidence import log_evidence
 from numpyro_minibatch.inference_data import to_inference_data
 from numpyro_minibatch.kernels import (
     AMAGOLD,
@@ -62,6 +64,8 @@ __all__ = [
     "dynamics",
     "estimate",
     "ladder",
+    "log_evidence",
+    "plots",
     "preconditioner",
     "proposal",
     "schedule",

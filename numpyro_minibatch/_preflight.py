@@ -14,15 +14,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from numpyro.distributions import biject_to
+from numpyro.distributions import MaskedDistribution, biject_to
 from numpyro.infer import init_to_uniform
 from numpyro.util import find_stack_level
 
 from numpyro_minibatch._dataflow import inspect_flow
-from numpyro_minibatch.target import ModelTarget, Subsample, Target
+from numpyro_minibatch.target import ModelTarget, Subsample, Target, data_frames
 
 __all__ = [
     "Layout",
+    "check_prior",
     "explained",
     "find_nan",
     "inspect_model",
@@ -83,6 +84,7 @@ def inspect_model(
     sizes: int | Mapping[str, int] | None,
     full: bool = False,
     default: int | None = None,
+    whole: bool = False,
 ) -> tuple[Layout, dict[str, Any]]:
     """Find the data plates of a model and check that they can be subsampled.
 
@@ -93,13 +95,19 @@ def inspect_model(
     :param sizes: rows of one draw, as the user gave them.
     :param full: whether they are chunks of the full batch.
     :param default: rows of one draw where neither the user nor the model says.
+    :param whole: whether the model is run on all rows in one piece, so that only the
+        plates that it subsamples itself have to be known, if any.
     :return: the layout, and the values of ``param`` sites to freeze.
     :raises ValueError: the model cannot be sampled from minibatches; the message says
         what was found and what to write instead.
     """
     target = ModelTarget(model=model, args=args, kwargs=kwargs, sizes={})
     sites, frozen = _sites_as_written(who, target)
-    widths, plates = _choose_plates(who, sites, sizes, full, default)
+    if whole:
+        names = {s.name: s.args[0] for s in sites if s.name in _own_sizes(sites)}
+        widths, plates = names, names
+    else:
+        widths, plates = _choose_plates(who, sites, sizes, full, default)
     latents = _check_sites(who, sites, plates)
     target = ModelTarget(
         model=model, args=args, kwargs=kwargs, sizes=plates, frozen=frozen
@@ -192,6 +200,40 @@ def inspect_target(who: str, target: Target, widths: Mapping[str, int], z: Any) 
                 "the data by the indices, y[indices], and do not sum over them."
             )
     _check_flow(who, target, widths, z)
+
+
+def check_prior(who: str, target: ModelTarget) -> None:
+    """Raise unless running the model draws its latent sites from its prior.
+
+    :param who: the kernel's name, for the messages.
+    :param target: the model's target.
+    :raises ValueError: its prior cannot be drawn from, or has other factors.
+    """
+    problem = ""
+
+    def run(key: Array) -> None:
+        nonlocal problem
+        one_row = {name: jnp.zeros(1, jnp.int32) for name in target.sizes}
+        for name, site in target.trace(one_row, key).items():
+            if site["type"] != "sample" or data_frames(site, target.sizes):
+                continue
+            if site["is_observed"] and site["infer"].get("is_auxiliary", False):
+                problem = f"the factor {name!r} changes the prior"
+            elif not site["is_observed"] and site["scale"] is not None:
+                problem = f"site {name!r} has a scale"
+            elif not site["is_observed"] and isinstance(site["fn"], MaskedDistribution):
+                problem = f"site {name!r} has a mask"
+
+    try:
+        jax.eval_shape(run, jax.random.PRNGKey(0))
+    except NotImplementedError:
+        problem = "a latent site has a distribution without draws (ImproperUniform?)"
+    if problem:
+        raise ValueError(
+            f"{who}(temperatures=[..., inf]) makes draws of the prior at the hottest "
+            f"rung, which running this model does not: {problem}. Change the model, or "
+            "end the ladder at a finite temperature."
+        )
 
 
 @contextmanager

@@ -86,7 +86,7 @@ def _log_density_of_many(target: Target, layout: Layout, z: Any) -> Array:
         terms = target.terms(z, rows)
         return total + terms.known + sum(r.sum() for r in terms.rows.values())
 
-    chunks = max(-(-counts[name] // width) for name, width in widths.items())
+    chunks = max((-(-counts[n] // width) for n, width in widths.items()), default=1)
     return jax.lax.fori_loop(0, chunks, add_chunk, jnp.zeros(()))
 
 

@@ -157,7 +157,7 @@ def _numbers(posterior: xr.Dataset, stats: xr.Dataset, s: Settings) -> Diagnosis
         check_rms_error=last("check_rms_error"),
         check_rms_z=last("check_rms_z"),
         noise_ratio=lowest("noise_ratio"),
-        swap_rates=_swap_rates(stats),
+        swap_rates=swap_acceptance_rates(stats),
         unreliable_swaps=1.0 - mean("swap_reliable"),
         round_trips=(
             float(stats["round_trips"].isel(draw=-1).sum())
@@ -171,7 +171,7 @@ def _numbers(posterior: xr.Dataset, stats: xr.Dataset, s: Settings) -> Diagnosis
     )
 
 
-def _swap_rates(stats: xr.Dataset) -> tuple[float, ...]:
+def swap_acceptance_rates(stats: xr.Dataset) -> tuple[float, ...]:
     """The mean acceptance rate of each pair, 0 for one that was never tried."""
     if "swap_acceptance_rate" not in stats or not stats["swap_acceptance_rate"].size:
         return ()  # a ladder of one rung has no pairs
@@ -228,6 +228,11 @@ def _parameters(posterior: xr.Dataset) -> tuple[np.ndarray, list[str]]:
             )
             names.append(f"{name}[{which}]" if which else str(name))
     return np.concatenate(columns, axis=-1), names
+
+
+def effective_sample_size(series: np.ndarray) -> float:
+    """The effective sample size of the mean of ``(chain, draw)`` numbers."""
+    return float(_arviz("ess", series[:, :, None].astype(float), method="mean")[0])
 
 
 def _arviz(function: str, columns: np.ndarray, **options: Any) -> np.ndarray:

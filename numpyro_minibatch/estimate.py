@@ -294,6 +294,9 @@ class Reader(NamedTuple):
             the number of rows read.
         """
         scheme = self.scheme
+        if not self.plates:  # everything is known
+            nothing = jnp.zeros(())
+            return rows_of({})[0], Estimate(nothing, nothing), jnp.int32(0)
         if scheme.single_round:
             batches = scheme.draw(key, self.plates, self.designs)
             extra, rows = rows_of({name: b.indices for name, b in batches.items()})
@@ -488,7 +491,8 @@ class Reader(NamedTuple):
 
 
 def _num_chunks(scheme: Scheme, plates: Mapping[str, int]) -> int:
-    return max(-(-plates[name] // width) for name, width in scheme.widths.items())
+    counts = (-(-plates[name] // width) for name, width in scheme.widths.items())
+    return max(counts, default=1)
 
 
 def _chunk(

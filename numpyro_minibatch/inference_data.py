@@ -49,8 +49,10 @@ def to_inference_data(
     """Convert a run of ``numpyro.infer.MCMC`` for ArviZ.
 
     The groups are ``posterior``, ``sample_stats``, ``observed_data``,
-    ``constant_data`` and, on request, ``log_likelihood`` and those of the warmup. Data
-    are stored at their full size, however few rows a step of the kernel read.
+    ``constant_data`` and, on request, ``log_likelihood`` and those of the warmup; of
+    replica exchange with ``collect_rungs=True`` also ``rungs``, the draws at all
+    temperatures. Data are stored at their full size, however few rows a step of the
+    kernel read.
 
     The attributes of ``posterior`` say what was sampled: ``kernel``, ``settings``,
     ``temperature``, ``plates`` and ``batch_sizes`` (JSON), and ``target``, for example
@@ -109,6 +111,7 @@ def to_inference_data(
     """
     samples, stats = _collected(mcmc)
     run = Run.of(mcmc)
+    rungs = _of_rungs(mcmc)
     arguments = run.arguments
     data = _without_observed(arguments, run.observed) if constant_data else {}
     labels = _Labels.make([*samples, *run.observed, *arguments], run, dims, coords)
@@ -116,6 +119,7 @@ def to_inference_data(
     groups = {
         "posterior": labels.draws(samples, attrs),
         "sample_stats": labels.draws(stats, attrs),
+        "rungs": labels.draws_of_rungs(rungs, attrs),
         "observed_data": labels.data(run.observed, _created(run)),
         "constant_data": labels.data(data, _created(run)),
     }
@@ -189,6 +193,8 @@ def _collected(mcmc: Any) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]
         if not hasattr(value, "shape"):  # a part of the state such as adapt_state
             continue
         array = np.asarray(value)
+        if name == "replicas.z":
+            continue  # draws, not a statistic
         if name.startswith("replicas."):
             # of all rungs, and of the coldest by the name that it has elsewhere
             name = name.removeprefix("replicas.")
@@ -207,6 +213,17 @@ def _collected(mcmc: Any) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]
             "draws. Call mcmc.warmup(..., collect_warmup=True), or mcmc.run(...) first."
         )
     return samples, stats
+
+
+def _of_rungs(mcmc: Any) -> dict[str, np.ndarray]:
+    """The draws at all rungs of a ladder, where they were collected."""
+    z = mcmc.get_extra_fields(group_by_chain=True).get("replicas.z")
+    if z is None:
+        return {}
+    constrain = mcmc.sampler.postprocess_fn(mcmc._args, mcmc._kwargs)
+    for _ in range(3):  # chain, draw, rung
+        constrain = jax.vmap(constrain)
+    return dict(_flatten(jax.jit(constrain)(z), "", "z"))
 
 
 def _flatten(tree: Any, prefix: str, alone: str) -> Iterator[tuple[str, np.ndarray]]:
@@ -352,6 +369,14 @@ class _Labels:
     ) -> xr.Dataset:
         """A group with the dimensions chain and draw."""
         return self._dataset(values, ("chain", "draw"), attrs)
+
+    def draws_of_rungs(
+        self, values: Mapping[str, np.ndarray], attrs: dict[str, Any]
+    ) -> xr.Dataset:
+        """A group with chain, draw and the rungs of a ladder."""
+        kept = {k: v for k, v in attrs.items() if k not in ("temperature", "target")}
+        kept["description"] = "draws at the temperatures of all rungs"
+        return self._dataset(values, ("chain", "draw", "ladder"), kept)
 
     def rows(
         self, values: Mapping[str, np.ndarray], attrs: dict[str, Any], thin: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -51,7 +52,8 @@ def checked(who: str, temperatures: Any) -> tuple[float, ...]:
     """The temperatures of a ladder, if they are one.
 
     :param who: the kernel's name, for the messages.
-    :param temperatures: ascending numbers, the first of which is 1.
+    :param temperatures: ascending numbers, the first of which is 1; the last one may be
+        infinite.
     :raises ValueError: they are no ladder.
     """
     if not isinstance(temperatures, Sequence | np.ndarray) or isinstance(
@@ -62,8 +64,11 @@ def checked(who: str, temperatures: Any) -> tuple[float, ...]:
             f"[1.0, 1.5, 2.25] or ladder.geometric(7, 1.5), got "
             f"{describe(temperatures)}."
         )
-    for value in temperatures:
-        check_positive(who, "temperatures", value)
+    for place, value in enumerate(temperatures):
+        # at infinity, and only at the end, the likelihood has no weight
+        is_last = place and place == len(temperatures) - 1
+        if not (is_last and value == math.inf):
+            check_positive(who, "temperatures", value)
     found = tuple(float(value) for value in temperatures)
     if not found or found[0] != 1.0:
         raise ValueError(

@@ -327,6 +327,20 @@ class ModelTarget(Target):
             or (site["type"] == "deterministic" and not data_frames(site, self.sizes))
         }
 
+    def draw_prior(self, key: Array) -> dict[str, Array]:
+        """The unconstrained values of the latent sites in a draw of the prior.
+
+        :param key: PRNG key.
+        """
+        one_row = {name: jnp.zeros(1, jnp.int32) for name in self.sizes}
+        sites = self.trace(one_row, key)
+        latents = [
+            name
+            for name, site in sites.items()
+            if site["type"] == "sample" and not site["is_observed"]
+        ]
+        return self.unconstrain(sites, latents)
+
     def unconstrain(self, sites: Mapping[str, Any], latents: Any) -> dict[str, Array]:
         """The unconstrained values of the ``latents`` in a trace."""
         return {

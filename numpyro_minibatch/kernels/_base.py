@@ -372,9 +372,10 @@ class MinibatchKernel(MCMCKernel):
     def _check_ladder(self, who: str) -> None:
         """Raise where a position means nothing at another temperature."""
 
-    def _arrive(self, here: Any, there: Any, key: Array) -> Any:
+    def _arrive(self, target: Target, here: Any, there: Any, key: Array) -> Any:
         """The state of a rung after it got the position of another.
 
+        :param target: the target.
         :param here: the rung's own state.
         :param there: the state that the position comes from.
         :param key: PRNG key.

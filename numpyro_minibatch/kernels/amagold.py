@@ -391,7 +391,7 @@ class AMAGOLD(MinibatchKernel):
             num_rows=jnp.zeros((), self._rows_dtype(reader)),
         )
 
-    def _arrive(self, here: Any, there: Any, key: Array) -> Any:
+    def _arrive(self, target: Target, here: Any, there: Any, key: Array) -> Any:
         momentum = self._dynamics.init(key, here.momentum, self.temperature)
         return here._replace(z=there.z, memory=there.memory, momentum=momentum)
 

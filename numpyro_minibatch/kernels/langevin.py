@@ -249,7 +249,7 @@ class SGMCMC(MinibatchKernel):
             num_rows=jnp.zeros_like(self._gradient_rows(reader)),
         )
 
-    def _arrive(self, here: Any, there: Any, key: Array) -> Any:
+    def _arrive(self, target: Target, here: Any, there: Any, key: Array) -> Any:
         z, _ = ravel_pytree(there.z)
         memory = self._dynamics.refresh(
             key, z, here.memory, there.memory, self.temperature

@@ -421,7 +421,7 @@ class MinibatchMH(MinibatchKernel):
                 'with its positions, which cannot be swapped. Write estimate="shared".'
             )
 
-    def _arrive(self, here: Any, there: Any, key: Array) -> Any:
+    def _arrive(self, target: Target, here: Any, there: Any, key: Array) -> Any:
         return here._replace(z=there.z, memory=there.memory)
 
     def _checks_exactly(self, reader: Reader) -> bool:

@@ -9,6 +9,7 @@ with both positions on one batch, and the inner kernel at each temperature in be
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -18,21 +19,25 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.flatten_util import ravel_pytree
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import is_prng_key
 
 from numpyro_minibatch import accept, batch, ladder
 from numpyro_minibatch._checks import check_count, check_flag, check_positive, describe
+from numpyro_minibatch._preflight import check_prior
 from numpyro_minibatch.accept import AcceptanceTest, SequentialTest
 from numpyro_minibatch.batch import Scheme, Weighted
 from numpyro_minibatch.estimate import Comparison, Reader, Shared, Weights
 from numpyro_minibatch.kernels._base import (
     MinibatchKernel,
+    Static,
     over_chains,
     warn_of_constants,
 )
+from numpyro_minibatch.kernels._numpyro import NumPyroKernel
 from numpyro_minibatch.kernels.langevin import SGHMC, SGMCMC, SGNHT
-from numpyro_minibatch.target import Target
+from numpyro_minibatch.target import ModelTarget, Target
 
 __all__ = ["RELD", "RENHD", "ReplicaExchange", "ReplicaExchangeState"]
 
@@ -60,8 +65,9 @@ class ReplicaExchangeState(NamedTuple):
       domain; not a number where none was tried.
     - **rejected** - sums of rejection rates of each pair and their number, since the
       ladder could last change, ``(2, R - 1)``.
-    - **log_likelihood** - estimated log density of what is tempered, at each rung, when
-      it last took part in a swap, ``(R,)``.
+    - **log_likelihood** - estimated log density of what is tempered, at each rung, just
+      before it last took part in a swap, ``(R,)``. Afterwards it would be biased: a
+      swap prefers what its own batch makes look good.
     - **diverging** - whether any rung's state is diverging.
     - **step_size** - step size of the coldest rung.
     - **lp_estimate** - the inner kernel's, at the coldest rung.
@@ -114,8 +120,10 @@ class ReplicaExchange(MCMCKernel):
 
     :param inner: the kernel that runs at each rung: :class:`SGNHT`, :class:`SGHMC`,
         :class:`SGLD`, :class:`AMAGOLD`, :class:`MinibatchMH` or one of its presets, at
-        temperature 1. Its ``temper_prior`` says what the ladder tempers.
-    :param temperatures: the ladder, ascending from 1.0.
+        temperature 1; or NumPyro's ``NUTS``, ``HMC`` or ``BarkerMH``, which read all
+        data and need no data plate.
+    :param temperatures: the ladder, ascending from 1.0. The last one may be
+        ``math.inf``: that rung makes independent draws of the prior.
     :param num_replicas: with ``temperature_ratio``, a geometric ladder instead.
     :param temperature_ratio: ratio of neighbouring temperatures.
     :param swap: ``"penalty"`` (Metropolis with a penalty for the noise), ``"barker"``
@@ -127,6 +135,12 @@ class ReplicaExchange(MCMCKernel):
         carries replicas along the ladder [2]; ``"random"``: one of the two by chance.
     :param adapt_ladder: in warmup, move the rungs between the first and the last to
         where swaps are rejected equally often.
+    :param temper_prior: whether the ladder tempers the prior, too; by default what the
+        inner kernel says, and for one of NumPyro's, no.
+    :param collect_rungs: whether to collect the draws of all rungs, which
+        :func:`to_inference_data` puts into a group ``rungs``.
+    :param mesh: devices among which the rungs are divided, as a
+        ``jax.sharding.Mesh`` with one axis.
 
     :raises TypeError: an argument is of the wrong kind.
     :raises ValueError: an argument is out of range, or the ladder is none.
@@ -164,7 +178,7 @@ class ReplicaExchange(MCMCKernel):
 
     def __init__(
         self,
-        inner: MinibatchKernel,
+        inner: MCMCKernel,
         *,
         temperatures: Sequence[float] | None = None,
         num_replicas: int | None = None,
@@ -173,10 +187,14 @@ class ReplicaExchange(MCMCKernel):
         swap_batch: Scheme | None = None,
         pairing: Literal["even-odd", "random"] = "even-odd",
         adapt_ladder: bool = False,
+        temper_prior: bool | None = None,
+        collect_rungs: bool = False,
+        mesh: Mesh | None = None,
     ) -> None:
         name = type(self).__name__
-        self._inner = _checked_inner(name, inner)
+        self._inner = _checked_inner(name, inner, temper_prior)
         self._ladder = _ladder(name, temperatures, num_replicas, temperature_ratio)
+        _check_prior_rung(name, self._inner, self._ladder)
         self._swap, self._exact = _swap_test(name, swap)
         if swap_batch is not None and (
             not isinstance(swap_batch, Scheme) or isinstance(swap_batch, Weighted)
@@ -209,6 +227,10 @@ class ReplicaExchange(MCMCKernel):
         self._swap_batch = swap_batch
         self._pairing = pairing
         self._adapt_ladder = bool(adapt_ladder)
+        check_flag(name, "collect_rungs", collect_rungs)
+        self._collect_rungs = bool(collect_rungs)
+        _check_mesh(name, mesh, self._num_running)
+        self._mesh = mesh
         self._num_warmup = 0
         self._sample_fn: Any = None
 
@@ -234,6 +256,7 @@ class ReplicaExchange(MCMCKernel):
         """The fields of the state that the driver collects."""
         return (
             *(f"replicas.{name}" for name in self._of_rungs),
+            *(("replicas.z",) if self._collect_rungs else ()),
             "z",
             "diverging",
             "step_size",
@@ -261,6 +284,7 @@ class ReplicaExchange(MCMCKernel):
             "rung": ("replica",),
             **{f"rung_{name}": ("ladder",) for name in self._of_rungs},
             "rung_acceptance_rate": ("ladder",),
+            "rung_n_steps": ("ladder",),
             "log_likelihood": ("ladder",),
             "temperatures": ("ladder",),
             "swap_acceptance_rate": ("pair",),
@@ -323,6 +347,8 @@ class ReplicaExchange(MCMCKernel):
             self._swap_batch,
             self._pairing,
             self._adapt_ladder,
+            self._collect_rungs,
+            self._mesh,
         )
 
     def __eq__(self, other: object) -> bool:
@@ -368,21 +394,42 @@ class ReplicaExchange(MCMCKernel):
         states = self._inner.init(
             flat_keys, num_warmup, init_params, model_args, model_kwargs
         )
+        if math.isinf(self._ladder[-1]):
+            target = self._inner._make_target(tuple(model_args), model_kwargs or {})
+            check_prior(type(self).__name__, target)
         surrogate = states.surrogate
         replicas = jax.tree.map(
             lambda x: x.reshape((chains, number, *x.shape[1:])),
             states._replace(surrogate=()),
         )
-        first = jax.vmap(self._first_state)(own, replicas)
+        static, arrays = Static.split(tuple(model_args), model_kwargs or {})
+        begin = jax.jit(partial(self._begin, static))
+        first = begin(own, replicas, arrays)
         if is_chain:
             first = jax.tree.map(lambda x: x[0], first)
         transition = self._transition
         self._sample_fn = transition if is_chain else partial(over_chains, transition)
         return first._replace(surrogate=surrogate)
 
-    def _first_state(self, key: Array, replicas: Any) -> ReplicaExchangeState:
+    def _begin(
+        self, static: Static, keys: Array, replicas: Any, arrays: list[Any]
+    ) -> ReplicaExchangeState:
+        """The first states, of several chains, from states at temperature 1."""
+        target = self._inner._make_target(*static.join(arrays))
+        return jax.vmap(partial(self._first_state, target))(keys, replicas)
+
+    def _first_state(
+        self, target: Target, key: Array, replicas: Any
+    ) -> ReplicaExchangeState:
         number = len(self._ladder)
         key, index_key = jax.random.split(key)
+        if number > 1:
+            # what depends on the temperature is that of the rung from the beginning
+            key, momentum_key = jax.random.split(key)
+            rungs, temperatures = jnp.arange(number), jnp.asarray(self._ladder)
+            replicas = self._exchanged(
+                target, replicas, rungs, rungs > 0, temperatures, momentum_key
+            )
         real = replicas.step_size.dtype
         none = jnp.full((number - 1,), jnp.nan, real)
         rungs = jnp.arange(number, dtype=jnp.int32)
@@ -425,14 +472,22 @@ class ReplicaExchange(MCMCKernel):
     def _transition(
         self, target: Target, state: ReplicaExchangeState
     ) -> ReplicaExchangeState:
-        names = ("rng", "parity", "accept", "momentum")
-        keys = dict(zip(names, jax.random.split(state.rng_key, 4), strict=True))
+        names = ("rng", "parity", "accept", "momentum", "prior")
+        keys = dict(zip(names, jax.random.split(state.rng_key, 5), strict=True))
         replicas, walker, swaps = state.replicas, state.walker, None
         if len(self._ladder) > 1:
             swaps = self._swap_pass(target, state, keys)
-            replicas = self._exchanged(replicas, swaps.source, state, keys["momentum"])
+            is_new = swaps.source != jnp.arange(len(self._ladder))
+            replicas = self._exchanged(
+                target,
+                replicas,
+                swaps.source,
+                is_new,
+                state.temperatures,
+                keys["momentum"],
+            )
             walker = walker[swaps.source]
-        moved = self._moved(target, state, replicas)
+        moved = self._moved(target, state, replicas, keys["prior"])
         state = state._replace(
             i=state.i + 1,
             z=jax.tree.map(lambda x: x[0], moved.z),
@@ -445,8 +500,10 @@ class ReplicaExchange(MCMCKernel):
         )
         return state if swaps is None else self._counted(state, walker, swaps)
 
-    def _moved(self, target: Target, state: ReplicaExchangeState, replicas: Any) -> Any:
-        """A draw of the inner kernel at each rung."""
+    def _moved(
+        self, target: Target, state: ReplicaExchangeState, replicas: Any, key: Array
+    ) -> Any:
+        """A draw of the inner kernel at each rung, or of the prior at the hottest."""
         # the count of draws is shared, so that its branches stay branches
         shared = {"i": state.i, "surrogate": state.surrogate}
         if len(self._ladder) == 1:
@@ -455,6 +512,8 @@ class ReplicaExchange(MCMCKernel):
             moved = self._inner._transition(target, alone)
             return jax.tree.map(lambda x: x[None], moved._replace(surrogate=()))
         axes = type(replicas)(*[None if n in shared else 0 for n in replicas._fields])
+        number = self._num_running
+        running = self._on_devices(jax.tree.map(lambda x: x[:number], replicas))
 
         def move(temperature: Array, replica: Any) -> Any:
             moved = self._inner.at(temperature)._transition(target, replica)
@@ -462,8 +521,48 @@ class ReplicaExchange(MCMCKernel):
 
         moved = jax.vmap(
             move, in_axes=(0, axes), out_axes=axes._replace(surrogate=None)
-        )(state.temperatures, replicas._replace(**shared))
-        return moved._replace(i=jnp.broadcast_to(moved.i, replicas.i.shape))
+        )(state.temperatures[:number], running._replace(**shared))
+        moved = moved._replace(i=jnp.broadcast_to(moved.i, (number,)))
+        if number == len(self._ladder):
+            return moved
+        hottest = jax.tree.map(lambda x: x[-1], replicas)
+        drawn = self._from_prior(target, state, hottest, key)
+        return jax.tree.map(
+            lambda all_others, last: jnp.concatenate([all_others, last[None]]),
+            moved,
+            drawn._replace(i=moved.i[0]),
+        )
+
+    def _from_prior(
+        self, target: Target, state: ReplicaExchangeState, hottest: Any, key: Array
+    ) -> Any:
+        """The state of the rung of infinite temperature: a new draw of the prior."""
+        assert isinstance(target, ModelTarget)
+        draw_key, first_key, arrive_key = jax.random.split(key, 3)
+        z = target.draw_prior(draw_key)
+        flat, unravel = ravel_pytree(z)
+        inner = self._inner.at(self._finite(state.temperatures)[-1])
+        reader = inner._reader(target, unravel, state.surrogate)
+        fresh = inner._first_state(reader, z, flat, first_key, state.surrogate)
+        return inner._arrive(target, hottest, fresh, arrive_key)
+
+    @property
+    def _num_running(self) -> int:
+        """How many rungs run the inner kernel; the prior needs none."""
+        return len(self._ladder) - math.isinf(self._ladder[-1])
+
+    def _finite(self, temperatures: Array) -> Array:
+        """The temperatures; for infinity that of the rung below, for its momentum."""
+        if self._num_running == len(self._ladder):
+            return temperatures
+        return temperatures.at[-1].set(temperatures[-2])
+
+    def _on_devices(self, replicas: Any) -> Any:
+        """The replicas, divided among the devices."""
+        if self._mesh is None:
+            return replicas
+        over_rungs = NamedSharding(self._mesh, PartitionSpec(self._mesh.axis_names[0]))
+        return jax.lax.with_sharding_constraint(replicas, over_rungs)
 
     def _swap_pass(
         self, target: Target, state: ReplicaExchangeState, keys: dict[str, Array]
@@ -501,19 +600,17 @@ class ReplicaExchange(MCMCKernel):
         source = rungs.at[at_lower].set(jnp.where(accepted, upper, lower), mode="drop")
         source = source.at[at_upper].set(jnp.where(accepted, lower, upper), mode="drop")
         none = jnp.full((number - 1,), jnp.nan, flat.dtype)
-        before = state.log_likelihood
-        first = jnp.where(accepted, seen.log_density[:, 1], seen.log_density[:, 0])
-        second = jnp.where(accepted, seen.log_density[:, 0], seen.log_density[:, 1])
-        energies = before.at[at_lower].set(first.astype(before.dtype), mode="drop")
+        before = seen.log_density.astype(state.log_likelihood.dtype)
+        energies = state.log_likelihood
+        energies = energies.at[at_lower].set(before[:, 0], mode="drop")
+        energies = energies.at[at_upper].set(before[:, 1], mode="drop")
         return _Swaps(
             source=source,
             accept_prob=none.at[at_lower].set(decision.accept_prob, mode="drop"),
             variance=none.at[at_lower].set(log_ratio.variance, mode="drop"),
             # without a try, not a number
             reliable=(decision.reliable & exists).sum() / exists.sum(),
-            log_likelihood=energies.at[at_upper].set(
-                second.astype(before.dtype), mode="drop"
-            ),
+            log_likelihood=energies,
             num_rows=jnp.where(exists, seen.num_rows, 0).sum(),
         )
 
@@ -530,24 +627,32 @@ class ReplicaExchange(MCMCKernel):
         return reader
 
     def _exchanged(
-        self, replicas: Any, source: Array, state: ReplicaExchangeState, key: Array
+        self,
+        target: Target,
+        replicas: Any,
+        source: Array,
+        is_new: Array,
+        temperatures: Array,
+        key: Array,
     ) -> Any:
-        """The states of the rungs, each with the position it got."""
+        """The states of the rungs, where ``is_new`` with the position of ``source``."""
         rungs = jnp.arange(len(self._ladder))
         keys = jax.random.split(key, len(rungs))
 
-        def take(key: Array, rung: Array, origin: Array, temperature: Array) -> Any:
+        def take(
+            rung: Array, origin: Array, is_new: Array, heat: Array, key: Array
+        ) -> Any:
             here = jax.tree.map(lambda x: x[rung], replicas)
             there = jax.tree.map(lambda x: x[origin], replicas)
-            arrived = self._inner.at(temperature)._arrive(here, there, key)
+            arrived = self._inner.at(heat)._arrive(target, here, there, key)
 
             def choose(new: Array, old: Array) -> Array:
                 # what stays with the rung is not touched, its keys least of all
-                return old if new is old else jnp.where(origin == rung, old, new)
+                return old if new is old else jnp.where(is_new, new, old)
 
             return jax.tree.map(choose, arrived, here)
 
-        return jax.vmap(take)(keys, rungs, source, state.temperatures)
+        return jax.vmap(take)(rungs, source, is_new, self._finite(temperatures), keys)
 
     def _counted(
         self, state: ReplicaExchangeState, walker: Array, swaps: _Swaps
@@ -616,6 +721,8 @@ class RENHD(ReplicaExchange):
     :param swap_batch: a ``batch.*`` scheme for the rows of swaps.
     :param pairing: ``"even-odd"`` or ``"random"``.
     :param adapt_ladder: move the rungs in warmup to equal rates of rejection.
+    :param collect_rungs: whether to collect the draws of all rungs.
+    :param mesh: devices among which the rungs are divided.
     :param settings: the arguments of :class:`SGNHT`: ``step_size``, ``friction``,
         ``num_steps`` and so on; ``integrator="euler"`` is the paper's.
 
@@ -651,6 +758,8 @@ class RENHD(ReplicaExchange):
         swap_batch: Scheme | None = None,
         pairing: Literal["even-odd", "random"] = "even-odd",
         adapt_ladder: bool = False,
+        collect_rungs: bool = False,
+        mesh: Mesh | None = None,
         **settings: Any,
     ) -> None:
         if temperatures is None:
@@ -665,6 +774,8 @@ class RENHD(ReplicaExchange):
             swap_batch=swap_batch,
             pairing=pairing,
             adapt_ladder=adapt_ladder,
+            collect_rungs=collect_rungs,
+            mesh=mesh,
         )
 
 
@@ -700,13 +811,11 @@ class RELD(RENHD):
     _rung = SGHMC
 
 
-def _checked_inner(name: str, inner: Any) -> MinibatchKernel:
+def _checked_inner(name: str, inner: Any, temper_prior: bool | None) -> MinibatchKernel:
+    if temper_prior is not None:
+        check_flag(name, "temper_prior", temper_prior)
     if not isinstance(inner, MinibatchKernel):
-        raise TypeError(
-            f"{name}(inner) must be a kernel of numpyro_minibatch, such as "
-            f"MinibatchMH(model) or SGHMC(model, step_size=1e-3), got "
-            f"{describe(inner)}."
-        )
+        return NumPyroKernel(inner, bool(temper_prior), name)
     exponent = getattr(inner, "_exponent", None)
     if inner._temperature != 1.0 or exponent:
         given = f"{exponent[0]}={exponent[1]:g}" if exponent else inner._temperature
@@ -714,8 +823,50 @@ def _checked_inner(name: str, inner: Any) -> MinibatchKernel:
             f"{name}(inner) sets the temperature of its inner kernel, which must be 1, "
             f"got {given}. Leave it out; for MINT write MINT(model, temperature=1.0)."
         )
+    if temper_prior not in (None, inner._temper_prior):
+        raise ValueError(
+            f"{name}(temper_prior={temper_prior}) got an inner kernel with "
+            f"temper_prior={inner._temper_prior}. Write it there only: "
+            f"{type(inner).__name__}(model, temper_prior={temper_prior})."
+        )
     inner._check_ladder(name)
     return inner
+
+
+def _check_prior_rung(
+    name: str, inner: MinibatchKernel, temperatures: tuple[float, ...]
+) -> None:
+    if not math.isinf(temperatures[-1]):
+        return
+    if inner._temper_prior:
+        raise ValueError(
+            f"{name}(temperatures=[..., inf]) makes draws of the prior at the hottest "
+            "rung, and with temper_prior=True the prior is tempered, too: nothing "
+            "would be left to draw from. Leave temper_prior out, or end the ladder at "
+            "a finite temperature."
+        )
+    if inner.model is None:
+        raise ValueError(
+            f"{name}(temperatures=[..., inf]) makes draws of the prior at the hottest "
+            "rung, and a target written by hand has nothing that draws from it. Write "
+            "a NumPyro model, or end the ladder at a finite temperature."
+        )
+
+
+def _check_mesh(name: str, mesh: Any, number: int) -> None:
+    if mesh is None:
+        return
+    if not isinstance(mesh, Mesh) or len(mesh.axis_names) != 1:
+        raise TypeError(
+            f"{name}(mesh=...) must be a jax.sharding.Mesh with one axis, such as "
+            f'Mesh(jax.devices(), ("rungs",)), got {describe(mesh)}.'
+        )
+    if number % mesh.size:
+        raise ValueError(
+            f"{name}(mesh=...) divides the rungs evenly among {mesh.size} devices, "
+            f"and {number} run a kernel. Write a ladder of a multiple of "
+            f"{mesh.size}; a rung of infinite temperature does not count."
+        )
 
 
 def _ladder(name: str, temperatures: Any, number: Any, ratio: Any) -> tuple[float, ...]:

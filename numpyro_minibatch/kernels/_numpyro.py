@@ -1,0 +1,204 @@
+"""Kernels of NumPyro as rungs of a ladder: all data, at any temperature."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.flatten_util import ravel_pytree
+from numpyro.infer import HMC, BarkerMH
+from numpyro.infer.mcmc import MCMCKernel
+
+from numpyro_minibatch import batch
+from numpyro_minibatch._checks import describe
+from numpyro_minibatch._preflight import inspect_model
+from numpyro_minibatch.estimate import Reader
+from numpyro_minibatch.kernels._base import MinibatchKernel
+from numpyro_minibatch.target import Target
+
+__all__ = ["NumPyroKernel", "NumPyroState"]
+
+
+class NumPyroState(NamedTuple):
+    """The state of a chain of :class:`NumPyroKernel`.
+
+    - **i** - draws made so far, warmup included.
+    - **z** - unconstrained values of the latent sites.
+    - **rng_key** - the inner kernel has its own; this one is for the driver.
+    - **surrogate** - empty.
+    - **inner** - the state of NumPyro's kernel.
+    - **accept_prob** - mean acceptance probability of the draw's proposals.
+    - **num_steps** - gradients taken to make the draw.
+    - **step_size** - step size.
+    - **diverging** - whether the draw's trajectory diverged.
+    - **lp_estimate** - the target's log density, without noise.
+    - **num_rows** - rows of data read to make the draw.
+    """
+
+    i: Array
+    z: Any
+    rng_key: Array
+    surrogate: Any
+    inner: Any
+    accept_prob: Array
+    num_steps: Array
+    step_size: Array
+    diverging: Array
+    lp_estimate: Array
+    num_rows: Array
+
+
+class NumPyroKernel(MinibatchKernel):
+    """One of NumPyro's gradient-based kernels, on all rows, at a temperature.
+
+    For :class:`ReplicaExchange`, which makes it of the kernel that it is given.
+
+    :param kernel: a ``NUTS``, ``HMC`` or ``BarkerMH`` with a model.
+    :param temper_prior: whether the prior has the temperature of the likelihood.
+    :param who: the name of the kernel that asks, for the messages.
+    :raises TypeError: it is another kernel.
+    :raises ValueError: it has no model.
+    """
+
+    def __init__(
+        self, kernel: MCMCKernel, temper_prior: bool = False, who: str = "NumPyroKernel"
+    ) -> None:
+        if not isinstance(kernel, HMC | BarkerMH):
+            raise TypeError(
+                f"{who}(inner) must be a kernel of numpyro_minibatch, such as "
+                "MinibatchMH(model) or SGHMC(model, step_size=1e-3), or NumPyro's "
+                f"NUTS, HMC or BarkerMH, got {describe(kernel)}."
+            )
+        if kernel.model is None:
+            raise ValueError(
+                f"{who}(inner) got a {type(kernel).__name__} with a potential_fn, in "
+                "which the likelihood, the prior and the maps to the unconstrained "
+                f"coordinates cannot be told apart. Write {type(kernel).__name__}"
+                "(model)."
+            )
+        super().__init__(
+            kernel.model,
+            batch=batch.full(),
+            temper_prior=temper_prior,
+            init_strategy=kernel._init_strategy,
+        )
+        self._kernel = kernel
+
+    @property
+    def default_fields(self) -> tuple[str, ...]:
+        """The fields of the state that the driver collects."""
+        return (
+            "z",
+            "diverging",
+            "accept_prob",
+            "num_steps",
+            "step_size",
+            "lp_estimate",
+            "num_rows",
+        )
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings that define what the kernel does, for records."""
+        return {**super().settings, "kernel": type(self._kernel).__name__}
+
+    def _identity(self) -> tuple[Hashable, ...]:
+        # NumPyro's kernels are equal only to themselves
+        return (*super()._identity(), self._kernel)
+
+    def _setup(self, args: tuple, kwargs: Mapping[str, Any]) -> None:
+        assert self._model is not None
+        self._layout, self._frozen = inspect_model(
+            type(self._kernel).__name__,
+            self._model,
+            args,
+            kwargs,
+            None,
+            full=True,
+            whole=True,
+        )
+        shapes = zip(self._layout.latents, self._layout.shapes, strict=True)
+        real = jnp.result_type(float)
+        z = {name: jax.ShapeDtypeStruct(shape, real) for name, shape in shapes}
+        terms = jax.eval_shape(self._make_target(args, kwargs).terms, z, self._all_rows)
+        observed = jax.tree.leaves((terms.likelihood, terms.rows))
+        self._num_rows = sum(part.size for part in observed)
+
+    @property
+    def _all_rows(self) -> dict[str, Array]:
+        plates = self._require_layout().plates
+        return {name: jnp.arange(size, dtype=jnp.int32) for name, size in plates}
+
+    def _potential(self, reader: Reader) -> Callable[[Any], Array]:
+        """The potential energy at this temperature, as NumPyro's kernels ask for it."""
+
+        def potential(z: Any) -> Array:
+            terms = reader.evaluate(ravel_pytree(z)[0], self._all_rows)
+            rows = sum((x.sum() for x in terms.rows.values()), jnp.zeros(()))
+            weights = reader.weights
+            return -weights.known(terms) - weights.likelihood * rows
+
+        return potential
+
+    def _bound(self, reader: Reader, z: Any) -> tuple[MCMCKernel, Callable]:
+        """NumPyro's kernel for this target, and how it starts."""
+        # a copy, which is then what its class makes of a `potential_fn`
+        kernel = copy.copy(self._kernel)
+        kernel._model, kernel._potential_fn = None, self._potential(reader)
+        kernel._init_fn = kernel._sample_fn = None
+        if isinstance(kernel, HMC) and isinstance(kernel._dense_mass, bool):
+            # as it does itself of a model's sites
+            kernel._dense_mass = [tuple(sorted(z))] if kernel._dense_mass else []
+        return kernel, lambda key, z: kernel.init(key, self._num_warmup, z, (), {})
+
+    def _first_state(
+        self, reader: Reader, z: Any, flat: Array, key: Array, surrogate: Any
+    ) -> NumPyroState:
+        _, init = self._bound(reader, z)
+        key, inner_key = jax.random.split(key)
+        inner = init(inner_key, z)
+        return NumPyroState(
+            i=jnp.int32(0),
+            z=z,
+            rng_key=key,
+            surrogate=(),
+            inner=inner,
+            accept_prob=jnp.zeros((), flat.dtype),
+            num_steps=jnp.int32(0),
+            step_size=inner.adapt_state.step_size,
+            diverging=jnp.array(False),
+            lp_estimate=-inner.potential_energy,
+            num_rows=jnp.int32(0),
+        )
+
+    def _arrive(self, target: Target, here: Any, there: Any, key: Array) -> Any:
+        _, unravel = ravel_pytree(there.z)
+        potential = self._potential(self._reader(target, unravel))
+        energy, gradient = jax.value_and_grad(potential)(there.z)
+        inner = here.inner._replace(z=there.z, potential_energy=energy, z_grad=gradient)
+        return here._replace(z=there.z, inner=inner)
+
+    def _transition(self, target: Target, state: NumPyroState) -> NumPyroState:
+        _, unravel = ravel_pytree(state.z)
+        kernel, init = self._bound(self._reader(target, unravel), state.z)
+        # what `init` is told it keeps for `sample` in functions that it makes
+        jax.eval_shape(init, state.rng_key, state.z)
+        # the shared count, so that its adaptation stays a branch
+        inner = kernel.sample(state.inner._replace(i=state.i), (), {})
+        steps = jnp.asarray(getattr(inner, "num_steps", 1), jnp.int32)
+        return state._replace(
+            i=state.i + 1,
+            z=inner.z,
+            inner=inner,
+            accept_prob=inner.accept_prob,
+            num_steps=steps,
+            step_size=inner.adapt_state.step_size,
+            diverging=jnp.asarray(getattr(inner, "diverging", False)),
+            lp_estimate=-inner.potential_energy,
+            # and once where a swap may have brought a position
+            num_rows=(steps + 1) * self._num_rows,
+        )
