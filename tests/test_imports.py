@@ -82,8 +82,15 @@ ALLOWED: dict[str, set[str]] = {
         "kernels._path",
         "kernels.langevin",
     },
+    "kernels._numpyro": LAYERS | {"_checks", "_preflight", "kernels._base"},
     "kernels.replica_exchange": LAYERS
-    | {"_checks", "kernels._base", "kernels.langevin"},
+    | {
+        "_checks",
+        "_preflight",
+        "kernels._base",
+        "kernels._numpyro",
+        "kernels.langevin",
+    },
     "kernels": {
         "kernels.replica_exchange",
         "kernels.amagold",
@@ -101,13 +108,22 @@ ALLOWED: dict[str, set[str]] = {
     "_diagnosis": set(),
     "_advice": {"_diagnosis"},
     "diagnostics": {"_advice", "_diagnosis", "_normality", "inference_data"},
+    "evidence": {"inference_data", "diagnostics"},
     "plots": {"inference_data", "diagnostics"},
     # on their own
     "datasets": set(),
     "_version": set(),
     # the package re-exports
     "": LAYERS
-    | {"_version", "datasets", "diagnostics", "inference_data", "kernels", "plots"},
+    | {
+        "_version",
+        "datasets",
+        "diagnostics",
+        "evidence",
+        "inference_data",
+        "kernels",
+        "plots",
+    },
 }
 
 

@@ -396,6 +396,7 @@ class ReplicaExchange(MCMCKernel):
         )
         if math.isinf(self._ladder[-1]):
             target = self._inner._make_target(tuple(model_args), model_kwargs or {})
+            assert isinstance(target, ModelTarget)
             check_prior(type(self).__name__, target)
         surrogate = states.surrogate
         replicas = jax.tree.map(
