@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import jax
@@ -214,31 +215,42 @@ def test_a_wrong_sign_is_found() -> None:
         assert_law(z[0], 1.0, False)
 
 
+@cache
+def with_gradients(kind: Any) -> MCMC:
+    settings = {"target": TARGET, "batch_size": M, "num_steps": 5}
+    settings |= {"num_replicas": 5, "temperature_ratio": 1.8}
+    if kind is not AMAGOLD:
+        return run(kind(step_size=0.1, friction=3.0, **settings))
+    del settings["num_replicas"], settings["temperature_ratio"]
+    inner = AMAGOLD(**settings)
+    return run(ReplicaExchange(inner, num_replicas=5, temperature_ratio=1.8))
+
+
 @slow
 @pytest.mark.parametrize("kind", [RELD, RENHD, AMAGOLD])
 def test_gradients_on_batches(kind: Any) -> None:
     """Where modes are reached, with the width that they have."""
-    settings = {"target": TARGET, "batch_size": M, "num_steps": 5}
-    if kind is AMAGOLD:
-        kernel = ReplicaExchange(
-            AMAGOLD(**settings), num_replicas=5, temperature_ratio=1.8
-        )
-    else:
-        settings |= {"step_size": 0.1, "friction": 3.0}
-        kernel = kind(num_replicas=5, temperature_ratio=1.8, **settings)
-    mcmc = run(kernel)
+    mcmc = with_gradients(kind)
     assert_law(of_rungs(mcmc)[0], 1.0, False)
     assert not mcmc.get_extra_fields()["diverging"].any()
 
 
 @slow
 def test_one_rung_alone_hardly_changes_the_mode() -> None:
-    def changes(temperatures: list[float]) -> int:
-        kernel = ReplicaExchange(inner(), temperatures=temperatures)
-        z = of_rungs(run(kernel, num_samples=1500))[0]
-        return int(np.abs(np.diff(z < -2.0, axis=1)).sum())
+    def changes(mcmc: MCMC) -> float:
+        z = np.asarray(mcmc.get_samples(group_by_chain=True))
+        return float(np.abs(np.diff(z < -2.0, axis=1)).mean())
 
-    assert changes([1.0, 2.0, 4.0, 8.0]) > 10 * changes([1.0])
+    alone = MCMC(
+        inner(),
+        num_warmup=0,
+        num_samples=1500,
+        num_chains=CHAINS,
+        chain_method="vectorized",
+        progress_bar=False,
+    )
+    alone.run(random.key(0), init_params=jnp.zeros(CHAINS))
+    assert changes(with_gradients(RELD)) > 10 * changes(alone)
 
 
 # limits ------------------------------------------------------------------------------
@@ -285,14 +297,19 @@ def test_a_thermostat_stays_with_its_rung() -> None:
 # swaps -------------------------------------------------------------------------------
 
 
-def one_pass(kernel: ReplicaExchange, z: Any, i: int = 0, seed: int = 0) -> Any:
-    """A pass of swaps from the positions ``z``, and the state before."""
-    state = kernel.init(random.key(seed), 0, jnp.zeros(()), (), {})
-    replicas = state.replicas._replace(z=jnp.asarray(z, jnp.float32))
-    state = state._replace(replicas=replicas, i=jnp.int32(i))
-    names = ("rng", "parity", "accept", "momentum")
-    keys = dict(zip(names, random.split(random.key(seed + 1), 4), strict=True))
-    return kernel._swap_pass(TARGET, state, keys)
+def passes(kernel: ReplicaExchange) -> Any:
+    """A function of positions: a pass of swaps, compiled once."""
+    state = kernel.init(random.key(0), 0, jnp.zeros(()), (), {})
+
+    @jax.jit
+    def one_pass(z: Any, i: Any = 0, seed: Any = 0) -> Any:
+        replicas = state.replicas._replace(z=jnp.asarray(z, jnp.float32))
+        now = state._replace(replicas=replicas, i=jnp.int32(i))
+        names = ("parity", "accept")
+        keys = dict(zip(names, random.split(random.key(seed)), strict=True))
+        return kernel._swap_pass(TARGET, now, keys)
+
+    return one_pass
 
 
 @pytest.mark.parametrize("swap", ["penalty", "barker", "exact"])
@@ -300,13 +317,15 @@ def test_the_better_position_goes_to_the_colder_rung(swap: str) -> None:
     kernel = ReplicaExchange(
         MinibatchMH(target=TARGET, batch_size=M), temperatures=[1.0, 4.0], swap=swap
     )
-    up = one_pass(kernel, [15.0, 0.0])
+    one_pass = passes(kernel)
+    up = one_pass([15.0, 0.0])
     assert up.accept_prob[0] > 0.999 and up.source.tolist() == [1, 0]
-    down = one_pass(kernel, [0.0, 15.0])
+    down = one_pass([0.0, 15.0])
     assert down.accept_prob[0] < 1e-6 and down.source.tolist() == [0, 1]
-    assert up.log_likelihood[0] > up.log_likelihood[1] + 100
+    # of the positions before the swap
+    assert up.log_likelihood[1] > up.log_likelihood[0] + 100
     # a pass of odd pairs has none to try
-    odd = one_pass(kernel, [15.0, 0.0], i=1)
+    odd = one_pass([15.0, 0.0], 1)
     assert np.isnan(odd.accept_prob[0]) and odd.source.tolist() == [0, 1]
     assert odd.num_rows == 0
 
@@ -315,19 +334,17 @@ def test_even_and_odd_pairs() -> None:
     kernel = ReplicaExchange(
         MinibatchMH(target=TARGET, batch_size=M), num_replicas=5, temperature_ratio=3.0
     )
-    worse = [20.0, 15.0, 10.0, 7.0, 0.0]
-    assert one_pass(kernel, worse, 0).source.tolist() == [1, 0, 3, 2, 4]
-    assert one_pass(kernel, worse, 1).source.tolist() == [0, 2, 1, 4, 3]
+    worse, one_pass = [20.0, 15.0, 10.0, 7.0, 0.0], passes(kernel)
+    assert one_pass(worse, 0).source.tolist() == [1, 0, 3, 2, 4]
+    assert one_pass(worse, 1).source.tolist() == [0, 2, 1, 4, 3]
     random_pairs = ReplicaExchange(
         MinibatchMH(target=TARGET, batch_size=M),
         num_replicas=5,
         temperature_ratio=3.0,
         pairing="random",
     )
-    seen = {
-        one_pass(random_pairs, worse, 0, seed).source[0].item() for seed in range(9)
-    }
-    assert seen == {0, 1}
+    one_pass = passes(random_pairs)
+    assert {one_pass(worse, 0, seed).source[0].item() for seed in range(9)} == {0, 1}
 
 
 def test_the_variance_of_a_swap_is_its_estimate() -> None:
@@ -344,7 +361,7 @@ def test_the_variance_of_a_swap_is_its_estimate() -> None:
         gap = 0.75 * (seen.log_likelihood.max() - seen.log_likelihood.min())
         return gap, seen.variance[0]
 
-    found = jax.vmap(swap)(random.split(random.key(2), 4000))
+    found = jax.jit(jax.vmap(swap))(random.split(random.key(2), 4000))
     gaps, variances = (np.asarray(x, np.float64) for x in found)
     exact = 0.75 * float(log_mixture(3.0) - log_mixture(1.0))
     spread = np.var(gaps, ddof=1)
@@ -403,7 +420,7 @@ def test_a_ladder_adapts_to_equal_rates() -> None:
         MinibatchMH(target=wide, estimate="exact"), temperatures=poor
     )
     mcmc = MCMC(
-        as_it_was, num_warmup=500, num_samples=2000, num_chains=1, progress_bar=False
+        as_it_was, num_warmup=200, num_samples=600, num_chains=1, progress_bar=False
     )
     mcmc.run(random.key(0), init_params=jnp.zeros(10))
     rates = np.nanmean(mcmc.get_extra_fields()["swap_acceptance_rate"], 0)
@@ -534,3 +551,58 @@ def test_advice_on_a_ladder_with_a_gap() -> None:
     advice = " ".join(diagnose(idata).advice)
     assert "rungs 1 and 2 of the ladder swap in only" in advice
     assert "adapt_ladder=True" in advice
+
+
+# control variates --------------------------------------------------------------------
+
+
+@slow
+def test_swaps_read_residuals_of_a_control_variate() -> None:
+    """The noise of a swap falls, and both rungs of one mode keep their laws."""
+    rng = np.random.default_rng(2)
+    x = rng.normal(size=(3000, 2)).astype(np.float32)
+    y = (rng.random(3000) < 1 / (1 + np.exp(-x @ [1.0, -0.5]))).astype(np.float32)
+
+    def logistic(x: Any, y: Any) -> None:
+        b = numpyro.sample("b", dist.Normal(0, 2).expand([2]).to_event(1))
+        with numpyro.plate("data", len(x), subsample_size=100) as i:
+            numpyro.sample("obs", dist.Bernoulli(logits=x[i] @ b), obs=y[i])
+
+    temperatures = [1.0, 2.5]
+    noise = {}
+    for control_variate in ("taylor2", None):
+        inner = MinibatchMH(logistic, control_variate=control_variate, batch_size=100)
+        kernel = ReplicaExchange(inner, temperatures=temperatures, collect_rungs=True)
+        mcmc = MCMC(
+            kernel,
+            num_warmup=300,
+            num_samples=2000 if control_variate else 50,
+            num_chains=CHAINS,
+            chain_method="vectorized",
+            progress_bar=False,
+        )
+        mcmc.run(random.key(0), x, y)
+        idata = to_inference_data(mcmc)
+        stats = idata["sample_stats"]
+        noise[control_variate] = np.nanmedian(stats["swap_log_ratio_variance"])
+        if control_variate:
+            draws = idata["rungs"]["b"].values
+            assert 0.3 < np.nanmean(stats["swap_acceptance_rate"]) < 0.95
+    assert noise["taylor2"] < 1e-3 * noise[None], noise
+
+    side = np.linspace(-0.45, 0.45, 121)
+    grid = np.stack(np.meshgrid(1.0 + side, -0.5 + side), -1).reshape(-1, 2)
+    logits = grid @ x.T.astype(float)
+    likelihood = (logits * y - np.logaddexp(0, logits)).sum(-1)
+    for rung, temperature in enumerate(temperatures):
+        log_p = likelihood / temperature - 0.125 * np.square(grid).sum(-1)
+        p = np.exp(log_p - log_p.max())
+        p /= p.sum()
+        mean = p @ grid
+        square = p @ np.square(grid - mean)
+        z = draws[:, :, rung].astype(float)
+        for values, expected in ((z, mean), (np.square(z - mean), square)):
+            means = values.mean(1)
+            error = means.std(0, ddof=1) / np.sqrt(CHAINS)
+            worst = np.abs((means.mean(0) - expected) / error).max()
+            assert worst < 9.0, (rung, worst, means.mean(0), expected)
