@@ -70,7 +70,7 @@ class Size(NamedTuple):
 
 SIZES = {
     "small": Size(12, 12, 1437, 360, 3, 1.2, 2, 12, 8, batch=100, h=0.1),
-    "default": Size(32, 32, 10_000, 2000, 4, 1.2, 2, 40, 20, swap_batch=1000, h=0.1),
+    "default": Size(32, 32, 10_000, 2000, 4, 1.2, 2, 24, 50, swap_batch=1000, h=0.1),
     # 2344 draws are 1000 epochs
     "full": Size(128, 64, 60_000, 10_000, 12, 1.2, 1, 2344, 200),
 }
@@ -79,26 +79,27 @@ SIZES = {
 class LSTM(nn.Module):
     """Long short-term memory; what it knows after the last row of pixels.
 
-    Flax has one of its own, with eight kernels, each a site of the model: two keep the
-    program small.
+    Flax has one of its own, with eight kernels, each a site of the model: one keeps
+    the program small.
     """
 
     hidden: int
 
     @nn.compact
     def __call__(self, x):
-        inputs = nn.Dense(4 * self.hidden, name="input", kernel_init=ZEROS)(x)
-        kernel = self.param("kernel", ZEROS, (self.hidden, 4 * self.hidden))
+        pixels, gates = x.shape[-1], 4 * self.hidden
+        kernel = self.param("kernel", ZEROS, (pixels + self.hidden, gates))
+        bias = self.param("bias", ZEROS, (gates,))
 
         def step(carry, row):
             cell, out = carry
-            keep, write, new, show = jnp.split(row + out @ kernel, 4, -1)
+            known = jnp.concatenate([row, out], -1) @ kernel + bias
+            keep, write, new, show = jnp.split(known, 4, -1)
             cell = nn.sigmoid(keep) * cell + nn.sigmoid(write) * jnp.tanh(new)
             return (cell, nn.sigmoid(show) * jnp.tanh(cell)), None
 
         zero = jnp.zeros((*x.shape[:-2], self.hidden), x.dtype)
-        rows = jnp.moveaxis(inputs, -2, 0)
-        (_, out), _ = jax.lax.scan(step, (zero, zero), rows)
+        (_, out), _ = jax.lax.scan(step, (zero, zero), jnp.moveaxis(x, -2, 0))
         return out
 
 

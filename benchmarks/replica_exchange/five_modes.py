@@ -32,7 +32,7 @@ from numpyro.infer import MCMC
 from numpyro_minibatch import RELD, RENHD, SGHMC, SGNHT, batch
 
 from . import mixture
-from .record import DOCS, machine, save, table
+from .record import DOCS, RESULTS, load, machine, save, table
 
 STEP_SIZE, FRICTION, NUM_STEPS = 0.1, 1.0, 20
 RUNGS, RATIO = 7, 1.5
@@ -217,6 +217,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--methods", nargs="+", help="all, unless named")
     parser.add_argument("--figure", type=Path, default=FIGURE)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--resume", action="store_true", help="what is not there yet")
     parser.add_argument("--out", default="five_modes")
     options = parser.parse_args(argv)
     length = options.draws // options.chains
@@ -227,10 +228,18 @@ def main(argv: list[str] | None = None) -> None:
         **{"rows": mixture.SIZE, "batch": mixture.WIDTH},
     }
     runs: list[dict[str, Any]] = []
+    if options.resume:
+        recorded = load(options.out, RESULTS)
+        if recorded["settings"] != settings:
+            raise SystemExit("what is recorded has other settings")
+        runs = recorded["runs"]
+    known = {(run["noise"], run["method"]) for run in runs}
     for noise in options.noise:
         kept = {}
         for name, make in methods(noise).items():
             if options.methods and name not in options.methods:
+                continue
+            if (noise, name) in known:
                 continue
             begin = time.perf_counter()
             mcmc = sample(make(), options.chains, length, options.warmup, options.seed)
@@ -245,12 +254,12 @@ def main(argv: list[str] | None = None) -> None:
                 f"{seconds:.0f} s",
                 flush=True,
             )
+            content = {"machine": machine(), "settings": settings, "runs": runs}
+            content["checks"] = checks(runs)
+            save(options.out, content, text(content))
         if noise == options.noise[0] and "RENHD" in kept:
             draw(kept, noise, options.figure)
-        content = {"machine": machine(), "settings": settings, "runs": runs}
-        content["checks"] = checks(runs)
-        save(options.out, content, text(content))
-    for check in content["checks"]:
+    for check in checks(runs):
         print(check, flush=True)
 
 
