@@ -21,7 +21,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import platform
 import time
+from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 
@@ -343,6 +346,12 @@ def record(results, size, title, args):
         "permuted": args.permuted,
         "seed": args.seed,
         "settings": size._asdict(),
+        "machine": {
+            "cores": os.cpu_count(),
+            "load_average": os.getloadavg()[0],
+            "python": platform.python_version(),
+            **{name: version(name) for name in ("jax", "numpyro")},
+        },
         "methods": {
             name: {
                 "gradients": int(found.gradients[-1]),

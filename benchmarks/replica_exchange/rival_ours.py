@@ -79,8 +79,8 @@ def plain(
     return z[warmup:], rung[warmup:], accept[warmup:].mean()
 
 
-def kernel(name: str, step: float, steps: int) -> tuple[Any, int, int, Any]:
-    """A kernel, its gradients and densities at a draw of one rung, and a start."""
+def kernel(name: str, step: float, steps: int) -> tuple[Any, int, Any]:
+    """A kernel, the gradients of a rung at a draw, and the name of its site."""
     ladder = {"temperatures": TEMPERATURES.tolist()}
     if name == "AMAGOLD":
         # full batches and no friction: Hamiltonian Monte Carlo
@@ -93,8 +93,7 @@ def kernel(name: str, step: float, steps: int) -> tuple[Any, int, int, Any]:
             adapt_step_size=False,
             adapt_mass_matrix=False,
         )
-        # the end of a draw, and both positions of a swap of every second pair
-        return ReplicaExchange(inner, swap="exact", **ladder), steps, 2, None
+        return ReplicaExchange(inner, swap="exact", **ladder), steps, None
     if name == "MinibatchMH":
         moves = max(1, steps // 2)
         inner = MinibatchMH(
@@ -104,15 +103,10 @@ def kernel(name: str, step: float, steps: int) -> tuple[Any, int, int, Any]:
             num_steps=moves,
             adapt_mass_matrix=False,
         )
-        # a move has gradients at both ends and one new density, swaps one a rung
-        return (
-            ReplicaExchange(inner, swap="exact", **ladder),
-            2 * moves,
-            moves + 1,
-            None,
-        )
+        # gradients at both ends of a move
+        return ReplicaExchange(inner, swap="exact", **ladder), 2 * moves, None
     inner = HMC(model, step_size=step, num_steps=steps, adapt_mass_matrix=False)
-    return ReplicaExchange(inner, **ladder), steps, 1, "z"
+    return ReplicaExchange(inner, **ladder), steps, "z"
 
 
 def main() -> None:
@@ -126,10 +120,12 @@ def main() -> None:
         keys = random.split(random.key(options.seed), options.chains)
         each = jax.vmap(partial(run, step=size[0], steps=size[1]))
         z, rung, accept = jax.jit(each)(keys, start)
-        gradients, densities, version = size[1] + 1, 3, f"jax {jax.__version__}"
+        gradients, version = number * (size[1] + 1), f"jax {jax.__version__}"
+        found["densities"] = 3 * number
         found["acceptance"] = float(accept.mean())
     else:
-        inside, gradients, densities, site = kernel(options.method, *size)
+        inside, each_rung, site = kernel(options.method, *size)
+        gradients = number * each_rung
         mcmc = MCMC(
             inside,
             num_warmup=options.warmup,
@@ -147,13 +143,16 @@ def main() -> None:
         fields = mcmc.get_extra_fields()
         if "replicas.accept_prob" in fields:
             found["acceptance"] = float(fields["replicas.accept_prob"].mean())
+        # one at the end of each move or path, and both of each of three swaps; NumPyro
+        # has the first with the gradient
+        moves = {"AMAGOLD": 1, "MinibatchMH": each_rung // 2}.get(options.method, 0)
+        found["densities"] = number * moves + 2 * ((number - 1) // 2)
         version = f"numpyro_minibatch {numpyro_minibatch.__version__}"
     np.savez(
         options.file,
         draws=np.asarray(z),
         rung=np.asarray(rung),
-        gradients=number * gradients,
-        densities=number * densities,
+        gradients=gradients,
         seconds=time.perf_counter() - begin,
         versions=version,
         **found,
