@@ -48,7 +48,7 @@ def test_the_truth_is_that_of_the_mixture() -> None:
     expected = np.log(modes.WEIGHTS @ np.array(parts))
     found = np.asarray(modes.log_density(z))
     np.testing.assert_allclose(found - found[0], expected - expected[0], rtol=1e-4)
-    shares, variance = mixture.truth(401)
+    shares, variance = mixture.truth()
     np.testing.assert_allclose(shares, modes.WEIGHTS, atol=1e-5)
     np.testing.assert_allclose(variance, modes.SD**2, rtol=1e-4)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import jax.numpy as jnp
@@ -41,7 +42,8 @@ def target(variance: float) -> Target:
     return Target(lambda z: jnp.zeros(()), log_likelihood, SIZE)
 
 
-def truth(count: int = 1201) -> tuple[np.ndarray, float]:
+@cache
+def truth(count: int = 401) -> tuple[np.ndarray, float]:
     """Shares of the cells and mean squared distance to the nearest mode, a coordinate.
 
     By quadrature; with modes this far apart they are the weights and the variance.

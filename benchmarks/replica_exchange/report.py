@@ -72,9 +72,82 @@ Written by `python -m benchmarks.replica_exchange.report` from the results that 
 commands below write. Everything is in single precision, on a virtual machine with two
 x86-64 cores that were shared with other work: no times are compared."""
 TEXTS |= {
-    "five_modes": "",
-    "rivals": "",
-    "fashion_mnist_lstm": "",
+    "five_modes": """## Five modes
+
+`python -m benchmarks.replica_exchange.five_modes`, and for the second noise the same
+with `--resume --noise 25 --methods RENHD "RENHD, grown batch" RELD "SGNHT alone"`.
+
+The mixture of section 4.1 of [1]: five isolated modes in the plane, noise of variance
+0.25 in each coordinate of the gradients, seven rungs, each 1.5 times as hot as the one
+before. [1] gives neither the modes' places nor their weights; here they are at the
+middle and the corners of a square, 5.7 apart, with standard deviation 0.5 and weights
+from 0.30 to 0.10. Between two of them is a barrier of 16 nats. The noise is that of
+batches of 20 of 200 rows, which carry linear terms that add up to nothing, so that it
+is in the swaps too. Draws of 20 steps of length 0.1, friction 1; 32 chains of 3125
+draws after 300, all begun in the middle mode. One rung alone makes draws of 140 steps,
+so that gradients are as many.
+
+- *Total variation* is that between the shares of the modes and their weights. *Expected
+  of right draws* is its mean if nothing were wrong but the number of draws, from the
+  scatter of the chains. *Variance ratio* is the mean squared distance to the nearest
+  mode, over the true one by quadrature.
+- *ESS* is per 1e5 draws, the smaller of the two coordinates. [1] states 4.16e3 and not
+  how it was found. *Alone* is the sum over chains, each taken by itself, with
+  autocorrelations summed until a pair of them is negative, which is what can be done
+  with one long chain as in [1]; it calls a chain that never leaves its mode excellent.
+  *ArviZ* is `az.ess(method="mean")` over all chains and *bulk* the default one; *of
+  modes* is that of the indicator of the mode where it is smallest.
+- *Grown batch* is `swap_batch=batch.growing(20)`: rows are read until the noise of a
+  swap is inside the test's domain. *Barker*, *random pairs* (of the two sets of pairs
+  one by chance), *euler* (the printed integrator) and RELD have it as well.
+
+What there is to see:
+
+- RENHD as it comes is right, with more effective samples than [1] states; one rung
+  alone never leaves its mode.
+- Barker's test accepts less than half of the swaps, and makes half of the round trips
+  and 0.6 of the effective samples of the penalty. With all rows in the swaps there are
+  twice as many as with the gradients' batch: swaps are where noise costs here. Pairs by
+  chance instead of by turns cost half of the samples.
+- The printed integrator is 6% too narrow, at the same price.
+- **At a hundred times the noise the swaps need rows of their own.** On the gradients'
+  20 rows a swap between two modes has a noise that the penalty can only refuse, and
+  chains stay where they began, however right their width is. `swap_reliable` says so:
+  86% of the swaps are outside the domain of the test. A batch that grows mends it.
+- There the thermostat shows what it is for: RENHD's modes have the right width, RELD's
+  have 2.2 times their variance.""",
+    "rivals": """## Beside other parallel tempering
+
+`python -m benchmarks.replica_exchange.rivals --tfp PYTHON --blackjax PYTHON`, with
+interpreters of environments that have them.
+
+The same modes without noise, same ladder, swaps of even and odd pairs by turns after
+every draw, Hamiltonian Monte Carlo with three steps of 0.27 at each rung (of momenta
+with the variance of the rung's temperature), 32 chains of 3000 draws from the middle
+mode. Everything but acceptance, total variation and variance is per 1000 gradients, of
+all rungs together. *Round trips* are counted of where replicas are, by one rule for
+all. *Of modes, by error* is sum p (1 - p) over the mean square of the errors of a
+chain's shares of the modes: how many independent draws would have done as well. It
+needs no autocorrelations, is known to about 15%, and is the only one for sequential
+Monte Carlo, whose "draws" are the particles of one run. Densities are what is evaluated
+without a gradient.
+
+The three that are the same algorithm, ours over AMAGOLD without friction, TensorFlow
+Probability's and the ten lines, agree: in round trips to 1% once the ten lines' fourth
+gradient of a path, which the others keep from the draw before, is allowed for. Ours
+reads the density once more at the end of a path, and at both ends of a swap, which on
+all rows TFP does not need. Langevin steps have shorter moves and more swaps: more round
+trips and fewer effective samples for as many gradients.
+
+TensorFlow Probability 0.25 imports no longer with the JAX of the rest (0.10.2:
+`jax.interpreters.xla` has no `pytype_aval_mappings`), so it has an environment with JAX
+0.4.35. blackjax 1.7 has no parallel tempering; its tempering is sequential Monte Carlo,
+which needs a proper law to begin with, here a normal one with standard deviation 6, and
+keeps nothing of its earlier temperatures. NumPyro's HMC as a rung is run where
+`ReplicaExchange` takes it; the row says if it does not.""",
+    "fashion_mnist_lstm": """## A recurrent network
+
+`python examples/fashion_mnist_lstm.py --record FILE`: see there. NETWORK""",
 }
 
 
