@@ -197,6 +197,7 @@ class Result(NamedTuple):
     draws: np.ndarray  # accuracy of each draw, (chains, draws)
     ensembles: np.ndarray  # of the later half of the draws so far
     nll: np.ndarray  # of the last ensemble, (chains,)
+    rows: float  # read by a chain, in millions; swaps included
     seconds: float
     rung: np.ndarray | None  # of each replica of the first chain
     swaps: list[float]
@@ -225,6 +226,7 @@ def measured(mcmc, predict, y, size, seconds):
         np.array(draws),
         np.array(ensembles),
         np.array(nll),
+        float(np.asarray(fields["num_rows"], np.float64)[0].sum()) / 1e6,
         seconds,
         rung,
         swaps,
@@ -257,6 +259,7 @@ def main(args):
             jit_model_args=True,  # the images are no constants of the program
         )
         mcmc.run(key, *arrays, init_params=start)
+        jax.block_until_ready(mcmc.get_samples())
         seconds = time.perf_counter() - begin
         results[method] = measured(mcmc, predict, data.y_test, size, seconds)
         say(f"{method}: {results[method].gradients[-1]} gradients a chain")
@@ -274,15 +277,15 @@ def main(args):
 
 
 def table(results):
-    head = f"{'':<6} {'of the last ensemble':>24} {'NLL':>16} {'best draw':>10}"
-    lines = [f"{head} {'time':>8}"]
+    head = f"{'':<6} {'of the last ensemble':>24} {'NLL':>16} {'best draw':>11}"
+    lines = [f"{head} {'rows, 1e6':>10} {'time':>8}"]
     for name, found in results.items():
         last, spread = found.ensembles[:, -1], " "
         if len(last) > 1:
             spread = f" (chains {min(last):.1f} to {max(last):.1f})"
         lines.append(
             f"{name:<6} {last.mean():6.2f}%{spread:>22} {found.nll.mean():10.4f}"
-            f" {found.draws.max():10.2f}% {found.seconds:7.0f} s"
+            f" {found.draws.max():10.2f}% {found.rows:10.2f} {found.seconds:6.0f} s"
         )
     return "\n".join(lines)
 
@@ -359,6 +362,7 @@ def record(results, size, title, args):
                 "accuracy_of_draws": found.draws[:, -5:].mean(1).tolist(),
                 "nll": found.nll.tolist(),
                 "swap_rates": found.swaps,
+                "million_rows": found.rows,
                 "seconds": found.seconds,
             }
             for name, found in results.items()

@@ -105,7 +105,14 @@ def kernel(name: str, step: float, steps: int) -> tuple[Any, int, Any]:
         )
         # gradients at both ends of a move
         return ReplicaExchange(inner, swap="exact", **ladder), 2 * moves, None
-    inner = HMC(model, step_size=step, num_steps=steps, adapt_mass_matrix=False)
+    # momenta have variance one at every rung, so steps must adapt to its temperature
+    inner = HMC(
+        model,
+        step_size=step,
+        num_steps=steps,
+        trajectory_length=None,
+        adapt_mass_matrix=False,
+    )
     return ReplicaExchange(inner, **ladder), steps, "z"
 
 
