@@ -149,7 +149,8 @@ TensorFlow Probability 0.25 imports no longer with the JAX of the rest (0.10.2:
 0.4.35. blackjax 1.7 has no parallel tempering; its tempering is sequential Monte Carlo,
 which needs a proper law to begin with, here a normal one with standard deviation 6, and
 keeps nothing of its earlier temperatures. NumPyro's HMC as a rung is run where
-`ReplicaExchange` takes it; the row says if it does not.""",
+`ReplicaExchange` takes it, with steps that adapt to the rung; the row says if it does
+not. `--keep --methods "ReplicaExchange(HMC) of NumPyro"` adds the row later.""",
     "fashion_mnist_lstm": """## A recurrent network
 
 `python examples/fashion_mnist_lstm.py --out docs/_static --record

@@ -115,7 +115,8 @@ def kernel(name: str, step: float, steps: int) -> tuple[Any, int, Any]:
         trajectory_length=None,
         adapt_mass_matrix=False,
     )
-    return ReplicaExchange(inner, **ladder), steps, "z"
+    # one more where a swap may have brought a position
+    return ReplicaExchange(inner, **ladder), steps + 1, "z"
 
 
 def main() -> None:
