@@ -138,7 +138,7 @@ Monte Carlo, whose "draws" are the particles of one run. Densities are what is e
 without a gradient.
 
 The three that are the same algorithm, ours over AMAGOLD without friction, TensorFlow
-Probability's and the ten lines, agree: in round trips to 1% once the ten lines' fourth
+Probability's and the ten lines, agree: in round trips to 2% once the ten lines' fourth
 gradient of a path, which the others keep from the draw before, is allowed for. Ours
 reads the density once more at the end of a path, and at both ends of a swap, which on
 all rows TFP does not need. Langevin steps have shorter moves and more swaps: more round
@@ -170,13 +170,13 @@ which does not say that cost was equal. A draw of RENHD costs as many gradients 
 are rungs, and what it knows after 4800 is about what SGNHT knows after a fourth of
 them: the figure shows its curve to be theirs, drawn out. Swaps are accepted in an
 eighth of the tries, after all rows have been read for nearly every one (rows that the
-count of gradients leaves out), since on fewer the noise
-of the energies of 10,000 rows is far too large for the test; no replica has been from
-one end of the ladder to the other and back. All curves still rise, chains of one
-sampler differ by one to three points, R-hat of single weights is above 2, and two
-chains are few: this compares how fast samplers find good weights, not posteriors. Where
-modes are many and each is quickly explored, as above, the ladder earns its cost; where
-a single mode has not been explored yet, it multiplies the cost.""",
+count of gradients leaves out), since on fewer the noise of the energies of 10,000 rows
+is far too large for the test; no replica has been from one end of the ladder to the
+other and back. RENHD's curves still rise, chains of one sampler differ by one to three
+points, R-hat of single weights is above 2, and two chains are few: this compares how
+fast samplers find good weights, not posteriors. Where modes
+are many and each is quickly explored, as above, the ladder earns its cost; where a
+single mode has not been explored yet, it multiplies the cost.""",
 }
 
 
