@@ -21,6 +21,7 @@ from numpyro_minibatch.inference_data import to_inference_data
 from numpyro_minibatch.kernels import (
     AMAGOLD,
     MINT,
+    MINTEE,
     RELD,
     RENHD,
     SGHMC,
@@ -39,6 +40,7 @@ __all__ = [
     "__version__",
     "AMAGOLD",
     "MINT",
+    "MINTEE",
     "RELD",
     "RENHD",
     "SGHMC",

@@ -84,7 +84,22 @@ ALLOWED: dict[str, set[str]] = {
     },
     "kernels.replica_exchange": LAYERS
     | {"_checks", "kernels._base", "kernels.langevin"},
+    "kernels._nested": LAYERS | {"_keys", "_permutation"},
+    "kernels._rings": set(),
+    "kernels._reference": {"target", "estimate", "_expansion"},
+    "kernels.equi_energy": LAYERS
+    | {
+        "_checks",
+        "_expansion",
+        "_keys",
+        "kernels._adaptation",
+        "kernels._base",
+        "kernels._nested",
+        "kernels._reference",
+        "kernels._rings",
+    },
     "kernels": {
+        "kernels.equi_energy",
         "kernels.replica_exchange",
         "kernels.amagold",
         "kernels.langevin",
