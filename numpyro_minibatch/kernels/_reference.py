@@ -12,7 +12,7 @@ from jax import Array
 from jax.flatten_util import ravel_pytree
 from scipy.optimize import minimize
 
-from numpyro_minibatch._expansion import Problem, double, row_sums
+from numpyro_minibatch._expansion import Problem, row_sums
 from numpyro_minibatch.estimate import Weights
 from numpyro_minibatch.target import Terms
 
@@ -58,12 +58,11 @@ def find_lowest(problem: Problem, start: np.ndarray, temper_prior: bool) -> Lowe
     starts = [start, *rng.uniform(-2, 2, size=(_STARTS, start.size))]
     plates = dict(problem.plates)
     few = {name: min(size, _SUBSAMPLE) for name, size in plates.items()}
-    with double():
-        of_some = _objective(problem, few)
-        searches = [_search(of_some, start, 200) for start in starts]
-        best = min(searches, key=lambda found: found[0])[1]
-        if few != plates:
-            best = _search(_objective(problem, plates), best, 50)[1]
+    of_some = _objective(problem, few)
+    searches = [_search(of_some, start, 200) for start in starts]
+    best = min(searches, key=lambda found: found[0])[1]
+    if few != plates:
+        best = _search(_objective(problem, plates), best, 50)[1]
     return _at(problem, best, temper_prior)
 
 
@@ -77,9 +76,12 @@ def _objective(problem: Problem, counts: dict[str, int]) -> Objective:
     weight = float(np.asarray(problem.weights.likelihood))
 
     def objective(z: np.ndarray) -> tuple[float, np.ndarray]:
-        at = problem.arrays, jnp.asarray(z, jnp.float64)
+        at = problem.arrays, jnp.asarray(z, problem.dtype)
         pairs = zip(rows(*at), known(*at), strict=True)
-        value, gradient = (-(weight * np.asarray(r) + np.asarray(k)) for r, k in pairs)
+        # the precision of the run is enough: any position is a valid reference
+        value, gradient = (
+            -(weight * np.asarray(r, np.float64) + np.asarray(k)) for r, k in pairs
+        )
         if not (np.isfinite(value) and np.isfinite(gradient).all()):
             return np.inf, np.zeros_like(z)
         return float(value), gradient
