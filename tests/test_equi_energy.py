@@ -7,6 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
 import pytest
 from jax import random
 from jax.flatten_util import ravel_pytree
@@ -16,7 +18,9 @@ from numpyro_minibatch import (
     MINTEE,
     Target,
     batch,
+    diagnose,
     proposal,
+    to_inference_data,
 )
 from numpyro_minibatch.kernels import equi_energy
 from numpyro_minibatch.kernels._nested import Energies, Nested, Reference, truncated
@@ -390,3 +394,118 @@ def test_five_modes_by_their_weights() -> None:
     assert (distance < 0.03).all(), distance
     # without jumps chains stay where they began
     assert (0.5 * np.abs(shares({"jump_prob": 0.0}) - truth).sum(-1) > 0.3).all()
+
+
+def test_chains_begin_one_after_the_other() -> None:
+    mcmc = run(kernel(**FULL), num_warmup=300, num_samples=1, num_chains=4)
+    begins = np.array([250, 150, 50]), np.array([200, 100, 0])
+    np.testing.assert_array_equal(mcmc.sampler._stages, begins)
+    mcmc.warmup(
+        random.key(1), init_params=jnp.zeros(4), collect_warmup=True, extra_fields=()
+    )
+    rates = mcmc.get_extra_fields(group_by_chain=True)["jump_acceptance_rate"]
+    tried = ~np.isnan(rates)
+    assert not tried[:, :200, 0].any() and not tried[:, :100, 1].any()
+    assert tried[:, 200:, 0].mean() > 0.2 and tried[:, 120:, 1].mean() > 0.2
+    # from the middle of its share on, a chain fills its rings
+    count = np.asarray(mcmc.last_state.rings.count)
+    np.testing.assert_array_equal(count.sum(-1), [[150, 250]] * 4)
+
+
+def test_temperatures_of_batches() -> None:
+    """The paper's, which are those of 0.995, and what the noise asks for."""
+    many = Target(lambda z: 0.0, lambda z, i: -0.5 * (z - i % 7) ** 2, 100_000)
+
+    def ladder(**settings: Any) -> tuple[MINTEE, Any]:
+        built = MINTEE(target=many, **settings)
+        built.init(random.key(0), 10, jnp.zeros(()), (), {})
+        return built, built.pilot
+
+    sizes = [100_000, 5378, 3841, 2744, 1960, 1400, 1000]
+    built, pilot = ladder(batch_size=sizes, alpha=0.995)
+    printed = [1.0, 19.41, 27.13, 37.93, 53.02, 74.06, 103.51]
+    np.testing.assert_allclose(built.temperatures, printed, rtol=2e-4)
+    assert built.batch_sizes == {"data": 100_000}
+    rise = np.diff([pilot["reference_energy"], *pilot["energies"]])
+    np.testing.assert_allclose(rise, np.sqrt(2.0) * np.array(printed[:-1]), rtol=5e-3)
+
+    built, pilot = ladder(batch_size=1000, batch_ratio=2.0, num_replicas=3)
+    assert built.rung_batch_sizes == (4000, 2000, 1000)
+    rows = -0.5 * (3.0 - np.arange(100_000) % 7) ** 2  # the mean is 3
+    np.testing.assert_allclose(pilot["row_sd"], rows.std(), rtol=1e-3)
+    m = np.array([4000, 2000, 1000])
+    noise = 1e5 * rows.std() * np.sqrt((1 - m / 1e5) / m)
+    np.testing.assert_allclose(built.temperatures, noise, rtol=1e-3)
+
+    built, pilot = ladder(batch_size=[9000, 800], lam=[0.5, 0.4], energies=[1e6])
+    np.testing.assert_allclose(built.temperatures, [1e5**0.5, 1e5**0.6])
+    np.testing.assert_allclose(pilot["energies"], [1e6])
+
+
+def test_the_reference_is_the_lowest_of_several_modes() -> None:
+    built = kernel(**FULL)
+    built.init(random.key(0), 10, jnp.asarray(-3.0), (), {})
+    lowest = ENERGY[np.abs(GRID - 3.0) < 0.5].min()
+    np.testing.assert_allclose(built.pilot["reference_energy"], lowest, atol=0.05)
+
+
+def model(y: Any) -> None:
+    """The sign of mu is not determined."""
+    mu = numpyro.sample("mu", dist.Normal(0, 5))
+    with numpyro.plate("data", len(y), subsample_size=200) as idx:
+        numpyro.sample("obs", dist.Normal(jnp.abs(mu), 4.0), obs=y[idx])
+
+
+Y = np.asarray(2 + 4 * np.random.default_rng(1).normal(size=1000), np.float32)
+
+
+def results_of(built: MINTEE, **settings: Any) -> Any:
+    mcmc = MCMC(
+        built,
+        **{"num_warmup": 600, "num_samples": 1500, "progress_bar": False, **settings},
+    )
+    mcmc.run(random.key(0), Y)
+    return to_inference_data(mcmc)
+
+
+def test_results_of_a_model() -> None:
+    built = MINTEE(
+        model, temperatures=[5.0, 15.0, 45.0], batch_size=[600, 400, 200], num_steps=2
+    )
+    idata = results_of(built, num_chains=2, chain_method="vectorized")
+    stats, attrs = idata["sample_stats"], idata["posterior"].attrs
+    for name in ("energy", "ring", "energy_noise", "rung_num_rows"):
+        assert stats[name].dims == ("chain", "draw", "ladder")
+    assert stats["jump_acceptance_rate"].dims == ("chain", "draw", "pair")
+    assert attrs["temperature"] == 5.0
+    assert attrs["target"] == "prior * likelihood ** (1 / 5)"
+    assert (stats["num_rows"] == 2 * 1200).all()
+    assert 0.3 < (idata["posterior"]["mu"].values > 0).mean() < 0.7
+    found = diagnose(idata)
+    assert len(found.jump_rates) == 2 and min(found.jump_rates) > 0.1
+    occupancy = np.array(found.ring_occupancy)
+    np.testing.assert_allclose(occupancy.sum(1), 1.0)
+    assert occupancy[0, 0] > occupancy[1, 0] > occupancy[2, 0] > 0
+    assert f"{occupancy[0, 0]:.0%} of the coldest chain's draws" in str(found)
+    assert max(found.energy_noise) < 1 and not any("noise" in s for s in found.advice)
+    assert 0.1 < found.acceptance_rate < 0.6
+
+
+def test_advice_on_a_ladder_of_noise() -> None:
+    """The paper's temperatures: N ** (1 - 0.995 tau)."""
+    built = MINTEE(model, batch_size=[100, 80, 60, 50], alpha=0.995)
+    found = diagnose(results_of(built, num_samples=300))
+    assert max(found.energy_noise) > 1
+    assert found.unreliable > 0.5
+    text = " ".join(found.advice)
+    assert "is held by lucky energies" in text
+    assert "temperatures=[" in text and "batch_size=[" in text
+
+
+def test_advice_on_a_ladder_with_a_gap() -> None:
+    built = MINTEE(
+        model, batch=batch.full(), temperatures=[1.0, 1e5], ring_capacity=100
+    )
+    text = " ".join(diagnose(results_of(built, num_samples=300)).advice)
+    assert "chain 1 has hardly been at its energies" in text
+    assert "num_replicas=4" in text
