@@ -84,7 +84,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "kernels.replica_exchange": LAYERS
     | {"_checks", "kernels._base", "kernels.langevin"},
-    "kernels._nested": LAYERS | {"_keys", "_permutation"},
+    "kernels._nested": LAYERS | {"_permutation"},
     "kernels._rings": set(),
     "kernels._reference": {"target", "estimate", "_expansion"},
     "kernels.equi_energy": LAYERS

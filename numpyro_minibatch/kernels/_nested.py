@@ -8,7 +8,7 @@ temperatures are functions of the state.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,7 +17,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from numpyro_minibatch._keys import unwrapped
 from numpyro_minibatch._permutation import permute
 from numpyro_minibatch.estimate import (
     Estimate,
@@ -57,7 +56,8 @@ class Reference(NamedTuple):
 class Energies(NamedTuple):
     """What the rows say of one state of each chain; all of shape ``(K,)``.
 
-    - **own** - energy from the chain's own batch, relative to the reference.
+    - **own** - energy from the chain's own batch, relative to the reference and with
+      the penalty for its noise.
     - **above** - the same state's energy for the next hotter chain, from the part of
       the batch that is that chain's; of the hottest chain the same as ``own``.
     - **noise** - estimated variance of ``own``, in units of the temperature squared.
@@ -128,7 +128,12 @@ class Nested:
         return width, np.array(found, np.int32).reshape(-1, group, 4)
 
     def energies(
-        self, reader: Reader, reference: Reference, z: Array, bits: Array, like: Array
+        self,
+        reader: Reader,
+        reference: Reference,
+        z: Array,
+        bits: Array,
+        wrap: Callable[[Array], Array],
     ) -> Energies:
         """The energies of one state of each chain.
 
@@ -136,10 +141,9 @@ class Nested:
         :param reference: what energies are measured from, and the temperatures.
         :param z: positions, ``(K, D)``.
         :param bits: the bits of keys, ``(K, ...)``.
-        :param like: a key of the same kind.
+        :param wrap: what makes keys of such bits.
         """
         width, blocks = self.blocks
-        _, wrap = unwrapped(like)
         everything = min(self.sizes) == self.size
         tempered = Weights(float(self.temper_prior), 1.0, 0.0)
         rest = Weights(float(not self.temper_prior), 0.0, 1.0)

@@ -135,5 +135,6 @@ def _at(problem: Problem, flat: np.ndarray, temper_prior: bool) -> Lowest:
 
 def flat_start(problem: Problem, init: Any) -> np.ndarray:
     """The starting point of the search: the first chain's, or zero."""
-    given = problem.example if init is None else init
+    traced = any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(init))
+    given = problem.example if init is None or traced else init
     return np.asarray(ravel_pytree(given)[0], np.float64)

@@ -93,7 +93,8 @@ class MINTEEState(NamedTuple):
     - **reliable** - share of the coldest chain's decisions whose log weights had noise
       in the domain of the penalty.
     - **num_rows** - rows of data read to make the draw, by all chains.
-    - **energy** - estimated energy of each chain's state, ``(K,)``.
+    - **energy** - estimated energy of each chain's state, with the penalty for its
+      noise, ``(K,)``.
     - **ring** - the ring of energies that it is in, ``(K,)``.
     - **energy_noise** - estimated standard deviation of that energy in units of the
       temperature, ``(K,)``.
@@ -566,9 +567,9 @@ class MINTEE(MinibatchKernel):
 
     @property
     def _weights(self) -> Weights:
-        # before the data have been seen the coldest temperature may not be known
-        known = self._rule[0] is not None or "temperatures" in self._report
-        weight = 1.0 / self.temperature if known else 1.0
+        # of the search for the reference; where its outcome says the temperatures they
+        # are not known yet
+        weight = 1.0 if self._rule[0] is None else 1.0 / self.temperature
         return Weights(weight if self._temper_prior else 1.0, weight)
 
     def _survey(self, problem: Problem, init: Any) -> _Survey:
@@ -630,10 +631,10 @@ class MINTEE(MinibatchKernel):
         key, index_key, rows_key = jax.random.split(key, 3)
         number = self._number
         positions = jnp.broadcast_to(flat, (number, *flat.shape))
-        bits, _ = unwrapped(jax.random.split(rows_key, number))
+        bits, wrap = unwrapped(jax.random.split(rows_key, number))
         heat = surrogate.temperatures
         steps = self._step_size * jnp.sqrt(heat / heat[0])
-        energies = self._nested.energies(reader, surrogate, positions, bits, key)
+        energies = self._nested.energies(reader, surrogate, positions, bits, wrap)
         zero = jnp.zeros((), flat.dtype)
         each = jnp.zeros((number,), flat.dtype)
         rows = jnp.zeros((number,), self._rows_dtype)
@@ -730,7 +731,7 @@ class MINTEE(MinibatchKernel):
         keys = dict(zip(names, jax.random.split(carry.rng_key, 5), strict=True))
         rungs, number = carry.rungs, self._number
         rows_key, gradient_key = jax.random.split(rows_key)
-        bits, _ = unwrapped(jax.random.split(rows_key, number))
+        bits, wrap = unwrapped(jax.random.split(rows_key, number))
         moved, log_q_ratio = self._proposed(
             reader, reference, adapted, keys["propose"], gradient_key, rungs.z
         )
@@ -750,11 +751,8 @@ class MINTEE(MinibatchKernel):
             return local.at[:-1].set(jnp.where(among, member, local[:-1]))
 
         new = Rungs(either(member[0], moved), either(member[1], bits), rungs.energies)
-        new = new._replace(
-            energies=self._nested.energies(
-                reader, reference, new.z, new.bits, carry.rng_key
-            )
-        )
+        energies = self._nested.energies(reader, reference, new.z, new.bits, wrap)
+        new = new._replace(energies=energies)
         log_ratio = jnp.where(
             jumps,
             log_jump_ratio(new.energies, rungs.energies, reference),
