@@ -344,15 +344,15 @@ def _advise_energies(d: Diagnosis, s: Settings) -> Iterator[str]:
         m if sd <= 1 else math.ceil(1 / ((1 / m - 1 / size) / sd**2 + 1 / size))
         for m, sd in zip(s.rung_batch_sizes, d.energy_noise, strict=True)
     ]
-    heat = np.maximum.accumulate(heat)
-    sizes = np.maximum.accumulate(sizes[::-1])[::-1]
+    hotter = np.maximum.accumulate(heat)
+    larger = np.maximum.accumulate(sizes[::-1])[::-1]
     yield (
         f"the energies of {len(noisy)} of {len(d.energy_noise)} chains have noise of "
         f"more than one temperature, those of chain {worst} of "
         f"{d.energy_noise[worst]:.2g}: such a chain is held by lucky energies, and its "
         "rings are rings of noise. Write about temperatures="
-        f"{[_round_up(t) for t in heat]}, or about batch_size="
-        f"{[min(_round_up(m), size) for m in sizes]}."
+        f"{[_round_up(t) for t in hotter]}, or about batch_size="
+        f"{[min(_round_up(m), size) for m in larger]}."
     )
 
 

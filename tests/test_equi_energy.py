@@ -224,7 +224,7 @@ def test_rings_keep_the_last_states() -> None:
         # the second chain keeps every other state
         keep = jnp.array([True, n % 2 == 0])
         rings = rings.put(jnp.array([1, 2]), state, state.astype(jnp.uint32), keep)
-    np.testing.assert_array_equal(rings.count, [[0, 6, 0], [0, 0, 3]])
+    np.testing.assert_array_equal(rings.number, [[0, 6, 0], [0, 0, 3]])
     np.testing.assert_array_equal(np.sort(rings.z[0, 1, :, 0]), [3, 4, 5, 6])
     members, keys, there = jax.vmap(lambda u: rings.pick(jnp.array([1, 2]), u))(
         jnp.linspace(0.0, 0.999, 24)[:, None].repeat(2, 1)
@@ -418,7 +418,7 @@ def test_chains_begin_one_after_the_other() -> None:
     assert not tried[:, :200, 0].any() and not tried[:, :100, 1].any()
     assert tried[:, 200:, 0].mean() > 0.2 and tried[:, 120:, 1].mean() > 0.2
     # from the middle of its share on, a chain fills its rings
-    count = np.asarray(mcmc.last_state.rings.count)
+    count = np.asarray(mcmc.last_state.rings.number)
     np.testing.assert_array_equal(count.sum(-1), [[150, 250]] * 4)
 
 

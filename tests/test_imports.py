@@ -86,6 +86,7 @@ ALLOWED: dict[str, set[str]] = {
     | {"_checks", "kernels._base", "kernels.langevin"},
     "kernels._nested": LAYERS | {"_permutation"},
     "kernels._rings": set(),
+    "kernels._energy_ladder": {"_checks", "proposal"},
     "kernels._reference": {"target", "estimate", "_expansion"},
     "kernels.equi_energy": LAYERS
     | {
@@ -94,6 +95,7 @@ ALLOWED: dict[str, set[str]] = {
         "_keys",
         "kernels._adaptation",
         "kernels._base",
+        "kernels._energy_ladder",
         "kernels._nested",
         "kernels._reference",
         "kernels._rings",

@@ -113,7 +113,8 @@ class Nested:
         ]
         lengths = np.array([length for _, length in parts if length])
         tried = np.unique([-(-lengths // j) for j in range(1, 33)])
-        tried = tried[tried <= _CHUNK] if (tried <= _CHUNK).any() else [_CHUNK]
+        fitting = tried[tried <= _CHUNK]
+        tried = fitting if fitting.size else np.array([_CHUNK])
         costs = [(-(-lengths // w)).sum() * (w + _OVERHEAD) for w in tried]
         width = int(tried[int(np.argmin(costs))])
         found = []

@@ -18,12 +18,12 @@ class Rings(NamedTuple):
 
     - **z** - positions, ``(K - 1, K, C, D)``.
     - **bits** - bits of the keys of their batches, ``(K - 1, K, C, ...)``.
-    - **count** - how many states each ring has got, ``(K - 1, K)``.
+    - **number** - how many states each ring has got, ``(K - 1, K)``.
     """
 
     z: Array
     bits: Array
-    count: Array
+    number: Array
 
     @classmethod
     def empty(cls, number: int, capacity: int, z: Array, bits: Array) -> Rings:
@@ -49,7 +49,7 @@ class Rings(NamedTuple):
         """
         chains = jnp.arange(len(ring))
         capacity = self.z.shape[2]
-        filled = jnp.minimum(self.count[chains, ring], capacity)
+        filled = jnp.minimum(self.number[chains, ring], capacity)
         place = (uniform * filled).astype(jnp.int32)
         place = jnp.minimum(place, jnp.maximum(filled - 1, 0))  # rounding
         at = chains, ring, place
@@ -65,13 +65,13 @@ class Rings(NamedTuple):
         """
         chains = jnp.arange(len(ring))
         capacity = self.z.shape[2]
-        place = jnp.where(keep, self.count[chains, ring] % capacity, capacity)
+        place = jnp.where(keep, self.number[chains, ring] % capacity, capacity)
         at = chains, ring, place
         # beyond the last place nothing is written
         return Rings(
             self.z.at[at].set(z, mode="drop"),
             self.bits.at[at].set(bits, mode="drop"),
-            self.count.at[chains, ring].add(keep.astype(jnp.int32)),
+            self.number.at[chains, ring].add(keep.astype(jnp.int32)),
         )
 
 

@@ -24,11 +24,10 @@ from jax import Array
 from jax.flatten_util import ravel_pytree
 from numpyro.infer import init_to_uniform
 
-from numpyro_minibatch import accept, proposal
+from numpyro_minibatch import accept
 from numpyro_minibatch._checks import (
     check_count,
     check_flag,
-    check_instance,
     check_positive,
     describe,
 )
@@ -36,6 +35,7 @@ from numpyro_minibatch._expansion import Problem
 from numpyro_minibatch._keys import unwrapped
 from numpyro_minibatch.batch import FullBatch, Scheme
 from numpyro_minibatch.estimate import Estimate, Reader, Weights
+from numpyro_minibatch.kernels import _energy_ladder
 from numpyro_minibatch.kernels._adaptation import Adaptation, AdaptState
 from numpyro_minibatch.kernels._base import MinibatchKernel
 from numpyro_minibatch.kernels._nested import (
@@ -315,7 +315,7 @@ class MINTEE(MinibatchKernel):
         init_strategy: Callable = init_to_uniform,
     ) -> None:
         name = type(self).__name__
-        self._sizes = _sizes(name, batch_size)
+        self._sizes = _energy_ladder.batch_sizes(name, batch_size)
         is_full = isinstance(batch, FullBatch)
         if batch is not None and not is_full:
             raise TypeError(
@@ -338,7 +338,7 @@ class MINTEE(MinibatchKernel):
                 "read larger batches."
             )
         self._batch_ratio = float(batch_ratio)
-        self._rule = _temperature_rule(
+        self._rule = _energy_ladder.temperature_rule(
             name,
             {
                 "temperatures": temperatures,
@@ -347,14 +347,18 @@ class MINTEE(MinibatchKernel):
                 "alpha": alpha,
             },
         )
-        self._number = _number(name, num_replicas, self._rule, self._sizes)
+        self._number = _energy_ladder.number_of_chains(
+            name, num_replicas, self._rule, self._sizes
+        )
         if self._rule[0] is None and is_full:
             raise ValueError(
                 f"{name}(batch=batch.full()) needs a ladder: energies have no noise "
                 "that could tell the temperatures. Write num_replicas=5, "
                 "temperature_ratio=3.0, or temperatures=[1.0, 3.0, 9.0]."
             )
-        self._floors = _given_energies(name, energies, ring_width, self._number)
+        self._floors = _energy_ladder.given_energies(
+            name, energies, ring_width, self._number
+        )
         self._ring_width = None if ring_width is None else float(ring_width)
         check_positive(name, "jump_prob", jump_prob, zero=True)
         if jump_prob >= 1:
@@ -385,7 +389,7 @@ class MINTEE(MinibatchKernel):
         self._adapt_step_size = bool(adapt_step_size)
         self._adapt_mass_matrix = bool(adapt_mass_matrix)
         self._dense_mass = bool(dense_mass)
-        self._proposal = _proposal(name, proposal)
+        self._proposal = _energy_ladder.local_moves(name, proposal)
         if step_size is None:
             step_size = self._proposal.default_step_size
         check_positive(name, "step_size", step_size)
@@ -550,7 +554,7 @@ class MINTEE(MinibatchKernel):
                 f"rows than the data, {size}. Write batch_size={[size, *sizes[1:]]}."
             )
         if self._rule[0] is not None:
-            _check_ascending(name, self.temperatures, sizes)
+            _energy_ladder.check_ascending(name, self.temperatures, sizes)
         number = sum(math.prod(shape) for shape in layout.shapes)
         places = (self._number - 1) * self._number * self._ring_capacity
         cost = places * max(number, 1) * jnp.result_type(float).itemsize
@@ -584,7 +588,7 @@ class MINTEE(MinibatchKernel):
                 size * lowest.row_sd * math.sqrt((1 - m / size) / m) for m in sizes
             ]
             temperatures = tuple(max(1.0, sd) for sd in noise)
-            _check_ascending(name, temperatures, sizes)
+            _energy_ladder.check_ascending(name, temperatures, sizes)
         else:
             temperatures = self.temperatures
         dim = flat_start(problem, init).size
@@ -869,140 +873,3 @@ def _log_density(energies: Energies, reference: Reference) -> Array:
     """The log density of each chain's state, relative to the reference."""
     weight = truncated(energies.own, reference.floors, reference.temperatures)
     return weight + energies.log_prior
-
-
-# arguments ------------------------------------------------------------------------
-
-
-def _sizes(name: str, batch_size: Any) -> tuple[int, ...] | None:
-    """The batch sizes that were given: none, the hottest chain's, or of all."""
-    if batch_size is None:
-        return None
-    is_one = np.ndim(batch_size) == 0 and not isinstance(batch_size, Mapping)
-    given = [batch_size] if is_one else batch_size
-    if isinstance(given, Mapping) or not len(given):
-        raise TypeError(
-            f"{name}(batch_size=...) must be the rows of the hottest chain's batch, or "
-            "of each chain's from the coldest on, such as [4000, 2000, 1000], got "
-            f"{describe(batch_size)}."
-        )
-    for size in given:
-        check_count(name, "batch_size", size)
-    found = tuple(int(size) for size in given)
-    for colder, hotter in zip(found, found[1:], strict=False):
-        if hotter > colder:
-            raise ValueError(
-                f"{name}(batch_size=...) must not ascend, the coldest chain having the "
-                f"largest batch, got {colder} and then {hotter}."
-            )
-    if found[-1] < 2:
-        raise ValueError(f"{name}(batch_size=...) must be at least 2, got {found[-1]}.")
-    return found
-
-
-def _temperature_rule(name: str, given: Mapping[str, Any]) -> tuple[str | None, Any]:
-    """What says the temperatures: one of four arguments, or the noise."""
-    named = {key: value for key, value in given.items() if value is not None}
-    if len(named) > 1:
-        raise ValueError(
-            f"{name} takes one of {', '.join(given)} to say the temperatures, got "
-            f"{' and '.join(named)}."
-        )
-    for key, value in named.items():
-        if key in ("temperatures", "lam"):
-            if np.ndim(value) != 1 or not len(value):
-                raise TypeError(
-                    f"{name}({key}=...) must have a number for each chain, from the "
-                    f"coldest on, got {describe(value)}."
-                )
-            numbers = np.asarray(value).tolist()
-            for number in numbers:
-                check_positive(name, key, number)
-            return key, tuple(float(number) for number in numbers)
-        check_positive(name, key, value)
-        if key == "alpha" and value > 1:
-            raise ValueError(
-                f"{name}(alpha={value}) must be at most 1: the paper's lam is below "
-                "tau, and alpha = lam / tau."
-            )
-        if key == "temperature_ratio" and value <= 1:
-            raise ValueError(
-                f"{name}(temperature_ratio={value}) must be above 1: temperatures "
-                "ascend from that of the coldest chain."
-            )
-        return key, float(value)
-    return None, None
-
-
-def _number(name: str, number: Any, rule: tuple, sizes: tuple | None) -> int:
-    """The number of chains, about which all that was given must agree."""
-    said: dict[str, int] = {}
-    if number is not None:
-        check_count(name, "num_replicas", number)
-        said["num_replicas"] = int(number)
-    if rule[0] in ("temperatures", "lam"):
-        said[f"len({rule[0]})"] = len(rule[1])
-    if sizes is not None and len(sizes) > 1:
-        said["len(batch_size)"] = len(sizes)
-    if len(set(said.values())) > 1:
-        text = ", ".join(f"{key} is {value}" for key, value in said.items())
-        raise ValueError(f"{name}: the number of chains is not clear: {text}.")
-    found = next(iter(said.values()), 7)
-    if found < 2:
-        raise ValueError(
-            f"{name} jumps from one chain to states of another, so it needs at least "
-            f"2, got {found}. For one chain write MINT(model, temperature=...)."
-        )
-    return found
-
-
-def _check_ascending(
-    name: str, temperatures: Sequence[float], sizes: Sequence[int]
-) -> None:
-    for low, high in zip(temperatures, temperatures[1:], strict=False):
-        if not high > low:
-            raise ValueError(
-                f"{name}: temperatures must ascend, and those of batches of "
-                f"{list(sizes)} rows are {[round(t, 4) for t in temperatures]}. Write "
-                "temperatures=[...], or batch sizes that differ."
-            )
-
-
-def _given_energies(
-    name: str, energies: Any, ring_width: Any, number: int
-) -> tuple[float, ...] | None:
-    if ring_width is not None:
-        check_positive(name, "ring_width", ring_width)
-        if energies is not None:
-            raise ValueError(
-                f"{name} got both energies and ring_width, which makes energies: leave "
-                "one of them out."
-            )
-    if energies is None:
-        return None
-    if np.ndim(energies) != 1 or len(energies) != number - 1:
-        raise ValueError(
-            f"{name}(energies=...) must be H_1 to H_{number - 1}, {number - 1} numbers "
-            f"for {number} chains (the coldest one has no floor), got "
-            f"{describe(energies)}."
-        )
-    found = tuple(float(value) for value in np.asarray(energies))
-    if not all(np.isfinite(found)) or any(
-        not high > low for low, high in zip(found, found[1:], strict=False)
-    ):
-        raise ValueError(
-            f"{name}(energies=...) must be finite and ascend, got {list(found)}."
-        )
-    return found
-
-
-def _proposal(name: str, given: Any) -> Proposal:
-    if given is None:
-        return proposal.random_walk()
-    check_instance(name, "proposal", given, Proposal, "random_walk()")
-    if given.uses_surrogate:
-        raise ValueError(
-            f"{name}(proposal={given!r}) moves on a surrogate of one mode. Write "
-            "proposal.random_walk() or proposal.langevin()."
-        )
-    return given
