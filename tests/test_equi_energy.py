@@ -293,7 +293,7 @@ def test_a_jump_leaves_the_law_as_it_is(k: int) -> None:
 # laws --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("temper_prior", [False, True])
+@pytest.mark.parametrize("temper_prior", [False, pytest.param(True, marks=slow)])
 def test_every_chain_has_its_law(temper_prior: bool) -> None:
     """With all rows, floors included."""
     built = kernel(temper_prior=temper_prior, **FULL)
@@ -362,7 +362,7 @@ def test_noise_that_is_not_paid_for_is_found() -> None:
 def test_five_modes_by_their_weights() -> None:
     """The equi-energy sampler: shares of five modes far apart, of several runs."""
     centers = np.array([[0, 0], [4, 1], [-1, 4], [-4, -1], [1, -4]], np.float32)
-    weights, sd = np.array([0.1, 0.15, 0.2, 0.25, 0.3]), 0.5
+    weights, sd = np.array([0.1, 0.15, 0.2, 0.25, 0.3]), 0.4
 
     def log_density(z: Any) -> Any:
         square = jnp.square(z - centers).sum(-1)
@@ -373,9 +373,9 @@ def test_five_modes_by_their_weights() -> None:
     )
     truth = weights * np.exp(-0.5 * (centers**2).sum(-1) / (100 + sd**2))
     truth /= truth.sum()
-    runs, each = 4, 4
+    runs, each = 3, 8
 
-    def shares(settings: Any) -> np.ndarray:
+    def shares(num_samples: int, **settings: Any) -> np.ndarray:
         built = MINTEE(
             target=target,
             batch=batch.full(),
@@ -385,7 +385,7 @@ def test_five_modes_by_their_weights() -> None:
         mcmc = MCMC(
             built,
             num_warmup=4000,
-            num_samples=40_000,
+            num_samples=num_samples,
             num_chains=runs * each,
             chain_method="vectorized",
             progress_bar=False,
@@ -395,10 +395,11 @@ def test_five_modes_by_their_weights() -> None:
         near = np.square(z - centers).sum(-1).argmin(-1).reshape(runs, -1)
         return np.stack([(near == k).mean(1) for k in range(5)], -1)
 
-    distance = 0.5 * np.abs(shares({}) - truth).sum(-1)
+    distance = 0.5 * np.abs(shares(80_000) - truth).sum(-1)
     assert (distance < 0.03).all(), distance
-    # without jumps chains stay where they began
-    assert (0.5 * np.abs(shares({"jump_prob": 0.0}) - truth).sum(-1) > 0.3).all()
+    # without jumps chains hardly leave the mode that they came to first
+    alone = 0.5 * np.abs(shares(10_000, jump_prob=0.0) - truth).sum(-1)
+    assert alone.min() > 2 * distance.max() and alone.mean() > 0.1, alone
 
 
 def test_chains_begin_one_after_the_other() -> None:
@@ -509,7 +510,7 @@ def test_results_of_a_model() -> None:
 
 def test_advice_on_a_ladder_of_noise_or_with_gaps() -> None:
     built = MINTEE(
-        model, batch_size=[100, 80, 60, 50], temperatures=[2.0, 4.0, 6.0, 8.0]
+        model, batch_size=[100, 80, 60, 50], temperatures=[1.0, 2.0, 3.0, 4.0]
     )
     idata = results_of(built, num_samples=300)
     found = diagnose(idata)
