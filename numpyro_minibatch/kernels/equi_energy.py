@@ -90,8 +90,9 @@ class MINTEEState(NamedTuple):
     - **lp_estimate** - estimate of its log density, from its batch.
     - **log_ratio** - the log ratio of its last decision.
     - **log_ratio_variance** - estimated variance of that, from both batches.
-    - **reliable** - share of the coldest chain's decisions whose log weights had noise
-      in the domain of the penalty.
+    - **reliable** - share of the decisions of all chains whose log weights had noise in
+      the domain of the penalty. The law of the draws rests on those of the coldest
+      chain, but hotter chains that are stuck are of no use to it.
     - **num_rows** - rows of data read to make the draw, by all chains.
     - **energy** - estimated energy of each chain's state, with the penalty for its
       noise, ``(K,)``.
@@ -847,7 +848,7 @@ class MINTEE(MinibatchKernel):
             lp_estimate=log_density,
             log_ratio=steps.log_ratio[-1, 0],
             log_ratio_variance=steps.variance[-1, 0],
-            reliable=steps.reliable[:, 0].mean(dtype=sums.dtype),
+            reliable=steps.reliable.mean(dtype=sums.dtype),
             num_rows=jnp.asarray(rows.sum(), self._rows_dtype),
             energy=reference.energy + energies.own,
             ring=ring,
