@@ -49,7 +49,7 @@ SIZES: dict[str, dict[str, Any]] = {
         "modes": 5,
         "rounded_to": None,
         "temperatures": [2.0, 4.0, 8.0, 16.0],
-        "batch_size": [2_000, 2_000, 1_500, 1_000],
+        "batch_size": [2_000, 2_000, 1_700, 1_400],
         "jump_prob": 0.3,
         "num_warmup": 400,
         "num_samples": 800,
