@@ -23,6 +23,7 @@ from numpyro_minibatch.inference_data import to_inference_data
 from numpyro_minibatch.kernels import (
     AMAGOLD,
     MINT,
+    MINTEE,
     RELD,
     RENHD,
     SGHMC,
@@ -41,6 +42,7 @@ __all__ = [
     "__version__",
     "AMAGOLD",
     "MINT",
+    "MINTEE",
     "RELD",
     "RENHD",
     "SGHMC",

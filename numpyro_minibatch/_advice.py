@@ -48,6 +48,9 @@ class Settings(NamedTuple):
     pilot: Mapping[str, Any]  # of a control variate; empty without one
     dynamics: str  # of a kernel that moves by gradients
     correction: str  # of one that corrects them
+    temperatures: tuple[float, ...]  # of a ladder
+    rung_batch_sizes: tuple[int, ...]  # of a ladder with a batch for each rung
+    jump_prob: float  # of one with energy rings
 
     @classmethod
     def of(cls, attrs: Mapping[str, Any]) -> Settings:
@@ -63,6 +66,9 @@ class Settings(NamedTuple):
             given.get("pilot", {}),
             given.get("dynamics", ""),
             given.get("correction", "None"),
+            tuple(given.get("temperatures", ())),
+            tuple(given.get("rung_batch_sizes", ())),
+            given.get("jump_prob", math.nan),
         )
 
     @property
@@ -324,6 +330,52 @@ def _advise_ladder(d: Diagnosis, s: Settings) -> Iterator[str]:
         )
 
 
+def _advise_energies(d: Diagnosis, s: Settings) -> Iterator[str]:
+    """Chains that keep the batch of their state are held by lucky energies."""
+    noisy = [chain for chain, sd in enumerate(d.energy_noise) if sd > 1]
+    if not noisy:
+        return
+    worst = max(noisy, key=lambda chain: d.energy_noise[chain])
+    heat = [
+        t * max(1.0, sd) for t, sd in zip(s.temperatures, d.energy_noise, strict=True)
+    ]
+    (size,) = d.plates.values()
+    sizes = [
+        m if sd <= 1 else math.ceil(1 / ((1 / m - 1 / size) / sd**2 + 1 / size))
+        for m, sd in zip(s.rung_batch_sizes, d.energy_noise, strict=True)
+    ]
+    hotter = np.maximum.accumulate(heat)
+    larger = np.maximum.accumulate(sizes[::-1])[::-1]
+    yield (
+        f"the energies of {len(noisy)} of {len(d.energy_noise)} chains have noise of "
+        f"more than one temperature, those of chain {worst} of "
+        f"{d.energy_noise[worst]:.2g}: such a chain is held by lucky energies, and its "
+        "rings are rings of noise. Write about temperatures="
+        f"{[_round_up(t) for t in hotter]}, or about batch_size="
+        f"{[min(_round_up(m), size) for m in larger]}."
+    )
+
+
+def _advise_jumps(d: Diagnosis, s: Settings) -> Iterator[str]:
+    if not s.jump_prob > 0:
+        return
+    expected = 1 - (1 - s.jump_prob) ** max(s.num_steps, 1)
+    more = f"num_replicas={len(d.jump_rates) + 3} for the same range of temperatures"
+    for chain, (rate, tries) in enumerate(zip(d.jump_rates, d.jump_tries, strict=True)):
+        if tries < 0.5 * expected:
+            yield (
+                f"chain {chain} tried jumps in {tries:.2g} of its draws instead of "
+                f"{expected:.2g}: chain {chain + 1} has hardly been at its energies. "
+                f"Write a longer num_warmup, or {more}."
+            )
+        elif rate < 0.1 and not any(sd > 1 for sd in d.energy_noise):
+            yield (
+                f"the jumps of chain {chain} are accepted at a rate of {rate:.2g}: "
+                "the energies of a ring differ too much for its temperature. Write "
+                f"{more}, or a smaller ring_width."
+            )
+
+
 def _or_larger_batch(d: Diagnosis, s: Settings, factor: float) -> str:
     larger = _larger_batch(d, s, factor)
     return f", {larger}" if larger else ""
@@ -409,6 +461,8 @@ _RULES: tuple[Callable[[Diagnosis, Settings], Iterator[str]], ...] = (
     _advise_expansion,
     _advise_gradient_noise,
     _advise_ladder,
+    _advise_energies,
+    _advise_jumps,
     _advise_acceptance,
     _advise_diverging,
     _advise_mixing,

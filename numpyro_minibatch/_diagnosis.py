@@ -42,6 +42,12 @@ class Diagnosis:
         domain of the test.
     :param round_trips: how often replicas went from the coldest rung to the hottest
         and back, in all chains.
+    :param jump_rates: of the equi-energy sampler, the mean acceptance rate of each
+        chain's jumps to states of the next hotter one, from the coldest.
+    :param jump_tries: the share of the draws with a jump, accepted or not.
+    :param energy_noise: the median noise of each chain's energies, in temperatures.
+    :param ring_occupancy: for each chain the share of its draws in each ring, the
+        lowest energies first.
     :param rows_per_draw: rows of data read for a draw, thinned-away ones included.
     :param total_rows: rows of data read for all draws, without the warmup.
     :param rows_per_effective_sample: ``total_rows`` by the smallest bulk ESS.
@@ -76,6 +82,10 @@ class Diagnosis:
     swap_rates: tuple[float, ...]
     unreliable_swaps: float
     round_trips: float
+    jump_rates: tuple[float, ...]
+    jump_tries: tuple[float, ...]
+    energy_noise: tuple[float, ...]
+    ring_occupancy: tuple[tuple[float, ...], ...]
     rows_per_draw: float
     total_rows: float
     rows_per_effective_sample: float
@@ -128,6 +138,22 @@ class Diagnosis:
                 f"{len(self.swap_rates) + 1} rungs, barrier {self.barrier:.2f}, "
                 "{:.0f} round trips",
                 self.round_trips if self.swap_rates else math.nan,
+            ),
+            "jumps": _show(
+                "accepted {:.2f} at least, {:.2f} on average",
+                min(self.jump_rates, default=math.nan),
+                sum(self.jump_rates) / max(len(self.jump_rates), 1),
+            )
+            + _show(
+                ", energies with noise of up to {:.2g} temperatures",
+                max(self.energy_noise, default=math.nan),
+            ),
+            "lowest ring": _show(
+                "{:.0%} of the coldest chain's draws, {:.1%} of the hottest's",
+                *(
+                    self.ring_occupancy[chain][0] if self.ring_occupancy else math.nan
+                    for chain in (0, -1)
+                ),
             ),
             "rows": _show(
                 "{:.4g} a draw, {:.3g} in all", self.rows_per_draw, self.total_rows

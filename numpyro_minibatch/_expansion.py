@@ -182,7 +182,7 @@ def choose_coordinates(
     return Coordinates() if plain == every else Coordinates(tuple(sorted(plain)))
 
 
-def _row_sums(problem: Problem, counts: Mapping[str, int], derivatives: int) -> Any:
+def row_sums(problem: Problem, counts: Mapping[str, int], derivatives: int) -> Any:
     """A function of ``(arrays, phi)``: the summed log likelihood and its derivatives.
 
     :param counts: rows that are read of each plate; fewer than all are a random
@@ -284,8 +284,8 @@ def find_center(
 
     with double():
         few = {n: min(size, _SUBSAMPLE) for n, size in problem.plates.items()}
-        some = _row_sums(problem, few, 2)
-        all_rows = _row_sums(problem, dict(problem.plates), 3)
+        some = row_sums(problem, few, 2)
+        all_rows = row_sums(problem, dict(problem.plates), 3)
     if taylor.center is not None:
         center = _given(who, problem, taylor.center.values)
         hessian = objective(all_rows, center)[2]

@@ -157,13 +157,17 @@ def _numbers(posterior: xr.Dataset, stats: xr.Dataset, s: Settings) -> Diagnosis
         check_rms_error=last("check_rms_error"),
         check_rms_z=last("check_rms_z"),
         noise_ratio=lowest("noise_ratio"),
-        swap_rates=swap_acceptance_rates(stats),
+        swap_rates=mean_rates(stats, "swap_acceptance_rate"),
         unreliable_swaps=1.0 - mean("swap_reliable"),
         round_trips=(
             float(stats["round_trips"].isel(draw=-1).sum())
             if "round_trips" in stats
             else math.nan
         ),
+        jump_rates=mean_rates(stats, "jump_acceptance_rate"),
+        jump_tries=_tries(stats, "jump_acceptance_rate"),
+        energy_noise=_medians(stats, "energy_noise"),
+        ring_occupancy=_occupancy(stats),
         rows_per_draw=mean("num_rows") * thinning,
         total_rows=rows,
         rows_per_effective_sample=rows / ess if ess > 0 else math.nan,
@@ -171,14 +175,40 @@ def _numbers(posterior: xr.Dataset, stats: xr.Dataset, s: Settings) -> Diagnosis
     )
 
 
-def swap_acceptance_rates(stats: xr.Dataset) -> tuple[float, ...]:
+def _by_place(stats: xr.Dataset, name: str) -> np.ndarray | None:
+    """A statistic of each rung or pair, the draws of all chains in one axis."""
+    if name not in stats or not stats[name].size:
+        return None  # a ladder of one rung has no pairs
+    return stats[name].values.reshape(-1, stats[name].shape[-1])
+
+
+def mean_rates(stats: xr.Dataset, name: str) -> tuple[float, ...]:
     """The mean acceptance rate of each pair, 0 for one that was never tried."""
-    if "swap_acceptance_rate" not in stats or not stats["swap_acceptance_rate"].size:
-        return ()  # a ladder of one rung has no pairs
-    rates = stats["swap_acceptance_rate"].values
-    rates = rates.reshape(-1, rates.shape[-1])
+    rates = _by_place(stats, name)
+    if rates is None:
+        return ()
     tried = (rates == rates).sum(0)
     return tuple((np.nansum(rates, 0) / np.maximum(tried, 1)).tolist())
+
+
+def _tries(stats: xr.Dataset, name: str) -> tuple[float, ...]:
+    """The share of the draws in which each pair was tried."""
+    rates = _by_place(stats, name)
+    return () if rates is None else tuple((rates == rates).mean(0).tolist())
+
+
+def _medians(stats: xr.Dataset, name: str) -> tuple[float, ...]:
+    values = _by_place(stats, name)
+    return () if values is None else tuple(np.median(values, 0).tolist())
+
+
+def _occupancy(stats: xr.Dataset) -> tuple[tuple[float, ...], ...]:
+    """The share of the draws of each chain in each ring: the paper's table 3."""
+    rings = _by_place(stats, "ring")
+    if rings is None:
+        return ()
+    shares = (rings[..., None] == np.arange(rings.shape[1])).mean(0)
+    return tuple(map(tuple, shares.tolist()))
 
 
 def _mixing(posterior: xr.Dataset) -> dict[str, Any]:

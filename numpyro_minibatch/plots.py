@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import xarray as xr
 
-from numpyro_minibatch.diagnostics import swap_acceptance_rates
+from numpyro_minibatch.diagnostics import mean_rates
 from numpyro_minibatch.inference_data import get_group
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def swap_rates(idata: Any, *, ax: Axes | None = None) -> Axes:
         [0.5, 0.25]
     """
     stats = _stats("swap_rates", idata, "swap_acceptance_rate")
-    rates = swap_acceptance_rates(stats)
+    rates = mean_rates(stats, "swap_acceptance_rate")
     heat = stats["temperatures"].isel(draw=-1).mean("chain").values
     ax = _axes(ax)
     ax.bar(range(len(rates)), rates, color="#56B4E9", edgecolor="#0072B2")

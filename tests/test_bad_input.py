@@ -23,6 +23,7 @@ from numpyro.infer import init_to_value
 from numpyro_minibatch import (
     AMAGOLD,
     MINT,
+    MINTEE,
     SGHMC,
     SGLD,
     SGMCMC,
@@ -1567,7 +1568,173 @@ GRADIENTS = [
     ),
 ]
 
-CASES = [*MODELS, *SIZES, *SETTINGS, *DATA, *STARTS, *TARGETS, *GRADIENTS]
+ENERGIES = [
+    refuse(
+        "two ways to say the temperatures",
+        lambda: MINTEE(regression, temperatures=[1.0, 2.0], alpha=0.5),
+        ValueError,
+        "MINTEE takes one of",
+        "temperatures and alpha",
+    ),
+    refuse(
+        "all rows, and no ladder",
+        lambda: MINTEE(regression, batch=batch.full()),
+        ValueError,
+        "needs a ladder",
+        "temperature_ratio=3.0",
+    ),
+    refuse(
+        "a scheme that cannot be nested",
+        lambda: MINTEE(regression, batch=batch.pilot(10)),
+        TypeError,
+        "must be batch.full() or left out",
+        "batch_size and batch_ratio",
+    ),
+    refuse(
+        "batches that ascend",
+        lambda: MINTEE(regression, batch_size=[10, 20], temperatures=[1.0, 2.0]),
+        ValueError,
+        "must not ascend",
+        "10 and then 20",
+    ),
+    refuse(
+        "batch sizes by plate",
+        lambda: MINTEE(regression, batch_size={"data": 10}, temperatures=[1.0, 2.0]),
+        TypeError,
+        "from the coldest on",
+        "{'data': 10}",
+    ),
+    refuse(
+        "a batch of one row",
+        lambda: MINTEE(regression, batch_size=1, temperatures=[1.0, 2.0]),
+        ValueError,
+        "at least 2, got 1",
+    ),
+    refuse(
+        "as many temperatures as there are no chains",
+        lambda: MINTEE(regression, temperatures=[1.0, 2.0], num_replicas=3),
+        ValueError,
+        "num_replicas is 3, len(temperatures) is 2",
+    ),
+    refuse(
+        "a ladder of one chain",
+        lambda: MINTEE(regression, temperatures=[1.0]),
+        ValueError,
+        "at least 2, got 1",
+        "MINT(model, temperature=...)",
+    ),
+    refuse(
+        "a temperature that is no list",
+        lambda: MINTEE(regression, temperatures=4.0),
+        TypeError,
+        "a number for each chain",
+        "4.0",
+    ),
+    refuse(
+        "a ratio of batches below one",
+        lambda: MINTEE(regression, batch_ratio=0.7, alpha=0.5),
+        ValueError,
+        "batch_ratio=0.7",
+        "colder chains read larger batches",
+    ),
+    refuse(
+        "a ratio of temperatures of one",
+        lambda: MINTEE(regression, temperature_ratio=1),
+        ValueError,
+        "temperature_ratio=1",
+        "above 1",
+    ),
+    refuse(
+        "an alpha above one",
+        lambda: MINTEE(regression, alpha=1.5),
+        ValueError,
+        "alpha=1.5",
+        "lam is below tau",
+    ),
+    refuse(
+        "too few energies",
+        lambda: MINTEE(regression, temperatures=[1.0, 2.0, 3.0], energies=[5.0]),
+        ValueError,
+        "H_1 to H_2, 2 numbers for 3 chains",
+        "[5.0]",
+    ),
+    refuse(
+        "energies that fall",
+        lambda: MINTEE(regression, temperatures=[1.0, 2.0, 3.0], energies=[5.0, 4.0]),
+        ValueError,
+        "finite and ascend",
+        "[5.0, 4.0]",
+    ),
+    refuse(
+        "energies and what makes them",
+        lambda: MINTEE(
+            regression, temperatures=[1.0, 2.0], energies=[5.0], ring_width=2.0
+        ),
+        ValueError,
+        "both energies and ring_width",
+    ),
+    refuse(
+        "nothing but jumps",
+        lambda: MINTEE(regression, temperatures=[1.0, 2.0], jump_prob=1.0),
+        ValueError,
+        "jump_prob=1.0",
+        "jump_prob=0.1",
+    ),
+    refuse(
+        "rings without places",
+        lambda: MINTEE(regression, temperatures=[1.0, 2.0], ring_capacity=0),
+        ValueError,
+        "ring_capacity",
+        "at least 1, got 0",
+    ),
+    refuse(
+        "moves on a surrogate that is not there",
+        lambda: MINTEE(
+            regression, temperatures=[1.0, 2.0], proposal=proposal.independence()
+        ),
+        ValueError,
+        "surrogate of one mode",
+        "proposal.langevin()",
+    ),
+    refuse(
+        "more rows than there are",
+        lambda: start(
+            MINTEE(regression, batch_size=[50, 10], temperatures=[1.0, 2.0]), X, Y
+        ),
+        ValueError,
+        "more rows than the data, 40",
+        "batch_size=[40, 10]",
+    ),
+    refuse(
+        "batches that give one temperature twice",
+        lambda: start(
+            MINTEE(regression, batch_size=30, batch_ratio=2.0, alpha=0.5), X, Y
+        ),
+        ValueError,
+        "temperatures must ascend",
+        "temperatures=[...]",
+    ),
+    refuse(
+        "rings that no memory holds",
+        lambda: start(
+            MINTEE(regression, temperatures=[1.0, 2.0], ring_capacity=10**9), X, Y
+        ),
+        ValueError,
+        "the rings would take",
+        "a smaller ring_capacity",
+    ),
+]
+
+CASES = [
+    *MODELS,
+    *SIZES,
+    *SETTINGS,
+    *DATA,
+    *STARTS,
+    *TARGETS,
+    *GRADIENTS,
+    *ENERGIES,
+]
 
 
 # the test ----------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from numpyro.infer import MCMC, init_to_median, init_to_uniform
 from numpyro_minibatch import (
     AMAGOLD,
     MINT,
+    MINTEE,
     RENHD,
     SGHMC,
     SGLD,
@@ -125,6 +126,16 @@ KERNELS: dict[str, Callable[[], MinibatchKernel]] = {
         friction=20.0,
         num_steps=3,
         adapt_ladder=True,
+    ),
+    "MINTEE": lambda: MINTEE(
+        model,
+        batch_ratio=1.4,
+        num_replicas=3,
+        temperatures=[20.0, 40.0, 80.0],
+        jump_prob=0.3,
+        ring_capacity=20,
+        ring_thinning=2,
+        num_steps=2,
     ),
 }
 GRADIENTS = {"SGLD", "SGNHT", "RENHD"}  # that nothing decides about
@@ -240,7 +251,7 @@ def test_a_run(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     # after warmup the step size stays
     assert name == "SGLD" or len(set(seen["step_size"])) == 1
     assert (seen["scale"] > 0).all() and not seen["diverging"].any()
-    assert name in GRADIENTS or 0 < seen["accept_prob"].mean() < 1
+    assert name in GRADIENTS or 0 < np.nanmean(seen["accept_prob"]) < 1
     ratio = seen.get("noise_ratio", seen.get("replicas.noise_ratio"))
     assert name not in GRADIENTS or (ratio > 0).all()
     mcmc.print_summary()
@@ -538,6 +549,33 @@ ARGUMENTS: dict[type[MinibatchKernel], dict[str, tuple[Any, Any]]] = {
         "thermal_mass": (1.0, 2.0),
         "integrator": ("symmetric", "euler"),
     },
+    MINTEE: {
+        "model": (model, other_model),
+        "target": (None, TARGET),
+        "batch_size": (None, 10),
+        "batch_ratio": (1.4, 1.5),
+        "batch": (None, batch.full()),
+        "num_replicas": (None, 3),
+        "temperatures": (None, [1.0, 2.0]),
+        "temperature_ratio": (None, 2.0),
+        "lam": (None, [0.5, 0.4]),
+        "alpha": (None, 0.5),
+        "temper_prior": (False, True),
+        "energies": (None, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]),
+        "ring_width": (None, 3.0),
+        "jump_prob": (0.1, 0.2),
+        "ring_capacity": (1000, 10),
+        "ring_thinning": (1, 2),
+        "penalty": (True, False),
+        "proposal": (None, proposal.langevin()),
+        "step_size": (None, 0.5),
+        "adapt_step_size": (True, False),
+        "adapt_mass_matrix": (False, True),
+        "dense_mass": (False, True),
+        "target_accept_prob": (None, 0.25),
+        "num_steps": (1, 2),
+        "init_strategy": (init_to_uniform, init_to_median),
+    },
     AMAGOLD: {
         **{k: v for k, v in GRADIENT.items() if k != "preconditioner"},
         "step_size": (None, 0.02),
@@ -581,14 +619,18 @@ def build(kind: type[MinibatchKernel], **changed: Any) -> MinibatchKernel:
         settings = {"h": 0.01, "b": 0.1, **settings, "step_size": None}
     if "target" in changed:
         settings["model"] = None
-    if {"lam", "alpha"} & set(changed):
+    if {"lam", "alpha"} & set(changed) or kind is MINTEE:
         del settings["temperature"]
+    if kind is MINTEE and "batch" in changed:
+        settings["temperature_ratio"] = 2.0
     return kind(settings.pop("model"), **settings)
 
 
 @pytest.mark.parametrize("kind", ARGUMENTS)
 def test_every_argument_is_in_the_table(kind: type[MinibatchKernel]) -> None:
-    general = next(c for c in (MinibatchMH, SGMCMC, AMAGOLD) if issubclass(kind, c))
+    general = next(
+        c for c in (MinibatchMH, SGMCMC, AMAGOLD, MINTEE) if issubclass(kind, c)
+    )
     signatures = [inspect.signature(c.__init__) for c in (kind, general)]
     names = {name for s in signatures for name in s.parameters}
     presets = dict.fromkeys((SGLD, SGHMC, SGNHT), {"dynamics"})

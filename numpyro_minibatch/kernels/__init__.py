@@ -3,6 +3,7 @@
 from numpyro_minibatch.kernels.amagold import AMAGOLD
 from numpyro_minibatch.kernels.austerity import AusterityMH
 from numpyro_minibatch.kernels.confidence import ConfidenceMH
+from numpyro_minibatch.kernels.equi_energy import MINTEE
 from numpyro_minibatch.kernels.langevin import SGHMC, SGLD, SGMCMC, SGNHT
 from numpyro_minibatch.kernels.metropolis import MinibatchMH
 from numpyro_minibatch.kernels.mh_minibatch import MHMinibatch
@@ -12,6 +13,7 @@ from numpyro_minibatch.kernels.replica_exchange import RELD, RENHD, ReplicaExcha
 __all__ = [
     "AMAGOLD",
     "MINT",
+    "MINTEE",
     "RELD",
     "RENHD",
     "SGHMC",

@@ -61,7 +61,7 @@ class Adaptation(NamedTuple):
     adapt_mass_matrix: bool
     dense_mass: bool
 
-    def init(self, z: Array, step_size: float) -> AdaptState:
+    def init(self, z: Array, step_size: float | Array) -> AdaptState:
         """The state before the first draw.
 
         :param z: flat position, shape ``(D,)``.

@@ -384,13 +384,20 @@ class MinibatchKernel(MCMCKernel):
 
     # control variates -----------------------------------------------------------------
 
-    def _prepare(self, static: Static, arrays: list[Any], init: Any) -> Prepared:
-        """Expand the likelihood and see how well that works; once for the same data."""
-        assert self._control_variate is not None
+    @property
+    def _surveys(self) -> bool:
+        """Whether all rows of the data are looked at before the run."""
+        return self._control_variate is not None
+
+    def _prepare(self, static: Static, arrays: list[Any], init: Any) -> Any:
+        """What a look at all rows came to; once for the same data."""
         layout, who = self._require_layout(), type(self).__name__
         if any(isinstance(x, jax.core.Tracer) for x in arrays):
+            what = (
+                who if self._control_variate is None else f"{who}(control_variate=...)"
+            )
             raise TypeError(
-                f"{who}(control_variate=...) looks at all rows of the data before the "
+                f"{what} looks at all rows of the data before the "
                 "run, and they are being traced (by jit or vmap). Call init outside, "
                 "or close over the data."
             )
@@ -401,7 +408,36 @@ class MinibatchKernel(MCMCKernel):
             )
             if same and known == (static, layout):
                 return prepared
-        plates = dict(layout.plates)
+        shapes = dict(zip(layout.latents, layout.shapes, strict=True))
+        problem = Problem(
+            target_of=lambda arrays: self._make_target(*static.join(arrays)),
+            arrays=[jnp.asarray(x) for x in arrays],
+            plates=dict(layout.plates),
+            weights=self._weights,
+            example=(
+                {name: np.zeros(shape) for name, shape in shapes.items()}
+                if self._target is None
+                else jax.tree.map(lambda x: np.zeros(jnp.shape(x)), init)
+            ),
+        )
+        prepared = self._survey(problem, init)
+        # weakly, so that the data can be freed
+        seen = [weakref.ref(x) for x in arrays]
+        self._prepared = (static, layout), seen, prepared
+        return prepared
+
+    def _survey(self, problem: Problem, init: Any) -> Any:
+        """Expand the likelihood and see how well that works.
+
+        :param problem: the target and its data.
+        :param init: where the first chain is to start, or ``None``.
+        """
+        assert self._control_variate is not None
+        layout, who, plates = (
+            self._require_layout(),
+            type(self).__name__,
+            problem.plates,
+        )
         scheme = self._scheme
         sizes = {n: None if layout.automatic else w for n, w in layout.widths}
         if layout.automatic and max(plates.values()) < _FEW:
@@ -413,23 +449,7 @@ class MinibatchKernel(MCMCKernel):
                 stacklevel=find_stack_level(),
             )
             scheme, sizes = full(), dict(plates)
-        if self._target is None:
-            shapes = dict(zip(layout.latents, layout.shapes, strict=True))
-            example = {name: np.zeros(shape) for name, shape in shapes.items()}
-        else:
-            example = jax.tree.map(lambda x: np.zeros(jnp.shape(x)), init)
-        problem = Problem(
-            target_of=lambda arrays: self._make_target(*static.join(arrays)),
-            arrays=[jnp.asarray(x) for x in arrays],
-            plates=plates,
-            weights=self._weights,
-            example=example,
-        )
-        prepared = prepare(who, problem, self._control_variate, scheme, sizes)
-        # weakly, so that the data can be freed
-        seen = [weakref.ref(x) for x in arrays]
-        self._prepared = (static, layout), seen, prepared
-        return prepared
+        return prepare(who, problem, self._control_variate, scheme, sizes)
 
     # the driver's interface -----------------------------------------------------------
 
@@ -461,14 +481,15 @@ class MinibatchKernel(MCMCKernel):
         )
         surrogate: Any = ()
         self._plan = None
-        if self._control_variate is not None:
+        if self._surveys:
             with explained(name, model_args, kwargs):
                 prepared = _untraced(
                     self._prepare, static, arrays, _first(init_params, chains)
                 )
             self._plan, self._report = prepared.plan, prepared.report
             surrogate = prepared.surrogate
-            if init_params is None and self._init_strategy is init_to_uniform:
+            starts = init_params is None and self._init_strategy is init_to_uniform
+            if starts and prepared.starts is not None:
                 rng_key, start_key = _split(rng_key, vectorized)
                 init_params = prepared.start(start_key)
         if self._start_fn is None:

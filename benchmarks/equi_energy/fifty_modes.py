@@ -1,0 +1,260 @@
+"""The experiment of the MINTEE paper: 50 modes in 50 dimensions.
+
+    python -m benchmarks.equi_energy.fifty_modes [--small | --full | --paper]
+
+The data are draws of a mixture of 50 normals of which one has the mean 2 and all others
+0; the parameters are the 50 means, so that the posterior has 50 modes, one for each
+component that may be the one at 2. Written to ``results/`` for each size: what MINTEE
+visited, and how much; the same of plain Metropolis-Hastings from the same start at the
+same temperature; the rows that each read.
+
+The paper's uniform prior is improper here: a component that goes to infinity costs at
+most ``N log(50 / 49)``, 2020 for 1e5 rows, which is 19.5 at the paper's highest
+temperature and less than 14 at those used here. The prior is ``N(0, 5)`` for each mean,
+the same for all 50 modes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import random
+from numpyro.infer import MCMC
+from scipy.stats import f
+
+from benchmarks.stochastic_gradient.record import machine, save
+from numpyro_minibatch import (
+    MINTEE,
+    MinibatchMH,
+    Target,
+    batch,
+    diagnose,
+    to_inference_data,
+)
+from numpyro_minibatch import proposal as proposals
+
+RESULTS = Path(__file__).parent / "results"
+NEAR = 0.6  # of 2, for a component to be the one that is there
+
+SIZES: dict[str, dict[str, Any]] = {
+    # for a test
+    "small": {
+        "rows": 2_000,
+        "modes": 5,
+        "rounded_to": None,
+        "temperatures": [2.0, 4.0, 8.0, 16.0],
+        "batch_size": [2_000, 2_000, 1_700, 1_400],
+        "jump_prob": 0.3,
+        "num_warmup": 400,
+        "num_samples": 800,
+        "num_steps": 2,
+    },
+    # the paper's size, from the counts of rounded data: some minutes on two cores
+    "default": {
+        "rows": 100_000,
+        "modes": 50,
+        "rounded_to": 0.02,
+        "temperatures": [5.0, 7.0, 9.8, 13.7, 19.2, 26.9, 37.6],
+        "batch_size": None,
+        "jump_prob": 0.3,
+        "num_warmup": 2_000,
+        "num_samples": 6_000,
+        "num_steps": 5,
+    },
+    # the same row by row, and down to temperature 1; this takes days
+    "full": {
+        "rows": 100_000,
+        "modes": 50,
+        "rounded_to": None,
+        "temperatures": [1.0, 1.73, 3.0, 5.2, 9.0, 15.6, 27.0],
+        "batch_size": [100_000] * 6 + [60_000],
+        "jump_prob": 0.3,
+        "num_warmup": 10_000,
+        "num_samples": 60_000,
+        "num_steps": 5,
+    },
+    # the paper's temperatures and batches, for as long as shows what they do
+    "paper": {
+        "rows": 100_000,
+        "modes": 50,
+        "rounded_to": None,
+        "temperatures": [1.0, 19.41, 27.13, 37.93, 53.02, 74.06, 103.51],
+        "batch_size": [100_000, 5_378, 3_841, 2_744, 1_960, 1_400, 1_000],
+        "jump_prob": 0.1,
+        "num_warmup": 140,
+        "num_samples": 200,
+        "num_steps": 2,
+    },
+}
+
+
+def simulate(rows: int, modes: int, seed: int = 0) -> np.ndarray:
+    """Draws of the mixture with the means ``(2, 0, ..., 0)``."""
+    rng = np.random.default_rng(seed)
+    is_first = rng.integers(modes, size=rows) == 0
+    return (2.0 * is_first + rng.normal(size=rows)).astype(np.float32)
+
+
+def mixture(x: np.ndarray, modes: int, rounded_to: float | None = None) -> Target:
+    """The posterior of the means.
+
+    :param rounded_to: round the data, and have a row for each value that is left, with
+        the number of data that have it: the same posterior but for the rounding.
+    """
+    if rounded_to is None:
+        values, counts = x, np.ones_like(x)
+    else:
+        values, counts = np.unique(np.round(x / rounded_to), return_counts=True)
+        values = values * rounded_to
+    data = jnp.asarray(values, jnp.float32)
+    weights = jnp.asarray(counts, jnp.float32)
+
+    def log_likelihood(z: Any, rows: Any) -> Any:
+        parts = -0.5 * jnp.square(data[rows][:, None] - z)
+        log_p = jax.scipy.special.logsumexp(parts, axis=1) - np.log(modes)
+        return weights[rows] * log_p
+
+    return Target(lambda z: -0.02 * jnp.sum(jnp.square(z)), log_likelihood, len(data))
+
+
+def mode_of(z: np.ndarray) -> np.ndarray:
+    """Which component is at 2, none of the others being there; -1 if there is none."""
+    near = np.abs(z - 2.0) < NEAR
+    return np.where(near.sum(-1) == 1, near.argmax(-1), -1)
+
+
+def shares(labels: np.ndarray, modes: int) -> dict[str, Any]:
+    """How evenly the draws of several chains lie on the modes.
+
+    How many independent draws they are worth, the scatter between chains says: the
+    rings of a chain remember which modes it has seen for longer than the
+    autocorrelation of its draws shows. Chi-square by its degrees of freedom has then
+    the law of F.
+
+    :param labels: shape ``(chains, draws)``.
+    """
+    chains = len(labels)
+    each = np.stack([(labels == k).sum(1) for k in range(modes)], -1)
+    each = each / np.maximum(each.sum(1, keepdims=True), 1)  # chains, modes
+    share, expected = each.mean(0), 1.0 / modes
+    scatter = np.square(each - share).sum() / max(chains - 1, 1)
+    ess = chains * (1.0 - expected) / scatter if scatter > 0 else np.nan
+    free = modes - 1
+    statistic = float(ess * np.square(share - expected).sum() / expected)
+    changes = [(np.diff(row[row >= 0]) != 0).sum() for row in labels]
+    return {
+        "modes_visited": int((share > 0).sum()),
+        "modes_visited_by_each_chain": (each > 0).sum(1).tolist(),
+        "share_in_a_mode": float((labels >= 0).mean()),
+        "changes_of_mode": int(np.sum(changes)),
+        "effective_sample_size": float(ess),
+        "chi_square": statistic,
+        "degrees_of_freedom": free,
+        "p_value": float(f.sf(statistic / free, free, free * (chains - 1))),
+        "smallest_and_largest_share": [float(share.min()), float(share.max())],
+    }
+
+
+def run(kernel: Any, size: dict[str, Any], chains: int, seed: int) -> Any:
+    mcmc = MCMC(
+        kernel,
+        num_warmup=size["num_warmup"],
+        num_samples=size["num_samples"],
+        num_chains=chains,
+        chain_method="vectorized",
+        progress_bar=False,
+    )
+    start = jnp.zeros((chains, size["modes"]))
+    began = time.time()
+    mcmc.run(random.key(seed), init_params=start if chains > 1 else start[0])
+    idata = to_inference_data(mcmc)
+    return idata, time.time() - began
+
+
+def summary(idata: Any, seconds: float, modes: int) -> dict[str, Any]:
+    z = idata["posterior"]["z"].values
+    rows = idata["sample_stats"]["num_rows"].values.sum(dtype=float)
+    return {
+        **shares(mode_of(z), modes),
+        "share_of_the_first_coordinate_near_2": float(
+            (np.abs(z[..., 0] - 2.0) < NEAR).mean()
+        ),
+        "mean_share_of_a_coordinate_near_2": float((np.abs(z - 2.0) < NEAR).mean()),
+        "rows_read": rows,
+        "seconds_with_compilation": round(seconds, 1),
+        "acceptance_rate": float(idata["sample_stats"]["acceptance_rate"].mean()),
+    }
+
+
+def main(arguments: list[str] | None = None) -> dict[str, Any]:
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name in ("small", "full", "paper"):
+        parser.add_argument(f"--{name}", action="store_true")
+    parser.add_argument("--chains", type=int, default=4)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args(arguments)
+    name = next((n for n in ("small", "full", "paper") if vars(given)[n]), "default")
+    size = SIZES[name]
+    data = simulate(size["rows"], size["modes"])
+    target = mixture(data, size["modes"], size["rounded_to"])
+    everything = size["batch_size"] is None
+    kernel = MINTEE(
+        target=target,
+        temperatures=size["temperatures"],
+        batch_size=size["batch_size"],
+        batch=batch.full() if everything else None,
+        jump_prob=size["jump_prob"],
+        num_steps=size["num_steps"],
+        proposal=proposals.langevin(),
+        step_size=0.03,
+    )
+    idata, seconds = run(kernel, size, given.chains, given.seed)
+    found = diagnose(idata)
+    content = {
+        "command": f"fifty_modes {name}",
+        "size": size,
+        "chains": given.chains,
+        "seed": given.seed,
+        "machine": machine(),
+        "rows_of_the_target": target.sizes,
+        "mintee": {
+            **summary(idata, seconds, size["modes"]),
+            "energies_above_the_reference": (
+                np.array(kernel.pilot["energies"]) - kernel.pilot["reference_energy"]
+            ).tolist(),
+            "jump_rates": found.jump_rates,
+            "jump_tries": found.jump_tries,
+            "energy_noise": found.energy_noise,
+            "ring_occupancy": found.ring_occupancy,
+            "unreliable": found.unreliable,
+            "advice": found.advice,
+        },
+    }
+    plain = MinibatchMH(
+        target=target,
+        temperature=size["temperatures"][0],
+        batch_size=None if everything else size["batch_size"][0],
+        batch=batch.full() if everything else None,
+        proposal=proposals.langevin(),
+        step_size=0.03,
+        adapt_mass_matrix=False,
+        num_steps=size["num_steps"],
+    )
+    if name != "paper":
+        idata, seconds = run(plain, size, given.chains, given.seed)
+        content["plain"] = summary(idata, seconds, size["modes"])
+    save(f"fifty_modes_{name}", content, RESULTS)
+    return content
+
+
+if __name__ == "__main__":
+    result = main()
+    for part in ("mintee", "plain"):
+        for key, value in result.get(part, {}).items():
+            print(f"{part:8} {key:40} {value}")

@@ -1,0 +1,140 @@
+"""Set-up of a ladder of energies: where the energy is lowest, found on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.flatten_util import ravel_pytree
+from scipy.optimize import minimize
+
+from numpyro_minibatch._expansion import Problem, row_sums
+from numpyro_minibatch.estimate import Weights
+from numpyro_minibatch.target import Terms
+
+__all__ = ["Lowest", "find_lowest"]
+
+_SUBSAMPLE = 10_000  # rows on which the search begins
+_STARTS = 4  # searches from random starts, beside the one that is given
+_CHUNK = 2**14
+
+
+class Lowest(NamedTuple):
+    """The position of lowest energy that a search found, and what is known there.
+
+    :param rows: log likelihood of each row, ``(N,)``.
+    :param known: the terms of the log density that are not rows.
+    :param energy: minus the log density of what is tempered.
+    :param log_prior: the log density of what is not.
+    """
+
+    rows: Array
+    known: Terms
+    energy: float
+    log_prior: float
+
+    @property
+    def row_sd(self) -> float:
+        """Standard deviation of the rows."""
+        return float(np.std(np.asarray(self.rows, np.float64), ddof=1))
+
+
+def find_lowest(problem: Problem, start: np.ndarray, temper_prior: bool) -> Lowest:
+    """Look for the lowest energy: a quasi-Newton search, on some rows and then on all.
+
+    The best of several searches counts. Where none gets anywhere it is the best of
+    their starts: any position is valid, and a low one makes the energies less noisy.
+
+    :param problem: the target, with one data plate.
+    :param start: a starting point, flat; others are drawn.
+    :param temper_prior: whether the prior is part of the energy.
+    """
+    rng = np.random.default_rng(40)
+    # the box that NumPyro starts chains in
+    starts = [start, *rng.uniform(-2, 2, size=(_STARTS, start.size))]
+    plates = dict(problem.plates)
+    few = {name: min(size, _SUBSAMPLE) for name, size in plates.items()}
+    of_some = _objective(problem, few)
+    searches = [_search(of_some, start, 200) for start in starts]
+    best = min(searches, key=lambda found: found[0])[1]
+    if few != plates:
+        best = _search(_objective(problem, plates), best, 50)[1]
+    return _at(problem, best, temper_prior)
+
+
+Objective = Callable[[np.ndarray], tuple[float, np.ndarray]]
+
+
+def _objective(problem: Problem, counts: dict[str, int]) -> Objective:
+    """Minus the log density, from so many rows, and its gradient."""
+    rows = row_sums(problem, counts, 2)
+    known = jax.jit(jax.value_and_grad(problem.known, argnums=1))
+    weight = float(np.asarray(problem.weights.likelihood))
+
+    def objective(z: np.ndarray) -> tuple[float, np.ndarray]:
+        at = problem.arrays, jnp.asarray(z, problem.dtype)
+        pairs = zip(rows(*at), known(*at), strict=True)
+        # the precision of the run is enough: any position is a valid reference
+        value, gradient = (
+            -(weight * np.asarray(r, np.float64) + np.asarray(k)) for r, k in pairs
+        )
+        if not (np.isfinite(value) and np.isfinite(gradient).all()):
+            return np.inf, np.zeros_like(z)
+        return float(value), gradient
+
+    return objective
+
+
+def _search(
+    objective: Objective, start: np.ndarray, steps: int
+) -> tuple[float, np.ndarray]:
+    """The lowest value that a search met, and where."""
+    lowest = [(np.inf, start)]
+
+    def watched(z: np.ndarray) -> tuple[float, np.ndarray]:
+        value, gradient = objective(z)
+        if value < lowest[0][0]:
+            lowest[0] = value, np.array(z)
+        return value, gradient
+
+    with np.errstate(all="ignore"):
+        options = {"maxiter": steps}
+        minimize(watched, start, jac=True, method="L-BFGS-B", options=options)
+    return lowest[0]
+
+
+def _at(problem: Problem, flat: np.ndarray, temper_prior: bool) -> Lowest:
+    """What is known at a position, in the precision of the run."""
+    ((plate, size),) = problem.plates.items()
+    width = min(size, _CHUNK)
+    chunks = -(-size // width)
+
+    @jax.jit
+    def evaluate(arrays: list[Any], flat: Array) -> tuple[Array, Terms]:
+        target, z = problem.target_of(arrays), problem.unravel(flat)
+
+        def chunk(i: Array) -> Array:
+            positions = i * width + jnp.arange(width, dtype=jnp.int32)
+            indices = jnp.minimum(positions, size - 1)
+            return target.terms(z, {plate: indices}).rows[plate]
+
+        rows = jax.lax.map(chunk, jnp.arange(chunks, dtype=jnp.int32))
+        known = target.terms(z, problem.one_row)._replace(rows={})
+        return rows.reshape(-1)[:size], known
+
+    rows, known = evaluate(problem.arrays, jnp.asarray(flat, problem.dtype))
+    tempered = Weights(float(temper_prior), 1.0, 0.0).known(known)
+    rest = Weights(float(not temper_prior), 0.0, 1.0).known(known)
+    energy = -(np.asarray(rows, np.float64).sum() + float(tempered))
+    return Lowest(rows, known, float(energy), float(rest))
+
+
+def flat_start(problem: Problem, init: Any) -> np.ndarray:
+    """The starting point of the search: the first chain's, or zero."""
+    traced = any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(init))
+    given = problem.example if init is None or traced else init
+    return np.asarray(ravel_pytree(given)[0], np.float64)

@@ -1,0 +1,876 @@
+"""MINTEE: the equi-energy sampler on nested minibatches.
+
+Chain k of a ladder samples ``exp(-max(h, H_k) / T_k)``. Every step is one decision for
+each chain,
+
+    accept  iff  test(log w_k(s') - log w_k(s) + proposal ratio)          a local move
+    accept  iff  test(log w_k(s') / w_{k+1}(s') - log w_k(s) / w_{k+1}(s))    a jump
+
+where a state s is a position with the key of its batch, a jump's s' is any that the
+next hotter chain has had in the same ring of energies, and the weight w_k(s) is known
+exactly: it is what the state's own batch says.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.flatten_util import ravel_pytree
+from numpyro.infer import init_to_uniform
+
+from numpyro_minibatch import accept
+from numpyro_minibatch._checks import (
+    check_count,
+    check_flag,
+    check_positive,
+    describe,
+)
+from numpyro_minibatch._expansion import Problem
+from numpyro_minibatch._keys import unwrapped
+from numpyro_minibatch.batch import FullBatch, Scheme
+from numpyro_minibatch.estimate import Estimate, Reader, Weights
+from numpyro_minibatch.kernels import _energy_ladder
+from numpyro_minibatch.kernels._adaptation import Adaptation, AdaptState
+from numpyro_minibatch.kernels._base import MinibatchKernel
+from numpyro_minibatch.kernels._nested import (
+    Energies,
+    Nested,
+    Reference,
+    nested_sizes,
+    truncated,
+)
+from numpyro_minibatch.kernels._reference import find_lowest, flat_start
+from numpyro_minibatch.kernels._rings import Rings, ring_of
+from numpyro_minibatch.proposal import Landscape, Proposal, Whitening
+from numpyro_minibatch.target import Target
+
+__all__ = ["MINTEE", "MINTEEState"]
+
+_MAX_NOISE = 1.0  # variance of a log weight, in whose domain the penalty is accurate
+_MAX_BYTES = 2e9  # of the rings of one chain of MCMC
+
+
+class Rungs(NamedTuple):
+    """A state of each chain of the ladder.
+
+    - **z** - flat positions, ``(K, D)``.
+    - **bits** - bits of the keys of their batches.
+    - **energies** - what these batches say.
+    """
+
+    z: Array
+    bits: Array
+    energies: Energies
+
+
+class MINTEEState(NamedTuple):
+    """The state of :class:`MINTEE`, of ``K`` chains of a ladder.
+
+    - **i** - draws made so far, warmup included.
+    - **z** - unconstrained values of the latent sites, of the coldest chain.
+    - **rng_key** - key of the proposals and decisions to come.
+    - **index_key** - key of the rows.
+    - **surrogate** - the reference that energies are measured from, and the ladder; one
+      for all vectorised chains.
+    - **rungs** - positions of all chains, with their batches and energies.
+    - **rings** - what the hotter chains have seen, by energy.
+    - **adapt_state** - step size and mass matrix of each chain.
+    - **tally** - sums of acceptance probabilities and numbers of local moves and of
+      jumps of each chain, over warmup or since its end, ``(2, 2, K)``.
+    - **accept_prob** - mean acceptance probability of the coldest chain's local moves;
+      not a number where there were none.
+    - **step_size** - step size of the coldest chain's local moves.
+    - **diverging** - whether the coldest chain's log density is not finite.
+    - **lp_estimate** - estimate of its log density, from its batch.
+    - **log_ratio** - the log ratio of its last decision.
+    - **log_ratio_variance** - estimated variance of that, from both batches.
+    - **reliable** - share of the decisions of all chains whose log weights had noise in
+      the domain of the penalty. The law of the draws rests on those of the coldest
+      chain, but hotter chains that are stuck are of no use to it.
+    - **num_rows** - rows of data read to make the draw, by all chains.
+    - **energy** - estimated energy of each chain's state, with the penalty for its
+      noise, ``(K,)``.
+    - **ring** - the ring of energies that it is in, ``(K,)``.
+    - **energy_noise** - estimated standard deviation of that energy in units of the
+      temperature, ``(K,)``.
+    - **rung_acceptance_rate** - mean acceptance probability of local moves, ``(K,)``.
+    - **rung_step_size** - step sizes of local moves, ``(K,)``.
+    - **rung_num_rows** - rows of data read for the draw by each chain, ``(K,)``.
+    - **jump_acceptance_rate** - mean acceptance probability of the jumps to states of
+      the next hotter chain, ``(K - 1,)``; not a number where there were none.
+    """
+
+    i: Array
+    z: Any
+    rng_key: Array
+    index_key: Array
+    surrogate: Any
+    rungs: Rungs
+    rings: Rings
+    adapt_state: AdaptState
+    tally: Array
+    accept_prob: Array
+    step_size: Array
+    diverging: Array
+    lp_estimate: Array
+    log_ratio: Array
+    log_ratio_variance: Array
+    reliable: Array
+    num_rows: Array
+    energy: Array
+    ring: Array
+    energy_noise: Array
+    rung_acceptance_rate: Array
+    rung_step_size: Array
+    rung_num_rows: Array
+    jump_acceptance_rate: Array
+
+
+class _Carry(NamedTuple):
+    """What changes from one inner step to the next."""
+
+    rng_key: Array
+    rungs: Rungs
+    rings: Rings
+
+
+class _Step(NamedTuple):
+    """What an inner step reports of each chain; shape ``(K,)``."""
+
+    accept_prob: Array
+    jumped: Array  # whether the move was a jump
+    log_ratio: Array
+    variance: Array
+    reliable: Array
+
+
+class _Survey(NamedTuple):
+    """What the pilot came to, as :class:`MinibatchKernel` takes it."""
+
+    surrogate: Reference
+    report: dict[str, Any]
+    plan: None = None
+    starts: None = None
+
+
+def log_jump_ratio(new: Energies, old: Energies, reference: Reference) -> Array:
+    """The log of ``pi_k(s') pi_{k+1}(s) / (pi_k(s) pi_{k+1}(s'))``, of each chain.
+
+    A member of a ring is drawn with density ``pi_{k+1}`` restricted to the ring, and
+    the way back begins in the same ring, so that the rings' masses cancel. What is not
+    tempered cancels, too. The paper's D.1 prints ``pi_{k+2}(s')`` for ``pi_{k+1}(s')``
+    and ``pi_{k+1}(s)`` for ``pi_k(s)``; line 19 of its algorithm 2 is as here.
+
+    :param new: the energies of the proposed states ``s'``.
+    :param old: those of the current states ``s``.
+    :param reference: temperatures and floors. For the hottest chain, which does not
+        jump, the ratio is one.
+    """
+    heat, floors = reference.temperatures, reference.floors
+    hotter = jnp.concatenate([heat[1:], heat[-1:]])
+    higher = jnp.concatenate([floors[1:], floors[-1:]])
+
+    def log_weights(energies: Energies) -> Array:
+        own = truncated(energies.own, floors, heat)
+        return own - truncated(energies.above, higher, hotter)
+
+    return log_weights(new) - log_weights(old)
+
+
+class MINTEE(MinibatchKernel):
+    """The equi-energy sampler [2], on nested minibatches [1].
+
+    Chains run side by side at ascending temperatures, each flat below an energy
+    ``H_k`` of its own. What a chain has seen is kept by energy, in rings; now and then
+    the next colder chain jumps to a member of the ring that it is in itself: to
+    anywhere the hotter chain has been with such an energy, however far. The draws are
+    those of the coldest chain.
+
+    Hotter chains read smaller batches. A chain keeps the batch of its state, as in the
+    proof of [1], so that all weights are known and the only error of the law is in
+    taking noise for normal; a chain whose energies have noise of more than about one
+    temperature gets stuck, however, which ``reliable`` and ``diagnose`` tell. With all
+    rows (``batch=batch.full()``) this is the equi-energy sampler, which is exact as the
+    rings come to hold the law of the hotter chain.
+
+    Energies are differences to a reference: the position of lowest energy that a search
+    finds before the run. Their noise is that of the rows' differences from there.
+
+    Where the paper and this kernel differ:
+
+    - Weights pay for their noise (``penalty=True``); see :class:`MINT`.
+    - At the paper's temperatures, ``N ** (1 - 0.995 tau)``, energies have noise of 20
+      to 50 temperatures. By default the temperature of a chain is the noise of its
+      energies without a reference, ``N sd / sqrt(m)``.
+    - A ring keeps its last states, and forgets older ones.
+    - A jump evaluates the whole nested batch of the state proposed, though the rows of
+      the hotter chain have been read before, so that a ring holds no energies.
+
+    **References:**
+
+    .. [1] Dangna Li, Wing H. Wong (2017), *Mini-batch Tempered MCMC*, section 5 and
+       appendix D.
+    .. [2] S. C. Kou, Qing Zhou, Wing Hung Wong (2006), *Equi-energy sampler with
+       applications in statistical inference and statistical mechanics*, Annals of
+       Statistics 34(4).
+
+    :param model: a NumPyro model with one data plate.
+    :param target: a :class:`~numpyro_minibatch.Target` instead of a model.
+    :param batch_size: rows of the hottest chain's batch, by default the plate's own
+        ``subsample_size``; or of each chain's, the coldest first.
+    :param batch_ratio: ratio of the batches of neighbours, where ``batch_size`` is one
+        number; a batch has at most all rows.
+    :param batch: ``batch.full()`` for all rows in every chain.
+    :param num_replicas: number of chains; by default as many as there are temperatures
+        or batch sizes, or else 7.
+    :param temperatures: of the chains, ascending.
+    :param temperature_ratio: ratio of neighbouring temperatures, from 1 on.
+    :param lam: the paper's ``lambda`` of each chain, coldest first: ``T = N ** (1 -
+        lam)``.
+    :param alpha: the paper's ``lam / tau``, ``tau`` being ``log m / log N``; a chain of
+        all rows then has temperature 1.
+    :param temper_prior: whether the prior is part of the energy.
+    :param energies: ``H_1 .. H_{K-1}``, ascending: minus the log density of what is
+        tempered. By default they rise from that of the reference.
+    :param ring_width: by how many temperatures: ``(H_{k+1} - H_k) / T_k``; by default
+        ``sqrt(2 D)``, which is 10 for the paper's 50 parameters.
+    :param jump_prob: probability of trying a jump, where the ring has members.
+    :param ring_capacity: states that a ring holds. All rings hold ``(K - 1) * K *
+        ring_capacity`` positions and are part of the state; below about 1000 the few
+        members of a ring bias the colder chain.
+    :param ring_thinning: a chain puts every so many of its draws into a ring.
+    :param penalty: correct weights for their noise; ``False`` is the paper's algorithm.
+    :param proposal: of the local moves: :func:`proposal.random_walk` (default) or
+        :func:`proposal.langevin`, whose gradients read batches of the hottest chain's
+        size and know of no floor.
+    :param step_size: (initial) step size of the coldest chain, that of others being
+        ``sqrt(T_k / T_0)`` times as large.
+    :param adapt_step_size: adapt each chain's step size in warmup.
+    :param adapt_mass_matrix: adapt each chain's mass matrix in warmup; not by default,
+        because a chain that moves between modes would learn their distances.
+    :param dense_mass: full mass matrices rather than diagonal ones.
+    :param target_accept_prob: by default 0.3 for a random walk and 0.45 for Langevin
+        steps; the paper asks for a rate between 0.2 and 0.5.
+    :param num_steps: inner steps that make one draw.
+    :param init_strategy: a per-site initialisation function of NumPyro.
+
+    :raises TypeError: an argument is of the wrong kind.
+    :raises ValueError: an argument is out of range, or both of a pair are given.
+
+    **Example**
+
+    .. doctest::
+
+        >>> import jax, jax.numpy as jnp
+        >>> import numpyro, numpyro.distributions as dist
+        >>> from numpyro.infer import MCMC
+        >>> from numpyro_minibatch import MINTEE, batch
+
+        >>> def model(y):  # the sign of mu is not determined
+        ...     mu = numpyro.sample("mu", dist.Normal(0, 10))
+        ...     with numpyro.plate("data", len(y), subsample_size=50) as idx:
+        ...         numpyro.sample("obs", dist.Normal(jnp.abs(mu), 5), obs=y[idx])
+
+        >>> y = 3 + 5 * jax.random.normal(jax.random.key(0), (100,))
+        >>> kernel = MINTEE(model, batch=batch.full(), num_replicas=4,
+        ...                 temperature_ratio=4.0)
+        >>> mcmc = MCMC(kernel, num_warmup=500, num_samples=2000, progress_bar=False)
+        >>> mcmc.run(jax.random.key(1), y)
+        >>> 0.3 < float((mcmc.get_samples()["mu"] > 0).mean()) < 0.7
+        True
+    """
+
+    def __init__(
+        self,
+        model: Callable | None = None,
+        *,
+        target: Target | None = None,
+        batch_size: int | Sequence[int] | None = None,
+        batch_ratio: float = 1.4,
+        batch: Scheme | None = None,
+        num_replicas: int | None = None,
+        temperatures: Sequence[float] | None = None,
+        temperature_ratio: float | None = None,
+        lam: Sequence[float] | None = None,
+        alpha: float | None = None,
+        temper_prior: bool = False,
+        energies: Sequence[float] | None = None,
+        ring_width: float | None = None,
+        jump_prob: float = 0.1,
+        ring_capacity: int = 1000,
+        ring_thinning: int = 1,
+        penalty: bool = True,
+        proposal: Proposal | None = None,
+        step_size: float | None = None,
+        adapt_step_size: bool = True,
+        adapt_mass_matrix: bool = False,
+        dense_mass: bool = False,
+        target_accept_prob: float | None = None,
+        num_steps: int = 1,
+        init_strategy: Callable = init_to_uniform,
+    ) -> None:
+        name = type(self).__name__
+        self._sizes = _energy_ladder.batch_sizes(name, batch_size)
+        is_full = isinstance(batch, FullBatch)
+        if batch is not None and not is_full:
+            raise TypeError(
+                f"{name}(batch=...) must be batch.full() or left out: the chains read "
+                "nested batches without replacement, whose sizes batch_size and "
+                f"batch_ratio say; got {describe(batch)}."
+            )
+        super().__init__(
+            model,
+            target=target,
+            batch_size=None if self._sizes is None else self._sizes[-1],
+            batch=batch,
+            temper_prior=temper_prior,
+            init_strategy=init_strategy,
+        )
+        check_positive(name, "batch_ratio", batch_ratio)
+        if batch_ratio < 1:
+            raise ValueError(
+                f"{name}(batch_ratio={batch_ratio}) must be at least 1: colder chains "
+                "read larger batches."
+            )
+        self._batch_ratio = float(batch_ratio)
+        self._rule = _energy_ladder.temperature_rule(
+            name,
+            {
+                "temperatures": temperatures,
+                "temperature_ratio": temperature_ratio,
+                "lam": lam,
+                "alpha": alpha,
+            },
+        )
+        self._number = _energy_ladder.number_of_chains(
+            name, num_replicas, self._rule, self._sizes
+        )
+        if self._rule[0] is None and is_full:
+            raise ValueError(
+                f"{name}(batch=batch.full()) needs a ladder: energies have no noise "
+                "that could tell the temperatures. Write num_replicas=5, "
+                "temperature_ratio=3.0, or temperatures=[1.0, 3.0, 9.0]."
+            )
+        self._floors = _energy_ladder.given_energies(
+            name, energies, ring_width, self._number
+        )
+        self._ring_width = None if ring_width is None else float(ring_width)
+        check_positive(name, "jump_prob", jump_prob, zero=True)
+        if jump_prob >= 1:
+            raise ValueError(
+                f"{name}(jump_prob={jump_prob}) must be below 1, to leave some local "
+                "moves: write jump_prob=0.1."
+            )
+        self._jump_prob = float(jump_prob)
+        counts = {
+            "ring_capacity": ring_capacity,
+            "ring_thinning": ring_thinning,
+            "num_steps": num_steps,
+        }
+        for key, value in counts.items():
+            check_count(name, key, value)
+        self._ring_capacity = int(ring_capacity)
+        self._ring_thinning = int(ring_thinning)
+        self._num_steps = int(num_steps)
+        flags = {
+            "penalty": penalty,
+            "adapt_step_size": adapt_step_size,
+            "adapt_mass_matrix": adapt_mass_matrix,
+            "dense_mass": dense_mass,
+        }
+        for key, flag in flags.items():
+            check_flag(name, key, flag)
+        self._penalty = bool(penalty)
+        self._adapt_step_size = bool(adapt_step_size)
+        self._adapt_mass_matrix = bool(adapt_mass_matrix)
+        self._dense_mass = bool(dense_mass)
+        self._proposal = _energy_ladder.local_moves(name, proposal)
+        if step_size is None:
+            step_size = self._proposal.default_step_size
+        check_positive(name, "step_size", step_size)
+        self._step_size = float(step_size)
+        if target_accept_prob is None:
+            target_accept_prob = min(self._proposal.target_accept_prob, 0.45)
+        check_positive(name, "target_accept_prob", target_accept_prob)
+        if target_accept_prob >= 1:
+            raise ValueError(
+                f"{name}(target_accept_prob={target_accept_prob}) must be below 1."
+            )
+        self._target_accept_prob = float(target_accept_prob)
+
+    # what the driver and the analysis read -----------------------------------------
+
+    @property
+    def default_fields(self) -> tuple[str, ...]:
+        """The fields of the state that the driver collects."""
+        return (
+            "z",
+            "diverging",
+            "accept_prob",
+            "step_size",
+            "lp_estimate",
+            "log_ratio",
+            "log_ratio_variance",
+            "reliable",
+            "num_rows",
+            *_OF_RUNGS,
+            "jump_acceptance_rate",
+        )
+
+    @property
+    def stat_dims(self) -> Mapping[str, tuple[str, ...]]:
+        """Names for the axes of the fields."""
+        rungs = {name: ("ladder",) for name in _OF_RUNGS}
+        return {**rungs, "jump_acceptance_rate": ("pair",)}
+
+    @property
+    def temperature(self) -> float:
+        """The temperature of the coldest chain, once the data have been seen."""
+        return self.temperatures[0]
+
+    @property
+    def temperatures(self) -> tuple[float, ...]:
+        """The temperatures of the chains, once the data have been seen."""
+        rule, value = self._rule
+        if rule == "temperatures":
+            return value
+        if rule == "temperature_ratio":
+            return tuple(value**k for k in range(self._number))
+        if rule is None:
+            self._require_layout()
+            return self._report["temperatures"]
+        ((_, size),) = self._require_layout().plates
+        if rule == "lam":
+            return tuple(size ** (1.0 - lam) for lam in value)
+        return tuple(
+            1.0 if m == size else size ** (1.0 - value * math.log(m) / math.log(size))
+            for m in self.rung_batch_sizes
+        )
+
+    @property
+    def rung_batch_sizes(self) -> tuple[int, ...]:
+        """The rows of each chain's batch, once the data have been seen."""
+        ((_, size),), ((_, width),) = (
+            self._require_layout().plates,
+            self._require_layout().widths,
+        )
+        if isinstance(self._scheme, FullBatch):
+            return (size,) * self._number
+        if self._sizes is not None and len(self._sizes) > 1:
+            return self._sizes
+        return tuple(nested_sizes(width, self._batch_ratio, self._number, size))
+
+    @property
+    def batch_sizes(self) -> dict[str, int]:
+        """The rows of the coldest chain's batch, once the data have been seen."""
+        ((plate, _),) = self._require_layout().plates
+        return {plate: self.rung_batch_sizes[0]}
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings that define what the kernel does, for records."""
+        return {
+            "batch": repr(self._scheme),
+            "temperature": self.temperature,
+            "temper_prior": self._temper_prior,
+            "temperatures": list(self.temperatures),
+            "rung_batch_sizes": list(self.rung_batch_sizes),
+            "energies": list(self._report.get("energies", ())),
+            "reference_energy": self._report.get("reference_energy"),
+            "jump_prob": self._jump_prob,
+            "ring_capacity": self._ring_capacity,
+            "ring_thinning": self._ring_thinning,
+            "penalty": self._penalty,
+            "proposal": repr(self._proposal),
+            "target_accept_prob": self._target_accept_prob,
+            "num_steps": self._num_steps,
+        }
+
+    @property
+    def pilot(self) -> dict[str, Any]:
+        """What the search before the run found, and the ladder made of it."""
+        return dict(self._report)
+
+    def get_diagnostics_str(self, state: MINTEEState) -> str:
+        """What the progress bar shows."""
+        tally = state.tally.sum(0) if state.tally.ndim > 3 else state.tally
+        sums, number = tally
+        local, jump = sums[:, 0] / jnp.maximum(number[:, 0], 1)
+        return (
+            f"step size {jnp.mean(state.step_size):.2e}. "
+            f"acc. prob={local:.2f}. jumps={jump:.2f}"
+        )
+
+    def _identity(self) -> tuple[Hashable, ...]:
+        return (
+            *super()._identity(),
+            self._sizes,
+            self._batch_ratio,
+            self._rule,
+            self._number,
+            self._floors,
+            self._ring_width,
+            self._jump_prob,
+            self._ring_capacity,
+            self._ring_thinning,
+            self._penalty,
+            self._proposal,
+            self._step_size,
+            self._adapt_step_size,
+            self._adapt_mass_matrix,
+            self._dense_mass,
+            self._target_accept_prob,
+            self._num_steps,
+        )
+
+    def _check_ladder(self, who: str) -> None:
+        raise ValueError(
+            f"{who}(inner) cannot be MINTEE, which is a ladder itself. Write "
+            "MinibatchMH(model), or use MINTEE alone."
+        )
+
+    # setup ---------------------------------------------------------------------------
+
+    def _setup(self, args: tuple, kwargs: Mapping[str, Any]) -> None:
+        super()._setup(args, kwargs)
+        name, layout = type(self).__name__, self._require_layout()
+        if len(layout.plates) > 1:
+            names = ", ".join(plate for plate, _ in layout.plates)
+            raise ValueError(
+                f"{name} reads nested batches of one data plate, and the model has "
+                f"{len(layout.plates)}: {names}. Write ReplicaExchange(MinibatchMH("
+                "model), ...), which takes several."
+            )
+        ((_, size),) = layout.plates
+        sizes = self.rung_batch_sizes
+        if sizes[0] > size:
+            raise ValueError(
+                f"{name}(batch_size={list(sizes)}): the coldest chain's batch has more "
+                f"rows than the data, {size}. Write batch_size={[size, *sizes[1:]]}."
+            )
+        if self._rule[0] is not None:
+            _energy_ladder.check_ascending(name, self.temperatures, sizes)
+        number = sum(math.prod(shape) for shape in layout.shapes)
+        places = (self._number - 1) * self._number * self._ring_capacity
+        cost = places * max(number, 1) * jnp.result_type(float).itemsize
+        if cost > _MAX_BYTES:
+            raise ValueError(
+                f"{name}: the rings would take {cost:.3g} bytes: {self._number - 1} "
+                f"chains x {self._number} rings x {self._ring_capacity} states of "
+                f"{number} numbers. Write a smaller ring_capacity or num_replicas."
+            )
+
+    @property
+    def _surveys(self) -> bool:
+        return True
+
+    @property
+    def _weights(self) -> Weights:
+        # of the search for the reference; where its outcome says the temperatures they
+        # are not known yet
+        weight = 1.0 if self._rule[0] is None else 1.0 / self.temperature
+        return Weights(weight if self._temper_prior else 1.0, weight)
+
+    def _survey(self, problem: Problem, init: Any) -> _Survey:
+        """Find the reference, and set the ladder by it."""
+        lowest = find_lowest(problem, flat_start(problem, init), self._temper_prior)
+        sizes, name = self.rung_batch_sizes, type(self).__name__
+        temperatures: tuple[float, ...]
+        if self._rule[0] is None:
+            ((_, size),) = problem.plates.items()
+            # the noise of an energy without a reference; with one it is less
+            noise = [
+                size * lowest.row_sd * math.sqrt((1 - m / size) / m) for m in sizes
+            ]
+            temperatures = tuple(max(1.0, sd) for sd in noise)
+            _energy_ladder.check_ascending(name, temperatures, sizes)
+        else:
+            temperatures = self.temperatures
+        dim = flat_start(problem, init).size
+        width = self._ring_width or math.sqrt(2 * dim)
+        rise = width * np.cumsum(temperatures[:-1])
+        if self._floors is not None:
+            rise = np.asarray(self._floors) - lowest.energy
+        dtype = problem.dtype
+        reference = Reference(
+            rows=lowest.rows,
+            known=lowest.known,
+            energy=jnp.asarray(lowest.energy, dtype),
+            log_prior=jnp.asarray(lowest.log_prior, dtype),
+            temperatures=jnp.asarray(temperatures, dtype),
+            floors=jnp.asarray([-np.inf, *rise], dtype),
+        )
+        report = {
+            "reference_energy": lowest.energy,
+            "row_sd": lowest.row_sd,
+            "temperatures": temperatures,
+            "energies": tuple((lowest.energy + rise).tolist()),
+        }
+        return _Survey(reference, report)
+
+    @property
+    def _nested(self) -> Nested:
+        ((plate, size),) = self._require_layout().plates
+        sizes = self.rung_batch_sizes
+        return Nested(plate, size, sizes, self._temper_prior, self._penalty)
+
+    @property
+    def _adaptation(self) -> Adaptation:
+        return Adaptation(
+            num_warmup=self._num_warmup,
+            target_accept_prob=self._target_accept_prob,
+            adapt_step_size=self._adapt_step_size,
+            adapt_mass_matrix=self._adapt_mass_matrix,
+            dense_mass=self._dense_mass,
+        )
+
+    def _first_state(
+        self, reader: Reader, z: Any, flat: Array, key: Array, surrogate: Any
+    ) -> MINTEEState:
+        key, index_key, rows_key = jax.random.split(key, 3)
+        number = self._number
+        positions = jnp.broadcast_to(flat, (number, *flat.shape))
+        bits, wrap = unwrapped(jax.random.split(rows_key, number))
+        heat = surrogate.temperatures
+        steps = self._step_size * jnp.sqrt(heat / heat[0])
+        energies = self._nested.energies(reader, surrogate, positions, bits, wrap)
+        zero = jnp.zeros((), flat.dtype)
+        each = jnp.zeros((number,), flat.dtype)
+        rows = jnp.zeros((number,), self._rows_dtype)
+        return MINTEEState(
+            i=jnp.int32(0),
+            z=z,
+            rng_key=key,
+            index_key=index_key,
+            surrogate=(),
+            rungs=Rungs(positions, bits, energies),
+            rings=Rings.empty(number, self._ring_capacity, flat, bits[0]),
+            adapt_state=jax.vmap(self._adaptation.init)(positions, steps),
+            tally=jnp.zeros((2, 2, number), flat.dtype),
+            accept_prob=zero,
+            step_size=steps[0],
+            diverging=jnp.array(False),
+            lp_estimate=zero,
+            log_ratio=zero,
+            log_ratio_variance=zero,
+            reliable=zero,
+            num_rows=rows[0],
+            energy=each,
+            ring=jnp.zeros((number,), jnp.int32),
+            energy_noise=each,
+            rung_acceptance_rate=each,
+            rung_step_size=steps,
+            rung_num_rows=rows,
+            jump_acceptance_rate=each[1:],
+        )
+
+    @property
+    def _rows_dtype(self) -> Any:
+        """Integers, unless the rows of a draw could be more than an int32 counts."""
+        most = self._num_steps * (sum(self.rung_batch_sizes) * 2 + 1)
+        return jnp.int32 if most < 2**31 else jnp.float32
+
+    @property
+    def _stages(self) -> tuple[np.ndarray, np.ndarray]:
+        """From which draws on each chain fills its rings, and jumps.
+
+        The hottest chain begins. Each chain that follows settles for half of its share
+        of the warmup, already with jumps, before its own rings begin to fill.
+        """
+        share = self._num_warmup // self._number
+        begins = share * np.arange(self._number - 1, -1, -1)
+        return begins + share // 2, begins
+
+    # one draw -------------------------------------------------------------------------
+
+    def _transition(self, target: Target, state: MINTEEState) -> MINTEEState:
+        _, unravel = ravel_pytree(state.z)
+        reader = self._reader(target, unravel)
+        reference: Reference = state.surrogate
+        whitening = state.adapt_state.root, state.adapt_state.step_size
+        fill_from, jump_from = self._stages
+        fills = (state.i >= fill_from) & (state.i % self._ring_thinning == 0)
+        may_jump = state.i >= jump_from
+
+        def inner(carry: _Carry, n: Array) -> tuple[_Carry, _Step]:
+            rows_key = jax.random.fold_in(
+                state.index_key, state.i * self._num_steps + n
+            )
+            carry, step = self._step(
+                reader, reference, whitening, may_jump, rows_key, carry
+            )
+            return carry, step
+
+        carry = _Carry(state.rng_key, state.rungs, state.rings)
+        if self._num_steps == 1:
+            carry, last = inner(carry, jnp.int32(0))
+            steps = jax.tree.map(lambda x: x[None], last)
+        else:
+            count = jnp.arange(self._num_steps, dtype=jnp.int32)
+            carry, steps = jax.lax.scan(inner, carry, count)
+        rungs = carry.rungs
+        ring = ring_of(rungs.energies.own, reference.floors)
+        rings = carry.rings.put(ring[1:], rungs.z[1:], rungs.bits[1:], fills[1:])
+        state = state._replace(
+            z=unravel(rungs.z[0]), rng_key=carry.rng_key, rungs=rungs, rings=rings
+        )
+        return self._recorded(state, ring, steps)
+
+    def _step(
+        self,
+        reader: Reader,
+        reference: Reference,
+        adapted: tuple[Array, Array],
+        may_jump: Array,
+        rows_key: Array,
+        carry: _Carry,
+    ) -> tuple[_Carry, _Step]:
+        """A local move or a jump of each chain, and one decision about it."""
+        names = ("rng", "propose", "jump", "pick", "accept")
+        keys = dict(zip(names, jax.random.split(carry.rng_key, 5), strict=True))
+        rungs, number = carry.rungs, self._number
+        rows_key, gradient_key = jax.random.split(rows_key)
+        bits, wrap = unwrapped(jax.random.split(rows_key, number))
+        moved, log_q_ratio = self._proposed(
+            reader, reference, adapted, keys["propose"], gradient_key, rungs.z
+        )
+
+        # the ring is that of the hotter chain's energy of the state, so that it is the
+        # same for the state's way there and back
+        real = rungs.z.dtype
+        ring = ring_of(rungs.energies.above, reference.floors)[:-1]
+        member = carry.rings.pick(
+            ring, jax.random.uniform(keys["pick"], (number - 1,), real)
+        )
+        wanted = jax.random.uniform(keys["jump"], (number - 1,), real) < self._jump_prob
+        jumps = jnp.append(wanted & member[2] & may_jump[:-1], False)
+
+        def either(member: Array, local: Array) -> Array:
+            among = jumps[:-1].reshape(-1, *[1] * (local.ndim - 1))
+            return local.at[:-1].set(jnp.where(among, member, local[:-1]))
+
+        new = Rungs(either(member[0], moved), either(member[1], bits), rungs.energies)
+        energies = self._nested.energies(reader, reference, new.z, new.bits, wrap)
+        new = new._replace(energies=energies)
+        log_ratio = jnp.where(
+            jumps,
+            log_jump_ratio(new.energies, rungs.energies, reference),
+            _log_density(new.energies, reference)
+            - _log_density(rungs.energies, reference)
+            + log_q_ratio,
+        )
+        # both weights are functions of their states, with the penalty inside
+        decision = accept.metropolis()(keys["accept"], Estimate(log_ratio))
+
+        def chosen(new: Array, old: Array) -> Array:
+            taken = decision.accept.reshape(-1, *[1] * (new.ndim - 1))
+            return jnp.where(taken, new, old)
+
+        noise = jnp.stack([new.energies.noise, rungs.energies.noise])
+        step = _Step(
+            accept_prob=decision.accept_prob,
+            jumped=jumps,
+            log_ratio=log_ratio,
+            variance=noise.sum(0),
+            reliable=(noise <= _MAX_NOISE).all(0) & jnp.isfinite(log_ratio),
+        )
+        rungs = jax.tree.map(chosen, new, rungs)
+        return _Carry(keys["rng"], rungs, carry.rings), step
+
+    def _proposed(
+        self,
+        reader: Reader,
+        reference: Reference,
+        adapted: tuple[Array, Array],
+        key: Array,
+        gradient_key: Array,
+        z: Array,
+    ) -> tuple[Array, Array]:
+        """A local move of each chain, and the log ratio of its two directions."""
+        bits, wrap = unwrapped(jax.random.split(gradient_key, len(z)))
+
+        def propose(
+            key: Array, bits: Array, z: Array, heat: Array, root: Array, size: Array
+        ) -> tuple[Array, Array]:
+            weights = Weights(1.0 / heat if self._temper_prior else 1.0, 1.0 / heat)
+
+            def gradient(position: Array) -> Array:
+                tempered = reader._replace(weights=weights)
+                return tempered.gradient(wrap(bits), position)
+
+            landscape = Landscape(gradient, Whitening(root))
+            proposed = self._proposal.propose(key, z, size, landscape)
+            return proposed.z, proposed.log_q_ratio
+
+        keys = jax.random.split(key, len(z))
+        return jax.vmap(propose)(keys, bits, z, reference.temperatures, *adapted)
+
+    def _recorded(self, state: MINTEEState, ring: Array, steps: _Step) -> MINTEEState:
+        """Adapt in warmup, and what there is to say of the draw."""
+        reference, energies = state.surrogate, state.rungs.energies
+        kinds = jnp.stack([~steps.jumped, steps.jumped], 1)  # steps, kinds, chains
+        sums = jnp.where(kinds, steps.accept_prob[:, None], 0.0).sum(0)
+        number = kinds.sum(0).astype(sums.dtype)
+        rates = sums / number  # of none not a number
+        adaptation, adapt_state = self._adaptation, state.adapt_state
+        sizes = adapt_state.step_size
+        if adaptation.active:
+            # a jump says nothing about the step size
+            seen = jnp.where(number[0] > 0, rates[0], self._target_accept_prob)
+            adapt_state = jax.lax.cond(
+                state.i < adaptation.num_warmup,
+                lambda: jax.vmap(adaptation.update, (None, 0, 0, 0))(
+                    state.i, seen, state.rungs.z, adapt_state
+                ),
+                lambda: adapt_state,
+            )
+        fresh = (state.i == 0) | (state.i == self._num_warmup)
+        gradient_rows = 0
+        if self._proposal.uses_gradient:
+            gradient_rows = self.rung_batch_sizes[-1]
+        rows = self._num_steps * (np.array(self.rung_batch_sizes) + gradient_rows)
+        log_density = _log_density(energies, reference)[0] + (
+            reference.log_prior - reference.energy / reference.temperatures[0]
+        )
+        return state._replace(
+            i=state.i + 1,
+            adapt_state=adapt_state,
+            tally=jnp.where(fresh, 0.0, state.tally) + jnp.stack([sums, number]),
+            accept_prob=rates[0, 0],
+            step_size=sizes[0],
+            diverging=~jnp.isfinite(log_density),
+            lp_estimate=log_density,
+            log_ratio=steps.log_ratio[-1, 0],
+            log_ratio_variance=steps.variance[-1, 0],
+            reliable=steps.reliable.mean(dtype=sums.dtype),
+            num_rows=jnp.asarray(rows.sum(), self._rows_dtype),
+            energy=reference.energy + energies.own,
+            ring=ring,
+            energy_noise=jnp.sqrt(energies.noise),
+            rung_acceptance_rate=rates[0],
+            rung_step_size=sizes,
+            rung_num_rows=jnp.asarray(rows, self._rows_dtype),
+            jump_acceptance_rate=rates[1, :-1],
+        )
+
+
+_OF_RUNGS = (
+    "energy",
+    "ring",
+    "energy_noise",
+    "rung_acceptance_rate",
+    "rung_step_size",
+    "rung_num_rows",
+)
+
+
+def _log_density(energies: Energies, reference: Reference) -> Array:
+    """The log density of each chain's state, relative to the reference."""
+    weight = truncated(energies.own, reference.floors, reference.temperatures)
+    return weight + energies.log_prior
