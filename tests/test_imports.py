@@ -82,9 +82,21 @@ ALLOWED: dict[str, set[str]] = {
         "kernels._path",
         "kernels.langevin",
     },
+    "kernels._outer": {"kernels._base"},
     "kernels.replica_exchange": LAYERS
-    | {"_checks", "kernels._base", "kernels.langevin"},
+    | {"_checks", "kernels._base", "kernels._outer", "kernels.langevin"},
+    "kernels.cyclical": LAYERS
+    | {
+        "_checks",
+        "_keys",
+        "kernels._base",
+        "kernels._outer",
+        "kernels.langevin",
+        "kernels.metropolis",
+        "kernels.mint",
+    },
     "kernels": {
+        "kernels.cyclical",
         "kernels.replica_exchange",
         "kernels.amagold",
         "kernels.langevin",
