@@ -18,7 +18,6 @@ from gradient_problems import (
     normal_model,
     run,
     second_moments,
-    standardised,
     start_of,
 )
 
@@ -35,7 +34,7 @@ from numpyro_minibatch import (
     to_inference_data,
 )
 
-WIDTH, CHAINS = 20, 4096
+WIDTH, CHAINS = 60, 8192
 
 
 # schedules ---------------------------------------------------------------------------
@@ -255,29 +254,29 @@ def expected_laws(
 
 START = np.array([4.0, -3.0])
 SETTINGS: dict[str, dict[str, Any]] = {
-    "SGLD": {"step_size": 0.35, "cycle_length": 40, "num_steps": 4, "explore": 0.28},
-    "SGHMC": {"h": 0.25, "b": 0.12, "cycle_length": 40, "num_steps": 4},
+    "SGLD": {"step_size": 0.15, "cycle_length": 40, "num_steps": 4, "explore": 0.28},
+    "SGHMC": {"h": 0.1, "b": 0.06, "cycle_length": 40, "num_steps": 4},
 }
 KINDS = {"SGLD": CyclicalSGLD, "SGHMC": CyclicalSGHMC}
-DRAWS = 8  # four of each cycle, with collect_from=0.6; and the last cycle cut short
+DRAWS = 16  # seven of each cycle, with collect_from=0.3; the last one is cut short
 TEMPERATURES = {"SGLD": 0.5, "SGHMC": 2.0}
 
 
 @cache
 def sampled(name: str) -> tuple[Any, np.ndarray]:
-    settings = {"collect_from": 0.6, **SETTINGS[name]}
+    settings = {"collect_from": 0.3, **SETTINGS[name]}
     kernel = KINDS[name](
         normal_model, batch_size=WIDTH, temperature=TEMPERATURES[name], **settings
     )
     start = {"mu": np.tile(START, (CHAINS, 1))}
-    mcmc = run(kernel, start, *DATA, num_samples=DRAWS + 2, fields=("i",))
+    mcmc = run(kernel, start, *DATA, num_samples=DRAWS, fields=("i",))
     return kernel, draws_of(mcmc, "mu")
 
 
 def errors_of(name: str, **wrong: Any) -> np.ndarray:
     """Standardised errors of first and second moments, of every draw."""
     kernel, draws = sampled(name)
-    laws = expected_laws(name, DRAWS + 2, kernel._shape, TEMPERATURES[name], **wrong)
+    laws = expected_laws(name, DRAWS, kernel._shape, TEMPERATURES[name], **wrong)
     return np.stack(
         [
             second_moments(draws[:, i : i + 1], mean, cov)
@@ -289,7 +288,7 @@ def errors_of(name: str, **wrong: Any) -> np.ndarray:
 @pytest.mark.parametrize("name", KINDS)
 def test_every_draw_has_the_law_of_the_algorithm(name: str) -> None:
     """Descent, sampling, restart, a cycle cut short; minibatch noise; T is not 1."""
-    assert sampled(name)[1].shape == (CHAINS, DRAWS + 2, 2)
+    assert sampled(name)[1].shape == (CHAINS, DRAWS, 2)
     assert np.abs(errors_of(name)).max() < 4.8
 
 
@@ -316,17 +315,17 @@ def test_temperature_is_temperature(temperature: float) -> None:
     energy = Energy(temperature)
     kernel = CyclicalSGLD(
         normal_model,
-        step_size=0.3,
-        batch_size=WIDTH,
+        step_size=0.1,
+        batch_size=100,
         temperature=temperature,
-        cycle_length=240,
+        cycle_length=480,
         samples_per_cycle=2,
         explore=0.25,
         collect_from=0.7,
     )
     start = {"mu": np.tile(START, (512, 1))}
     mcmc = run(kernel, start, *DATA, num_samples=8)
-    # of the first draw of the cycles: half-way, where steps are 0.06 and heat by 1%
+    # of the first draws of the cycles, where steps are about 0.02 and heat by 1 to 2%
     white = (draws_of(mcmc, "mu")[:, ::2] - energy.mean) @ np.linalg.inv(
         np.linalg.cholesky(energy.cov)
     ).T
@@ -337,8 +336,8 @@ def test_temperature_is_temperature(temperature: float) -> None:
 
 
 def test_noise_that_stays_on_and_a_thermostat() -> None:
-    """One step of a cycle that explores at the kernel's own temperature."""
-    inner = SGNHT(normal_model, step_size=0.2, friction=2.0, batch_size=WIDTH)
+    """A thermostat lags behind a schedule: gradients of little noise, so that it may."""
+    inner = SGNHT(normal_model, step_size=0.2, friction=2.0, batch_size=100)
     kernel = Cyclical(
         inner, cycle_length=200, samples_per_cycle=2, explore_temperature=1.0
     )
@@ -349,10 +348,9 @@ def test_noise_that_stays_on_and_a_thermostat() -> None:
         np.linalg.cholesky(energy.cov)
     ).T
     values = np.square(white).mean(-1, keepdims=True)
-    # the thermostat makes up for the noise of gradients; what is left are its steps
-    assert np.abs(standardised(values, 1.0)).max() < 4.8 or (
-        abs(values.mean() - 1.0) < 0.05
-    )
+    error = values.mean((1, 2)).std(ddof=1) / 16
+    assert abs(values.mean() - 1.0) < 0.03 + 4.5 * error
+    assert error < 0.03
 
 
 # what is recorded --------------------------------------------------------------------
@@ -377,9 +375,7 @@ def test_what_is_recorded() -> None:
     np.testing.assert_array_equal(fields["cycle"], [cycles] * 2)
     assert fields["cycle"].dtype == np.int32
     assert (np.asarray(fields["temperature"]) == 2.0).all()
-    step = [
-        0.2 * (0.5 * (np.cos(np.pi * n / 20) + 1)) ** 0.5 for n in (13, 15, 17, 19)
-    ]
+    step = [0.2 * (0.5 * (np.cos(np.pi * n / 20) + 1)) ** 0.5 for n in (13, 15, 17, 19)]
     expected = (step * 3)[:10]
     np.testing.assert_allclose(fields["step_size"][0], expected, rtol=1e-5)
     rows = np.asarray(fields["num_rows"])[0]
@@ -398,21 +394,27 @@ def test_exploration_of_one_chain_costs_no_other() -> None:
     assert loops and not any("reduce_or" in line for line in loops)
 
 
-def test_scale_by_n_is_a_learning_rate() -> None:
-    settings: dict[str, Any] = {"batch_size": WIDTH, "cycle_length": 10}
-    start = {"mu": np.tile(START, (2, 1))}
-    for kind, own, rate in (
-        (CyclicalSGLD, {"step_size": 0.1}, {"step_size": 0.1 * N}),
-        (CyclicalSGHMC, {"h": 0.01, "b": 0.1}, {"h": 0.01 * N, "b": 0.1}),
-    ):
-        draws = [
-            draws_of(run(kernel, start, *DATA, num_samples=4), "mu")
-            for kernel in (
-                kind(normal_model, num_steps=1, **own, **settings),
-                kind(normal_model, num_steps=1, scale_by_n=True, **rate, **settings),
-            )
-        ]
-        np.testing.assert_allclose(*draws, rtol=2e-4)
+@pytest.mark.parametrize(
+    ("kind", "rate", "root"),
+    [
+        (CyclicalSGLD, {"step_size": 20.0}, 20.0 / N),
+        (CyclicalSGHMC, {"h": 2.0, "b": 0.1}, (2.0 / N) ** 0.5),
+    ],
+)
+def test_scale_by_n_is_a_learning_rate(kind: Any, rate: Any, root: float) -> None:
+    """Of the mean of the rows' losses: divided by N it is that of their sum."""
+    kernel = kind(
+        normal_model,
+        batch_size=WIDTH,
+        scale_by_n=True,
+        cycle_length=10,
+        num_steps=1,
+        collect_from=0.0,
+        **rate,
+    )
+    mcmc = run(kernel, {"mu": np.tile(START, (2, 1))}, *DATA, num_samples=2)
+    first = float(mcmc.get_extra_fields()["step_size"][0])
+    assert first == pytest.approx(root, rel=1e-5)
 
 
 # CyclicalMINT ------------------------------------------------------------------------
@@ -444,7 +446,7 @@ def of_mint() -> Any:
 def test_cyclical_mint_keeps_its_target(of_mint: Any) -> None:
     mcmc, energy = of_mint
     draws = draws_of(mcmc, "mu")
-    for i in range(draws.shape[1]):
+    for i in range(6):
         errors = second_moments(draws[:, i : i + 1], energy.mean, energy.cov)
         assert np.abs(errors).max() < 4.5
     wrong = second_moments(draws, energy.mean, 1.2 * energy.cov)

@@ -184,6 +184,7 @@ class Cyclical(OuterKernel):
                 f" got {describe(inner)}."
             )
         self._decides = isinstance(inner, MinibatchMH)
+        check_positive(name, "collect_from", collect_from, zero=True)
         if explore is None:
             explore = 0.0 if self._decides else min(0.25, collect_from)
         check_positive(name, "explore_temperature", explore_temperature, zero=True)
