@@ -42,6 +42,11 @@ class Diagnosis:
         domain of the test.
     :param round_trips: how often replicas went from the coldest rung to the hottest
         and back, in all chains.
+    :param num_cycles: of a cyclical kernel, the cycles of all chains.
+    :param samples_per_cycle: the draws of a whole cycle.
+    :param between_cycles: the largest share of a parameter's variance that is between
+        the means of cycles; about one over the draws of a cycle if they see the same.
+    :param between_cycles_name: the parameter that has it.
     :param rows_per_draw: rows of data read for a draw, thinned-away ones included.
     :param total_rows: rows of data read for all draws, without the warmup.
     :param rows_per_effective_sample: ``total_rows`` by the smallest bulk ESS.
@@ -76,6 +81,10 @@ class Diagnosis:
     swap_rates: tuple[float, ...]
     unreliable_swaps: float
     round_trips: float
+    num_cycles: float
+    samples_per_cycle: float
+    between_cycles: float
+    between_cycles_name: str
     rows_per_draw: float
     total_rows: float
     rows_per_effective_sample: float
@@ -128,6 +137,13 @@ class Diagnosis:
                 f"{len(self.swap_rates) + 1} rungs, barrier {self.barrier:.2f}, "
                 "{:.0f} round trips",
                 self.round_trips if self.swap_rates else math.nan,
+            ),
+            "cycles": _show(
+                "{:.0f} of {:.0f} draws", self.num_cycles, self.samples_per_cycle
+            )
+            + _show(
+                f", {{:.0%}} of the variance between them ({self.between_cycles_name})",
+                self.between_cycles,
             ),
             "rows": _show(
                 "{:.4g} a draw, {:.3g} in all", self.rows_per_draw, self.total_rows

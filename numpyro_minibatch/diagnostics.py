@@ -164,6 +164,7 @@ def _numbers(posterior: xr.Dataset, stats: xr.Dataset, s: Settings) -> Diagnosis
             if "round_trips" in stats
             else math.nan
         ),
+        **_cycles(posterior, stats, s),
         rows_per_draw=mean("num_rows") * thinning,
         total_rows=rows,
         rows_per_effective_sample=rows / ess if ess > 0 else math.nan,
@@ -179,6 +180,36 @@ def _swap_rates(stats: xr.Dataset) -> tuple[float, ...]:
     rates = rates.reshape(-1, rates.shape[-1])
     tried = (rates == rates).sum(0)
     return tuple((np.nansum(rates, 0) / np.maximum(tried, 1)).tolist())
+
+
+def _cycles(posterior: xr.Dataset, stats: xr.Dataset, s: Settings) -> dict[str, Any]:
+    """How many cycles there are, and how much they differ."""
+    found: dict[str, Any] = {
+        "num_cycles": math.nan,
+        "samples_per_cycle": math.nan,
+        "between_cycles": math.nan,
+        "between_cycles_name": "",
+    }
+    if "cycle" not in stats:
+        return found
+    numbers = stats["cycle"].transpose("chain", "draw").values
+    found["num_cycles"] = sum(len(np.unique(chain)) for chain in numbers)
+    found["samples_per_cycle"] = s.samples_per_cycle
+    columns, names = _parameters(posterior)
+    groups = [
+        columns[chain][numbers[chain] == cycle]
+        for chain in range(len(numbers))
+        for cycle in np.unique(numbers[chain])
+    ]
+    if len(groups) < 2 or max(map(len, groups)) < 2:
+        return found
+    total = columns.reshape(-1, columns.shape[-1])
+    with np.errstate(all="ignore"):
+        sizes = np.array([len(group) for group in groups])[:, None]
+        means = np.stack([group.mean(0) for group in groups]) - total.mean(0)
+        share = (sizes * means**2).sum(0) / sizes.sum() / total.var(0)
+    share = np.where(np.isfinite(share), share, 0.0)
+    return found | _worst("between_cycles", share, names, np.argmax)
 
 
 def _mixing(posterior: xr.Dataset) -> dict[str, Any]:

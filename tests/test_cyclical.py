@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from gradient_problems import (
     DATA,
-    N,
     Energy,
+    N,
     draws_of,
     normal_model,
     run,
@@ -101,7 +101,7 @@ def kernel_of(**settings: Any) -> CyclicalSGLD:
         ({"cycle_length": 1000}, (250, 800, 1, 200, 1)),
         ({"cycle_length": 1000, "samples_per_cycle": 4}, (250, 800, 50, 4, 50)),
         ({"cycle_length": 1000, "num_steps": 25}, (250, 800, 25, 8, 25)),
-        # the first step with n / L >= beta samples, and 0.29 * 100 is 28.999999999999996
+        # the first step with n / L >= beta samples; 0.29 * 100 is below 29
         (
             {"cycle_length": 100, "explore": 0.29, "collect_from": 0.29},
             (29, 29, 1, 71, 1),
@@ -336,7 +336,7 @@ def test_temperature_is_temperature(temperature: float) -> None:
 
 
 def test_noise_that_stays_on_and_a_thermostat() -> None:
-    """A thermostat lags behind a schedule: gradients of little noise, so that it may."""
+    """A thermostat lags behind a schedule: its gradients have little noise here."""
     inner = SGNHT(normal_model, step_size=0.2, friction=2.0, batch_size=100)
     kernel = Cyclical(
         inner, cycle_length=200, samples_per_cycle=2, explore_temperature=1.0
@@ -385,7 +385,7 @@ def test_what_is_recorded() -> None:
 
 
 def test_exploration_of_one_chain_costs_no_other() -> None:
-    """The loop's length is shared by the chains, so that it stays one loop of scalars."""
+    """The loop's length is shared by the chains, so that none waits for another."""
     kernel = kernel_of(cycle_length=50, samples_per_cycle=5)
     keys = jax.random.split(jax.random.key(0), 3)
     state = kernel.init(keys, 0, start_of(np.zeros(3)), (), {})

@@ -82,7 +82,7 @@ ALLOWED: dict[str, set[str]] = {
         "kernels._path",
         "kernels.langevin",
     },
-    "kernels._outer": {"kernels._base"},
+    "kernels._outer": {"kernels._base", "target"},
     "kernels.replica_exchange": LAYERS
     | {"_checks", "kernels._base", "kernels._outer", "kernels.langevin"},
     "kernels.cyclical": LAYERS
@@ -113,13 +113,24 @@ ALLOWED: dict[str, set[str]] = {
     "_diagnosis": set(),
     "_advice": {"_diagnosis"},
     "diagnostics": {"_advice", "_diagnosis", "_normality", "inference_data"},
+    "cycles": {"_checks", "_replay", "inference_data"},
+    "ensemble": {"_checks"},
     "plots": {"inference_data", "diagnostics"},
     # on their own
     "datasets": set(),
     "_version": set(),
     # the package re-exports
     "": LAYERS
-    | {"_version", "datasets", "diagnostics", "inference_data", "kernels", "plots"},
+    | {
+        "_version",
+        "cycles",
+        "datasets",
+        "diagnostics",
+        "ensemble",
+        "inference_data",
+        "kernels",
+        "plots",
+    },
 }
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 from numpyro.infer.mcmc import MCMCKernel
 
 from numpyro_minibatch.kernels._base import MinibatchKernel, warn_of_constants
+from numpyro_minibatch.target import Target
 
 __all__ = ["OuterKernel"]
 
@@ -88,11 +89,14 @@ class OuterKernel(MCMCKernel):
         # the driver initialises a kernel without a _sample_fn again
         return {**self.__dict__, "_sample_fn": None}
 
+    def _make_target(self, args: tuple, kwargs: Mapping[str, Any]) -> Target:
+        return self._inner._make_target(args, kwargs)
+
     def sample(self, state, model_args, model_kwargs):  # type: ignore[no-untyped-def]
         """One draw from the current state."""
         assert self._sample_fn is not None
         warn_of_constants(type(self).__name__, state, (model_args, model_kwargs))
-        target = self._inner._make_target(model_args, model_kwargs or {})
+        target = self._make_target(model_args, model_kwargs or {})
         return self._sample_fn(target, state)
 
     def postprocess_fn(self, args, kwargs):  # type: ignore[no-untyped-def]
