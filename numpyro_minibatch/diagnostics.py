@@ -128,10 +128,13 @@ def _numbers(posterior: xr.Dataset, stats: xr.Dataset, s: Settings) -> Diagnosis
         )
 
     def lowest(name: str) -> float:
-        """Of the chains' last values, those that are not infinite."""
+        """The lowest of the chains' last values that are not infinite."""
         if name not in stats:
             return math.nan
-        values = stats[name].isel(draw=-1).values.astype(float)
+        # where steps change in cycles, of a whole one: its last steps are too short to
+        # say anything
+        few = int(s.samples_per_cycle) if s.samples_per_cycle >= 1 else 1
+        values = stats[name].isel(draw=slice(-few, None)).values.astype(float)
         values = values[np.isfinite(values)]
         return float(values.min()) if values.size else math.nan
 

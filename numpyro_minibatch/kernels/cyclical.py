@@ -99,8 +99,8 @@ class Cyclical(OuterKernel):
     The draws of a run come in cycles of ``samples_per_cycle``: for 30 cycles write
     ``num_samples=30 * kernel.samples_per_cycle``. Another number ends in a cycle that
     is cut short. A cycle tells of the mode that it came to and not of how much mass
-    that has: how often a mode is seen is a count of visits. :mod:`~
-    numpyro_minibatch.cycles` has what can be done about it.
+    that has: how often a mode is seen is a count of visits.
+    :mod:`numpyro_minibatch.cycles` has what can be done about it.
 
     **Warmup**: for a kernel of gradient steps, ``num_warmup`` draws are whole cycles
     that are discarded, and may be none. A Metropolis kernel adapts in warmup, at
