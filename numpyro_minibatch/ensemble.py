@@ -245,10 +245,14 @@ def function_distances(
         [[0.0, 0.5, 1.0], [0.5, 0.0, 0.5], [1.0, 0.5, 0.0]]
     """
     number, rows = _members("function_distances", draws), _rows(X)
-    one = jax.jit(partial(_probabilities, logits))
     total = np.zeros((number, number))
     for part in _chunks(X, chunk_size):
-        p = np.stack([np.asarray(one(_at(draws, i), part)) for i in range(number)])
+        p = np.stack(
+            [
+                np.asarray(_probabilities(logits, _at(draws, i), part))
+                for i in range(number)
+            ]
+        )
         for i in range(number):
             total[i] += 0.5 * np.abs(p - p[i]).sum((1, 2))
     return total / rows
@@ -314,6 +318,7 @@ def line_losses(
     return places, np.array([float(at(jnp.asarray(p, float))) for p in places])
 
 
+@partial(jax.jit, static_argnums=0)  # of one function of logits it is compiled once
 def _probabilities(logits: Callable, draw: Any, rows: Any) -> Any:
     return jax.nn.softmax(logits(draw, rows), axis=-1)
 
@@ -344,8 +349,10 @@ def _chunks(X: Any, chunk_size: int) -> Any:
 def _each(logits: Callable, draws: Any, X: Any, chunk_size: int) -> Any:
     """The probabilities of all rows, member by member, in double precision."""
     check_count("predict", "chunk_size", chunk_size)
-    one = jax.jit(partial(_probabilities, logits))
     for member in range(_members("predict", draws)):
         draw = _at(draws, member)
-        parts = [np.asarray(one(draw, part), float) for part in _chunks(X, chunk_size)]
+        parts = [
+            np.asarray(_probabilities(logits, draw, part), float)
+            for part in _chunks(X, chunk_size)
+        ]
         yield member, np.concatenate(parts)

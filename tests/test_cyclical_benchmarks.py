@@ -55,23 +55,23 @@ def test_uci(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_networks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A residual network on noise: all methods, on the same number of steps."""
+    """A network on noise: all methods, on the same number of steps."""
     rng = np.random.default_rng(0)
     size = networks.Size(80, 20, 10, 10, (4,), 0.01, 0.01, 0.5, 0.6)
-    X = jnp.asarray(rng.normal(size=(100, 8, 8, 3)), jnp.float32)
+    X = jnp.asarray(rng.normal(size=(100, 6)), jnp.float32)
     y = jnp.asarray(rng.integers(10, size=100))
     task = networks.Task(
-        networks.Residual((4,)), X[:80], y[:80], X[80:], y[80:], X[80:]
+        networks.example.Network((4,)), X[:80], y[:80], X[80:], y[80:], X[80:]
     )
-    monkeypatch.setattr(networks, "SIZES", {"cifar": size})
+    monkeypatch.setattr(networks, "SIZES", {"mnist": size})
     monkeypatch.setattr(networks, "task", lambda name, size: task)
-    networks.main(["cifar", "--out", str(tmp_path)])
-    methods = load("cifar", tmp_path)["methods"]
+    networks.main(["mnist", "--out", str(tmp_path)])
+    methods = load("mnist", tmp_path)["methods"]
     members = {name: found["members"] for name, found in methods.items()}
     assert members == dict.fromkeys(methods, 12) | {"SGD": 1, "Snapshot": 4}
     for name in ("SGLD", "cSGLD", "SGHMC", "cSGHMC"):
         assert methods[name]["gradient_steps"] == 80
-    assert (tmp_path / "cifar.png").exists()
+    assert (tmp_path / "mnist.png").exists()
 
 
 def test_filter_responses_have_no_state() -> None:
