@@ -41,7 +41,7 @@ from numpyro import handlers
 from numpyro.contrib.module import random_flax_module
 from numpyro.infer import MCMC, init_to_value
 
-from benchmarks.stochastic_gradient.record import machine, save
+from benchmarks.stochastic_gradient.record import load, machine, save
 from numpyro_minibatch import CyclicalSGHMC, CyclicalSGLD, ensemble, schedule
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
@@ -75,7 +75,17 @@ SIZES = {
     "cifar": Size(2000, 1000, 50, 16, (8, 16), 0.02, 0.1, 0.8, 0.9, 4),
     "cifar-full": Size(
         # eta is not stated; with that of steady momentum 0.9 a rate of 0.5 is too long
-        50_000, 10_000, 128, 200, (64, 128, 256, 512), 0.5, 0.5, 0.8, 0.94, 1, 0.1
+        50_000,
+        10_000,
+        128,
+        200,
+        (64, 128, 256, 512),
+        0.5,
+        0.5,
+        0.8,
+        0.94,
+        1,
+        0.1,
     ),
 }
 
@@ -338,7 +348,12 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--methods", nargs="+", default=METHODS, choices=METHODS)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--report", action="store_true", help="the figure only")
     options = parser.parse_args(argv)
+    if options.report:
+        known = load(options.data, options.out)["methods"]
+        plot(known, options.data, options.out / f"{options.data}.png")
+        return
     size = SIZES[f"{options.data}-full" if options.full else options.data]
     size = size._replace(
         epochs=options.epochs or size.epochs, rows=options.rows or size.rows
@@ -384,14 +399,16 @@ def plot(methods: dict[str, Any], name: str, path: Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
+    methods = {k: methods[k] for k in METHODS if k in methods}
     figure, axes = plt.subplots(1, 4, figsize=(17, 4), layout="constrained")
     levels = np.linspace(0, 1, 51)
     for method, found in methods.items():
         axes[0].plot(found["entropy_quantiles_of_others"], levels, label=method)
         for line, style in (("between", "-"), ("within", ":")):
-            if line in found.get("diversity", {}).get("lines", {}):
+            lines = found.get("diversity", {}).get("lines", {})
+            if line in lines and method not in ("SGLD", "SGHMC"):  # of one cycle
                 axes[3].plot(
-                    *found["diversity"]["lines"][line],
+                    *lines[line],
                     style,
                     label=f"{method}, {line} cycles",
                 )
