@@ -51,6 +51,7 @@ class Settings(NamedTuple):
     temperatures: tuple[float, ...]  # of a ladder
     rung_batch_sizes: tuple[int, ...]  # of a ladder with a batch for each rung
     jump_prob: float  # of one with energy rings
+    samples_per_cycle: float  # of one that has cycles
 
     @classmethod
     def of(cls, attrs: Mapping[str, Any]) -> Settings:
@@ -69,6 +70,7 @@ class Settings(NamedTuple):
             tuple(given.get("temperatures", ())),
             tuple(given.get("rung_batch_sizes", ())),
             given.get("jump_prob", math.nan),
+            given.get("samples_per_cycle", math.nan),
         )
 
     @property
@@ -376,6 +378,20 @@ def _advise_jumps(d: Diagnosis, s: Settings) -> Iterator[str]:
             )
 
 
+def _advise_cycles(d: Diagnosis, s: Settings) -> Iterator[str]:
+    if not s.samples_per_cycle >= 1:
+        return
+    samples = int(s.samples_per_cycle)
+    cycles, rest = divmod(d.num_draws, samples)
+    if rest and d.num_cycles >= 1:
+        fewer = f"num_samples={cycles * samples} or " if cycles else ""
+        yield (
+            f"the last cycle was cut short: {d.num_draws} draws are {cycles} cycles of "
+            f"{samples} and {rest} draws more, which have a cycle's whole weight in "
+            f"cycles.weights. Write {fewer}num_samples={(cycles + 1) * samples}."
+        )
+
+
 def _or_larger_batch(d: Diagnosis, s: Settings, factor: float) -> str:
     larger = _larger_batch(d, s, factor)
     return f", {larger}" if larger else ""
@@ -463,6 +479,7 @@ _RULES: tuple[Callable[[Diagnosis, Settings], Iterator[str]], ...] = (
     _advise_ladder,
     _advise_energies,
     _advise_jumps,
+    _advise_cycles,
     _advise_acceptance,
     _advise_diverging,
     _advise_mixing,
@@ -478,6 +495,8 @@ def _notes(d: Diagnosis, s: Settings) -> Iterator[str]:
             f"dominate, their standard deviations are {wider:.3g} times the "
             "posterior's."
         )
+    if d.num_cycles >= 1:
+        yield _remark_on_cycles(d)
     if d.num_chains == 1:
         yield "R-hat compares chains: write num_chains=4, chain_method='vectorized'."
     rows = sum(d.plates.values())
@@ -487,6 +506,23 @@ def _notes(d: Diagnosis, s: Settings) -> Iterator[str]:
             f"every step read all {rows} rows, so its decision is exact and costs "
             f"{rows} rows; a batch_size makes it cheaper."
         )
+
+
+def _remark_on_cycles(d: Diagnosis) -> str:
+    """Cycles are visits: they find modes, and do not weigh them."""
+    number = int(d.num_cycles)
+    text = (
+        f"the draws come from {number} cycles, and what they say of several modes is "
+        "how often each was visited, not how much mass it has. Weigh them with "
+        "cycles.weights"
+    )
+    if d.between_cycles > 0.5:
+        return (
+            f"{text}. Most of the variance of {d.between_cycles_name} "
+            f"({d.between_cycles:.0%}) is between cycles, so that for it there are "
+            f"hardly more than {number} draws: write more cycles, or more chains."
+        )
+    return f"{text}, if there are several."
 
 
 def _larger_batch(d: Diagnosis, s: Settings, factor: float) -> str:

@@ -48,6 +48,11 @@ class Diagnosis:
     :param energy_noise: the median noise of each chain's energies, in temperatures.
     :param ring_occupancy: for each chain the share of its draws in each ring, the
         lowest energies first.
+    :param num_cycles: of a cyclical kernel, the cycles of all chains.
+    :param samples_per_cycle: the draws of a whole cycle.
+    :param between_cycles: the largest share of a parameter's variance that is between
+        the means of cycles; about one over the draws of a cycle if they see the same.
+    :param between_cycles_name: the parameter that has it.
     :param rows_per_draw: rows of data read for a draw, thinned-away ones included.
     :param total_rows: rows of data read for all draws, without the warmup.
     :param rows_per_effective_sample: ``total_rows`` by the smallest bulk ESS.
@@ -86,6 +91,10 @@ class Diagnosis:
     jump_tries: tuple[float, ...]
     energy_noise: tuple[float, ...]
     ring_occupancy: tuple[tuple[float, ...], ...]
+    num_cycles: float
+    samples_per_cycle: float
+    between_cycles: float
+    between_cycles_name: str
     rows_per_draw: float
     total_rows: float
     rows_per_effective_sample: float
@@ -154,6 +163,13 @@ class Diagnosis:
                     self.ring_occupancy[chain][0] if self.ring_occupancy else math.nan
                     for chain in (0, -1)
                 ),
+            ),
+            "cycles": _show(
+                "{:.0f} of {:.0f} draws", self.num_cycles, self.samples_per_cycle
+            )
+            + _show(
+                f", {{:.0%}} of the variance between them ({self.between_cycles_name})",
+                self.between_cycles,
             ),
             "rows": _show(
                 "{:.4g} a draw, {:.3g} in all", self.rows_per_draw, self.total_rows

@@ -28,6 +28,7 @@ __all__ = [
     "compute_rows",
     "data_sites",
     "inspect_sites",
+    "log_densities",
     "log_likelihoods",
     "subsampled_plates",
 ]
@@ -289,6 +290,63 @@ def log_likelihoods(
 
         found |= compute_rows(target, plate, rows_of, draws, chunk_size)
     return {name: found[name] for name in plates}
+
+
+def log_densities(
+    target: Target,
+    draws: Any,
+    chunk_size: int = CHUNK,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Log prior and log likelihood of all rows at each draw, in chunks of the rows.
+
+    With respect to the values of the draws: constrained ones for a model. Sums are
+    made in double precision.
+
+    :param target: the model with its arguments, or a target written by hand.
+    :param draws: values of every latent site, along a first axis.
+    :param chunk_size: how many log likelihoods are computed at a time.
+    :return: both of shape ``(draws,)``, at temperature 1.
+    """
+    sizes = target.plates
+
+    def terms(target: Target, draw: Any, rows: Any) -> Any:
+        if isinstance(target, ModelTarget):
+            return target.terms_of_draw(draw, rows)
+        return target.terms(draw, rows)
+
+    def part(target: Target, draws: Any, rows: Any) -> Any:
+        def one(draw: Any) -> Any:
+            found = terms(target, draw, rows)
+            known = (
+                sum((jnp.sum(x) for x in jax.tree.leaves(tree)), jnp.zeros(()))
+                for tree in (found.prior, found.likelihood)
+            )
+            return *known, found.rows
+
+        return jax.lax.map(one, draws)
+
+    program = (
+        Program(target, part)
+        if isinstance(target, ModelTarget)
+        else jax.jit(partial(part, target))
+    )
+    count = len(jax.tree.leaves(draws)[0])
+    prior, likelihood = np.zeros(count), np.zeros(count)
+    width = max(1, min(_CHUNK_ROWS, chunk_size // max(count, 1), max(sizes.values())))
+    for left in range(0, max(sizes.values()), width):
+        # the last chunks repeat a row: one shape is compiled once
+        place = np.arange(left, left + width, dtype=np.int32)
+        rows = {
+            n: jnp.asarray(np.minimum(place, size - 1)) for n, size in sizes.items()
+        }
+        known, other, by_plate = program(draws, rows)
+        if left == 0:
+            prior += np.asarray(known, np.float64)
+            likelihood += np.asarray(other, np.float64)
+        for name, values in by_plate.items():
+            new = np.asarray(values, np.float64)[:, place < sizes[name]]
+            likelihood += new.sum(1)
+    return prior, likelihood
 
 
 def compute_rows(

@@ -128,10 +128,13 @@ def _numbers(posterior: xr.Dataset, stats: xr.Dataset, s: Settings) -> Diagnosis
         )
 
     def lowest(name: str) -> float:
-        """Of the chains' last values, those that are not infinite."""
+        """The lowest of the chains' last values that are not infinite."""
         if name not in stats:
             return math.nan
-        values = stats[name].isel(draw=-1).values.astype(float)
+        # where steps change in cycles, of a whole one: its last steps are too short to
+        # say anything
+        few = int(s.samples_per_cycle) if s.samples_per_cycle >= 1 else 1
+        values = stats[name].isel(draw=slice(-few, None)).values.astype(float)
         values = values[np.isfinite(values)]
         return float(values.min()) if values.size else math.nan
 
@@ -168,6 +171,7 @@ def _numbers(posterior: xr.Dataset, stats: xr.Dataset, s: Settings) -> Diagnosis
         jump_tries=_tries(stats, "jump_acceptance_rate"),
         energy_noise=_medians(stats, "energy_noise"),
         ring_occupancy=_occupancy(stats),
+        **_cycles(posterior, stats, s),
         rows_per_draw=mean("num_rows") * thinning,
         total_rows=rows,
         rows_per_effective_sample=rows / ess if ess > 0 else math.nan,
@@ -209,6 +213,36 @@ def _occupancy(stats: xr.Dataset) -> tuple[tuple[float, ...], ...]:
         return ()
     shares = (rings[..., None] == np.arange(rings.shape[1])).mean(0)
     return tuple(map(tuple, shares.tolist()))
+
+
+def _cycles(posterior: xr.Dataset, stats: xr.Dataset, s: Settings) -> dict[str, Any]:
+    """How many cycles there are, and how much they differ."""
+    found: dict[str, Any] = {
+        "num_cycles": math.nan,
+        "samples_per_cycle": math.nan,
+        "between_cycles": math.nan,
+        "between_cycles_name": "",
+    }
+    if "cycle" not in stats:
+        return found
+    numbers = stats["cycle"].transpose("chain", "draw").values
+    found["num_cycles"] = sum(len(np.unique(chain)) for chain in numbers)
+    found["samples_per_cycle"] = s.samples_per_cycle
+    columns, names = _parameters(posterior)
+    groups = [
+        columns[chain][numbers[chain] == cycle]
+        for chain in range(len(numbers))
+        for cycle in np.unique(numbers[chain])
+    ]
+    if len(groups) < 2 or max(map(len, groups)) < 2:
+        return found
+    total = columns.reshape(-1, columns.shape[-1])
+    with np.errstate(all="ignore"):
+        sizes = np.array([len(group) for group in groups])[:, None]
+        means = np.stack([group.mean(0) for group in groups]) - total.mean(0)
+        share = (sizes * means**2).sum(0) / sizes.sum() / total.var(0)
+    share = np.where(np.isfinite(share), share, 0.0)
+    return found | _worst("between_cycles", share, names, np.argmax)
 
 
 def _mixing(posterior: xr.Dataset) -> dict[str, Any]:

@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from numpyro_minibatch._checks import check_positive, describe
+from numpyro_minibatch._checks import check_flag, check_positive, describe
 from numpyro_minibatch.proposal import Whitening
 
 __all__ = ["Dynamics", "Moved", "Scalar", "nose_hoover", "sghmc", "sgld"]
@@ -63,6 +63,9 @@ class Dynamics(ABC):
     white_step_size: float = 0.1
     #: Gradient steps that make one draw.
     default_num_steps: int = 1
+    #: The power of the step size that multiplies a gradient: where the literature has a
+    #: learning rate, this is ``step_size ** order``.
+    order: int = 1
 
     def init(self, key: Array, z: Array, temperature: Scalar) -> Any:
         """What is kept with the position: momenta at their equilibrium.
@@ -185,9 +188,15 @@ class Kicked(NamedTuple):
 class _SGHMC(Dynamics):
     friction: float = 1.0
     integrator: Integrator = "baoab"
+    per_step: bool = False
 
     white_step_size = 0.3
     default_num_steps = 10
+    order = 2
+
+    def _decay(self, step_size: Scalar) -> Scalar:
+        """What a step forgets: the friction times its length."""
+        return self.friction if self.per_step else self.friction * step_size
 
     def init(self, key: Array, z: Array, temperature: Scalar) -> Any:
         p = jnp.sqrt(jnp.asarray(temperature, z.dtype)) * _normal(key, z)
@@ -221,7 +230,7 @@ class _SGHMC(Dynamics):
             # before and after it have that one force
             p = p + 0.5 * h * whitening.whiten_gradient(memory.force)
             z = drift(z, p, 0.5 * h)
-            p = _ornstein_uhlenbeck(p, noise, self.friction * h, temperature)
+            p = _ornstein_uhlenbeck(p, noise, self._decay(h), temperature)
             z = drift(z, p, 0.5 * h)
             value, force_here = force(z)
             gradient = whitening.whiten_gradient(force_here)
@@ -233,7 +242,7 @@ class _SGHMC(Dynamics):
             z = drift(z, p, 0.5 * h)
             value, gradient = force(z)
             gradient = whitening.whiten_gradient(gradient)
-            a = 0.5 * self.friction * h
+            a = 0.5 * self._decay(h)
             scale = jnp.sqrt(4.0 * a * temperature)
             p_new = ((1.0 - a) * p + h * gradient + scale * noise) / (1.0 + a)
             z = drift(z, p_new, 0.5 * h)
@@ -241,13 +250,16 @@ class _SGHMC(Dynamics):
             # [1], where the momentum is h * p
             value, gradient = force(z)
             gradient = whitening.whiten_gradient(gradient)
-            scale = jnp.sqrt(2.0 * self.friction * h * temperature)
-            p_new = (1.0 - self.friction * h) * p + h * gradient + scale * noise
+            decay = self._decay(h)
+            scale = jnp.sqrt(2.0 * decay * temperature)
+            p_new = (1.0 - decay) * p + h * gradient + scale * noise
             z = drift(z, p_new, h)
         work = -0.5 * h * (gradient @ (p + p_new))
         return Moved(z, p_new, value, gradient, work)
 
     def injected(self, step_size: Scalar, temperature: Scalar) -> Scalar:
+        if self.per_step:
+            return 2.0 * self.friction * temperature / step_size**2
         return 2.0 * self.friction * temperature / step_size
 
 
@@ -260,7 +272,9 @@ def _ornstein_uhlenbeck(
     return kept * p + scale * noise
 
 
-def sghmc(friction: float = 1.0, integrator: Integrator = "baoab") -> Dynamics:
+def sghmc(
+    friction: float = 1.0, integrator: Integrator = "baoab", per_step: bool = False
+) -> Dynamics:
     """Stochastic gradient Hamiltonian Monte Carlo: Langevin dynamics with momentum [1].
 
     :param friction: the rate ``gamma`` at which momentum is forgotten, in units of
@@ -268,6 +282,9 @@ def sghmc(friction: float = 1.0, integrator: Integrator = "baoab") -> Dynamics:
     :param integrator: ``"baoab"``, whose draws have the exact variance on a parabola
         at any stable step size [2]; ``"midpoint"``, the one of AMAGOLD [3], where
         ``friction`` is twice the paper's beta; or ``"euler"``, the one of [1].
+    :param per_step: whether ``friction`` is what one step forgets, ``gamma *
+        step_size``, so that the momentum of gradient descent stays the same while the
+        step size changes.
     :raises ValueError: ``friction`` is negative, or there is no such integrator.
 
     **References:**
@@ -284,11 +301,13 @@ def sghmc(friction: float = 1.0, integrator: Integrator = "baoab") -> Dynamics:
     .. doctest::
 
         >>> from numpyro_minibatch import dynamics
-        >>> dynamics.sghmc(friction=0.5)
-        _SGHMC(friction=0.5, integrator='baoab')
+        >>> dynamics.sghmc(friction=0.5).integrator
+        'baoab'
     """
     check_positive("sghmc", "friction", friction, zero=True)
-    return _SGHMC(float(friction), _known("sghmc", integrator, Integrator))
+    check_flag("sghmc", "per_step", per_step)
+    known = _known("sghmc", integrator, Integrator)
+    return _SGHMC(float(friction), known, bool(per_step))
 
 
 class Thermostat(NamedTuple):
@@ -307,6 +326,7 @@ class _NoseHoover(Dynamics):
 
     white_step_size = 0.3
     default_num_steps = 10
+    order = 2
 
     def init(self, key: Array, z: Array, temperature: Scalar) -> Thermostat:
         p = jnp.sqrt(jnp.asarray(temperature, z.dtype)) * _normal(key, z)

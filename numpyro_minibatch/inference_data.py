@@ -202,6 +202,7 @@ def _collected(mcmc: Any) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]
             stats[f"rung_{renamed}"] = array
             stats[renamed] = array[..., 0]
             continue
+        name = name.removeprefix("inner.")  # of the kernel inside another
         renamed = _RENAMED_STATS.get(name, name)
         renamed = name if renamed in fields else renamed
         stats[renamed] = -array if renamed == "lp" else array

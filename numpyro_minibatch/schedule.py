@@ -6,6 +6,7 @@ included, to a step size; those of optax are used as they are.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Real
@@ -16,9 +17,9 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from numpyro_minibatch._checks import check_positive, describe
+from numpyro_minibatch._checks import check_count, check_positive, describe
 
-__all__ = ["Schedule", "constant", "polynomial"]
+__all__ = ["Schedule", "constant", "cosine_restarts", "polynomial", "sawtooth"]
 
 Schedule = Callable[[Array], Any]
 
@@ -97,6 +98,128 @@ def polynomial(
             "faster the chain stops before it has been everywhere."
         )
     return _Polynomial(float(step_size), float(power), float(offset))
+
+
+@dataclass(frozen=True)
+class _CosineRestarts:
+    step_size: float
+    cycle_length: int
+    power: float
+
+    def __call__(self, count: ArrayLike) -> Array:
+        # the remainder of integers is exact, however many steps were made; what is left
+        # of the cycle is small where 1 + cos would be a difference of near equals
+        left = self.cycle_length - jnp.asarray(count) % self.cycle_length
+        root = jnp.sin(0.5 * jnp.pi * left / self.cycle_length)
+        return self.step_size * root ** (2.0 * self.power)
+
+
+def cosine_restarts(
+    step_size: float, cycle_length: int, power: float = 1.0
+) -> Schedule:
+    """Half a cosine from ``step_size`` towards zero, and from the start again [1, 2].
+
+    The step size after ``t`` steps is ``step_size * (cos(pi * r) / 2 + 1 / 2) **
+    power`` with ``r = (t % cycle_length) / cycle_length``, which is the paper's
+    equation 1, where steps count from one, so that ``t = k - 1``. The last step of a
+    cycle has ``r = 1 - 1 / cycle_length``: the step size is never zero.
+
+    :param step_size: the first step size of a cycle.
+    :param cycle_length: steps of a cycle.
+    :param power: 1, or 1/2 where it is the square of the step size that follows a
+        cosine: the learning rate of dynamics with momentum is that square.
+    :raises TypeError: an argument is of the wrong kind.
+    :raises ValueError: an argument is out of range.
+
+    **References:**
+
+    1. Ruqi Zhang, Chunyuan Li, Jianyi Zhang, Changyou Chen, Andrew Gordon Wilson
+       (2020), *Cyclical stochastic gradient MCMC for Bayesian deep learning*, ICLR.
+    2. Ilya Loshchilov, Frank Hutter (2017), *SGDR: stochastic gradient descent with
+       warm restarts*, ICLR.
+
+    **Example**
+
+    .. doctest::
+
+        >>> from numpyro_minibatch import schedule
+        >>> step_size = schedule.cosine_restarts(0.1, cycle_length=100)
+        >>> [round(float(step_size(t)), 3) for t in (0, 25, 50, 99, 100)]
+        [0.1, 0.085, 0.05, 0.0, 0.1]
+    """
+    check_positive("cosine_restarts", "step_size", step_size)
+    check_count("cosine_restarts", "cycle_length", cycle_length)
+    check_positive("cosine_restarts", "power", power)
+    return _CosineRestarts(float(step_size), int(cycle_length), float(power))
+
+
+@dataclass(frozen=True)
+class _Sawtooth:
+    step_size: float
+    cycle_length: int
+    rise: float
+    decay: float
+    decay_every: int
+
+    def __call__(self, count: ArrayLike) -> Array:
+        count = jnp.asarray(count)
+        rises = count // self.cycle_length
+        decays = count // self.decay_every
+        # a sum of logarithms: the powers alone would overflow in a long run
+        log = rises * math.log(self.rise) + decays * math.log(self.decay)
+        return self.step_size * jnp.exp(log)
+
+
+def sawtooth(
+    step_size: float,
+    cycle_length: int,
+    rise: float = 2.0,
+    decay: float = 0.9,
+    decay_every: int | None = None,
+) -> Schedule:
+    """Steps that rise by a factor once in a cycle, and decay by another in between [1].
+
+    The step size after ``t`` steps is ``step_size * rise ** (t // cycle_length) *
+    decay ** (t // decay_every)``. Cycles are alike if ``rise`` times all the ``decay``
+    of a cycle is one. The paper's 2 and 0.9, ten times a cycle, are not: each cycle
+    begins at 0.697 times the step size of the one before.
+
+    :param step_size: the first step size.
+    :param cycle_length: steps of a cycle.
+    :param rise: the factor, at least 1, at the end of each cycle.
+    :param decay: the factor, at most 1, in between.
+    :param decay_every: steps from one decay to the next; a tenth of a cycle by default.
+    :raises TypeError: an argument is of the wrong kind.
+    :raises ValueError: an argument is out of range.
+
+    **References:**
+
+    1. Dangna Li, Wing H. Wong (2017), *Mini-batch Tempered MCMC*, section 4.3.
+
+    **Example**
+
+    .. doctest::
+
+        >>> from numpyro_minibatch import schedule
+        >>> step_size = schedule.sawtooth(0.1, cycle_length=50, decay=0.5)
+        >>> [round(float(step_size(t)), 4) for t in (0, 4, 5, 49)]
+        [0.1, 0.1, 0.05, 0.0002]
+    """
+    check_positive("sawtooth", "step_size", step_size)
+    check_count("sawtooth", "cycle_length", cycle_length)
+    check_positive("sawtooth", "rise", rise)
+    check_positive("sawtooth", "decay", decay)
+    if decay_every is None:
+        decay_every = max(1, int(cycle_length) // 10)
+    check_count("sawtooth", "decay_every", decay_every)
+    if not (decay <= 1 <= rise):
+        raise ValueError(
+            f"sawtooth(rise={rise!r}, decay={decay!r}): step sizes rise by a factor of "
+            "at least 1 and decay by one of at most 1, such as rise=2.0, decay=0.9."
+        )
+    return _Sawtooth(
+        float(step_size), int(cycle_length), float(rise), float(decay), int(decay_every)
+    )
 
 
 def as_schedule(who: str, given: Any) -> Schedule:

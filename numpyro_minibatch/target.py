@@ -278,9 +278,15 @@ class ModelTarget(Target):
     def terms(self, z: Position, indices: Indices) -> Terms:
         """The prior and the log likelihood of the rows ``indices`` at ``z``."""
         sites = self.trace(indices, substitute_fn=_unconstrained(z))
+        return self._terms(sites, {_log_det_name(name) for name in z})
+
+    def terms_of_draw(self, draw: Mapping[str, Array], indices: Indices) -> Terms:
+        """The same at values of the latent sites, with respect to these values."""
+        return self._terms(self.trace(indices, data=dict(draw)), set())
+
+    def _terms(self, sites: Mapping[str, Any], log_dets: set[str]) -> Terms:
         terms = Terms(prior=[], rows={}, likelihood=[], volume=[])
         by_site = self.site_rows(sites)
-        log_dets = {_log_det_name(name) for name in z}
         for name, site in sites.items():
             if name in by_site:
                 plate = data_frames(site, self.sizes)[0].name

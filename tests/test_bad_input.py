@@ -30,6 +30,10 @@ from numpyro_minibatch import (
     SGNHT,
     AusterityMH,
     ConfidenceMH,
+    Cyclical,
+    CyclicalMINT,
+    CyclicalSGHMC,
+    CyclicalSGLD,
     MHMinibatch,
     MinibatchMH,
     Target,
@@ -1725,6 +1729,115 @@ ENERGIES = [
     ),
 ]
 
+
+def cyclical(**settings: Any) -> CyclicalSGLD:
+    return CyclicalSGLD(regression, **{"step_size": 0.1, **settings})
+
+
+CYCLES = [
+    refuse(
+        "cycles of a kernel that is none",
+        lambda: Cyclical(regression, cycle_length=100),
+        TypeError,
+        "SGLD(model, step_size=1e-3)",
+        "MINT(model, temperature=100.0)",
+    ),
+    refuse(
+        "cycles of AMAGOLD",
+        lambda: Cyclical(AMAGOLD(regression), cycle_length=100),
+        TypeError,
+        "a kernel of gradient steps or of decisions",
+    ),
+    *(
+        refuse(
+            f"a cycle with {', '.join(f'{k}={v}' for k, v in settings.items())}",
+            lambda settings=settings: cyclical(**{"cycle_length": 100, **settings}),
+            error,
+            *says,
+        )
+        for settings, error, says in [
+            ({"cycle_length": 0}, ValueError, ["cycle_length", "at least 1"]),
+            ({"cycle_length": 10.0}, TypeError, ["cycle_length", "10.0"]),
+            ({"explore": 1.0}, ValueError, ["explore=1.0", "below 1"]),
+            ({"collect_from": -0.1}, ValueError, ["collect_from", "at least 0"]),
+            (
+                {"explore": 0.9},
+                ValueError,
+                ["collect from the exploration", "collect_from=0.9"],
+            ),
+            ({"explore_temperature": -1.0}, ValueError, ["explore_temperature"]),
+            ({"scale_by_n": 1}, TypeError, ["scale_by_n", "True or False"]),
+            (
+                {"samples_per_cycle": 3},
+                ValueError,
+                [
+                    "20 of the 100 steps",
+                    "3 draws of 6 steps each are 18",
+                    "samples_per_cycle=4, num_steps=5",
+                    "collect_from=0.8",
+                ],
+            ),
+            (
+                {"num_steps": 15, "samples_per_cycle": 1},
+                ValueError,
+                ["are 15", "num_steps=20", "collect_from=0.85"],
+            ),
+            (
+                {"num_steps": 30},
+                ValueError,
+                ["a draw takes more", "num_steps=20", "collect_from=0.7"],
+            ),
+            ({"samples_per_cycle": 0}, ValueError, ["samples_per_cycle"]),
+        ]
+    ),
+    refuse(
+        "cycles without a step size",
+        lambda: CyclicalSGHMC(regression, cycle_length=100),
+        ValueError,
+        "SGHMC needs a step_size",
+    ),
+    refuse(
+        "descent of a kernel that decides",
+        lambda: Cyclical(MinibatchMH(regression), cycle_length=100, explore=0.25),
+        ValueError,
+        "explore=0.25",
+        "keep its target at any step size",
+    ),
+    refuse(
+        "a schedule of cycles that is none",
+        lambda: Cyclical(SGLD(regression, step_size=0.1), cycle_length=9, schedule=1),
+        TypeError,
+        "schedule.sawtooth(1.0, 1000)",
+    ),
+    refuse(
+        "a warmup that is not whole cycles",
+        lambda: cyclical(cycle_length=100).init(KEY, 50, None, (X, Y), {}),
+        ValueError,
+        "whole cycles of 20 draws",
+        "num_warmup=50",
+        "num_warmup=40 or num_warmup=60",
+    ),
+    refuse(
+        "a warmup of less than a cycle",
+        lambda: cyclical(cycle_length=100).init(KEY, 5, None, (X, Y), {}),
+        ValueError,
+        "num_warmup=20, or num_warmup=0 for none",
+    ),
+    refuse(
+        "a saw without teeth",
+        lambda: CyclicalMINT(regression, temperature=2.0, cycle_length=9, rise=0.5),
+        ValueError,
+        "rise=0.5",
+        "at least 1",
+    ),
+    refuse(
+        "cosines of nothing",
+        lambda: schedule.cosine_restarts(0.1, 0),
+        ValueError,
+        "cycle_length",
+    ),
+]
+
 CASES = [
     *MODELS,
     *SIZES,
@@ -1734,6 +1847,7 @@ CASES = [
     *TARGETS,
     *GRADIENTS,
     *ENERGIES,
+    *CYCLES,
 ]
 
 

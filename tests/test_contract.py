@@ -33,6 +33,8 @@ from numpyro_minibatch import (
     SGNHT,
     AusterityMH,
     ConfidenceMH,
+    CyclicalMINT,
+    CyclicalSGHMC,
     MHMinibatch,
     MinibatchMH,
     Target,
@@ -137,8 +139,25 @@ KERNELS: dict[str, Callable[[], MinibatchKernel]] = {
         ring_thinning=2,
         num_steps=2,
     ),
+    "CyclicalSGHMC": lambda: CyclicalSGHMC(
+        model,
+        step_size=0.02,
+        friction=5.0,
+        temperature=20.0,
+        cycle_length=15,
+        samples_per_cycle=4,
+        collect_from=0.2,
+    ),
+    "CyclicalMINT": lambda: CyclicalMINT(
+        model,
+        temperature=20.0,
+        target_accept_prob=0.6,
+        cycle_length=12,
+        samples_per_cycle=3,
+    ),
 }
-GRADIENTS = {"SGLD", "SGNHT", "RENHD"}  # that nothing decides about
+GRADIENTS = {"SGLD", "SGNHT", "RENHD", "CyclicalSGHMC"}  # that nothing decides about
+CHANGING = {"SGLD", "CyclicalSGHMC", "CyclicalMINT"}  # step sizes, after warmup too
 every_kernel = pytest.mark.parametrize("name", KERNELS)
 
 
@@ -249,17 +268,19 @@ def test_a_run(name: str, capsys: pytest.CaptureFixture[str]) -> None:
         seen["norm"], np.sqrt((seen["beta"] ** 2).sum(-1)), rtol=1e-5
     )
     # after warmup the step size stays
-    assert name == "SGLD" or len(set(seen["step_size"])) == 1
+    assert name in CHANGING or len(set(seen["step_size"])) == 1
     assert (seen["scale"] > 0).all() and not seen["diverging"].any()
-    assert name in GRADIENTS or 0 < np.nanmean(seen["accept_prob"]) < 1
-    ratio = seen.get("noise_ratio", seen.get("replicas.noise_ratio"))
+    # of a kernel inside another under its name there
+    inside = {field.rpartition(".")[2]: values for field, values in seen.items()}
+    assert name in GRADIENTS or 0 < np.nanmean(inside["accept_prob"]) < 1
+    ratio = inside.get("noise_ratio")
     assert name not in GRADIENTS or (ratio > 0).all()
     mcmc.print_summary()
     printed = capsys.readouterr().out
     assert "beta[0]" in printed and "scale" in printed and "norm" not in printed
 
 
-@kernels("MINT", "MHMinibatch", "control-variate", "RENHD")
+@kernels("MINT", "MHMinibatch", "control-variate", "RENHD", "CyclicalSGHMC")
 def test_progress_bar_and_continuation_in_place(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -272,7 +293,7 @@ def test_progress_bar_and_continuation_in_place(
         assert mcmc.progress_bar
         mcmc.run(chain_keys()[0], X, Y, extra_fields=FIELDS)
         assert_close(draws(mcmc), part(expected, slice(DRAWS)))
-        shown = "swaps=" if name == "RENHD" else "acc. prob="
+        shown = {"RENHD": "swaps=", "CyclicalSGHMC": "cycle "}.get(name, "acc. prob=")
         assert shown in capsys.readouterr().err
         mcmc.post_warmup_state = mcmc.last_state
         del _compiled[:]
@@ -287,7 +308,7 @@ def test_warmup_and_continuation_of_a_pickle(name: str) -> None:
     mcmc.warmup(chain_keys()[0], X, Y, collect_warmup=True, extra_fields=FIELDS)
     warmup = draws(mcmc)
     np.testing.assert_array_equal(warmup["i"], 1 + np.arange(WARMUP))
-    assert name in GRADIENTS - {"SGLD"} or len(set(warmup["step_size"])) > 2
+    assert name in GRADIENTS - CHANGING or len(set(warmup["step_size"])) > 2
     # chains that stand still would pass all the comparisons of this file
     assert len(np.unique(warmup["scale"])) > 5
     mcmc.run(mcmc.post_warmup_state.rng_key, X, Y, extra_fields=FIELDS)
@@ -326,7 +347,14 @@ def vectorized(name: str) -> Draws:
         return run(KERNELS[name](), chain_keys(), **settings)[1]
 
 
-@kernels("MINT-langevin", "MHMinibatch", "control-variate", "AMAGOLD", "RENHD")
+@kernels(
+    "MINT-langevin",
+    "MHMinibatch",
+    "control-variate",
+    "AMAGOLD",
+    "RENHD",
+    "CyclicalSGHMC",
+)
 def test_vectorized_chains_are_the_sequential_ones(name: str) -> None:
     settings = {"num_chains": CHAINS, "chain_method": "sequential"}
     with enable_x64(True):
@@ -394,7 +422,7 @@ def test_rbg_keys(name: str) -> None:
 
 def steps_without_reuse(name: str, key: jax.Array) -> None:
     kernel = KERNELS[name]()
-    state = kernel.init(key, 2, None, (X, Y), {})
+    state = kernel.init(key, 4, None, (X, Y), {})
 
     def steps(state: Any) -> Any:
         for _ in range(3):

@@ -89,6 +89,7 @@ ALLOWED: dict[str, set[str]] = {
         "_preflight",
         "kernels._base",
         "kernels._numpyro",
+        "kernels._outer",
         "kernels.langevin",
     },
     "kernels._nested": LAYERS | {"_permutation"},
@@ -107,8 +108,20 @@ ALLOWED: dict[str, set[str]] = {
         "kernels._reference",
         "kernels._rings",
     },
+    "kernels._outer": {"kernels._base", "target"},
+    "kernels.cyclical": LAYERS
+    | {
+        "_checks",
+        "_keys",
+        "kernels._base",
+        "kernels._outer",
+        "kernels.langevin",
+        "kernels.metropolis",
+        "kernels.mint",
+    },
     "kernels": {
         "kernels.equi_energy",
+        "kernels.cyclical",
         "kernels.replica_exchange",
         "kernels.amagold",
         "kernels.langevin",
@@ -126,6 +139,8 @@ ALLOWED: dict[str, set[str]] = {
     "_advice": {"_diagnosis"},
     "diagnostics": {"_advice", "_diagnosis", "_normality", "inference_data"},
     "evidence": {"inference_data", "diagnostics"},
+    "cycles": {"_checks", "_replay", "inference_data"},
+    "ensemble": {"_checks"},
     "plots": {"inference_data", "diagnostics"},
     # on their own
     "datasets": set(),
@@ -134,8 +149,10 @@ ALLOWED: dict[str, set[str]] = {
     "": LAYERS
     | {
         "_version",
+        "cycles",
         "datasets",
         "diagnostics",
+        "ensemble",
         "evidence",
         "inference_data",
         "kernels",

@@ -3,6 +3,12 @@
 from numpyro_minibatch.kernels.amagold import AMAGOLD
 from numpyro_minibatch.kernels.austerity import AusterityMH
 from numpyro_minibatch.kernels.confidence import ConfidenceMH
+from numpyro_minibatch.kernels.cyclical import (
+    Cyclical,
+    CyclicalMINT,
+    CyclicalSGHMC,
+    CyclicalSGLD,
+)
 from numpyro_minibatch.kernels.equi_energy import MINTEE
 from numpyro_minibatch.kernels.langevin import SGHMC, SGLD, SGMCMC, SGNHT
 from numpyro_minibatch.kernels.metropolis import MinibatchMH
@@ -22,6 +28,10 @@ __all__ = [
     "SGNHT",
     "AusterityMH",
     "ConfidenceMH",
+    "Cyclical",
+    "CyclicalMINT",
+    "CyclicalSGHMC",
+    "CyclicalSGLD",
     "MHMinibatch",
     "MinibatchMH",
     "ReplicaExchange",

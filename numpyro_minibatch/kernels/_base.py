@@ -190,6 +190,7 @@ class MinibatchKernel(MCMCKernel):
         self._temper_prior = bool(temper_prior)
         self._init_strategy = init_strategy
         self._num_warmup = 0
+        self._pace: Callable[[Array], Any] | None = None  # see `paced`
         self._layout: Layout | None = None
         self._frozen: dict[str, Any] = {}
         self._sample_fn: Callable | None = None
@@ -545,6 +546,24 @@ class MinibatchKernel(MCMCKernel):
     @abstractmethod
     def _transition(self, target: Target, state: Any) -> Any:
         """One draw of one chain."""
+
+    # pieces of a draw of another kernel --------------------------------------------
+
+    def paced(self, factor: Callable[[Array], Any]) -> Self:
+        """The same kernel with step sizes that change with the number of steps.
+
+        :param factor: what the step size of the ``n``-th step of all is multiplied by.
+        """
+        other = copy.copy(self)
+        other._pace = factor
+        return other
+
+    def _advance(self, target: Target, state: Any) -> tuple[Any, Array | None]:
+        """The steps of a draw without what is measured once a draw.
+
+        :return: the state after them, and a key to measure with.
+        """
+        return self._transition(target, state), None
 
 
 def _start_chains(

@@ -6,8 +6,9 @@ Draws are those of the target as the step size goes to zero.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Hashable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -185,6 +186,7 @@ class SGMCMC(MinibatchKernel):
         self._schedule = as_schedule(name, step_size)
         self._num_steps = int(num_steps)
         self._preconditioner = known(name, preconditioner)
+        self._noise_temperature: Any = None  # see `heated`
 
     @property
     def default_fields(self) -> tuple[str, ...]:
@@ -257,22 +259,45 @@ class SGMCMC(MinibatchKernel):
         return here._replace(z=there.z, refuge=there.refuge, memory=memory)
 
     def _transition(self, target: Target, state: SGMCMCState) -> SGMCMCState:
+        moved, measure_key = self._advance(target, state)
+        z, _ = ravel_pytree(state.z)
+        return self._measured(target, moved, measure_key, z, state.i, self._num_warmup)
+
+    def heated(self, noise_temperature: Any) -> Self:
+        """The same kernel, of the same target, with noise of another temperature.
+
+        :param noise_temperature: 0 makes it gradient descent; may be traced.
+        """
+        other = copy.copy(self)
+        other._noise_temperature = noise_temperature
+        return other
+
+    @property
+    def _heat(self) -> Any:
+        """The temperature of the noise, by default that of the target."""
+        given = self._noise_temperature
+        return self.temperature if given is None else given
+
+    def _step_size_at(self, count: Array) -> Any:
+        step_size = self._schedule(count)
+        return step_size if self._pace is None else step_size * self._pace(count)
+
+    def _advance(self, target: Target, state: SGMCMCState) -> tuple[SGMCMCState, Array]:
         rng_key, noise_key, measure_key, restart_key = jax.random.split(
             state.rng_key, 4
         )
         z, unravel = ravel_pytree(state.z)
-        temperature, dynamics = self.temperature, self._dynamics
+        dynamics, heat = self._dynamics, self._heat
         reader = self._energy(self._reader(target, unravel, state.surrogate))
-        whitening = Whitening(state.scale_state.root)
         start = state.i * self._num_steps
         in_warmup = state.i < self._num_warmup
 
         moved, scale_state = follow(
             dynamics,
             reader,
-            whitening,
-            self._schedule,
-            temperature,
+            Whitening(state.scale_state.root),
+            self._step_size_at,
+            heat,
             self._num_steps,
             start,
             (noise_key, state.index_key),
@@ -283,10 +308,6 @@ class SGMCMC(MinibatchKernel):
             ),
             state.scale_state,
         )
-        end = jnp.asarray(self._schedule(start + self._num_steps - 1), z.dtype)
-        gauge, rows = state.noise_gauge.updated(
-            reader, measure_key, z, whitening, state.i, self._num_warmup
-        )
         found = jax.tree.leaves((moved.z, moved.memory, moved.log_density))
         fine = jnp.stack([jnp.isfinite(x).all() for x in found]).all()
         # a branch, so that a new momentum is drawn only for a chain that needs it
@@ -295,21 +316,50 @@ class SGMCMC(MinibatchKernel):
         z, memory = jax.lax.cond(
             fine,
             lambda: (moved.z, moved.memory),
-            lambda: (refuge, dynamics.init(wrap(bits), refuge, temperature)),
+            lambda: (refuge, dynamics.init(wrap(bits), refuge, heat)),
         )
+        last = start + self._num_steps - 1
         return state._replace(
             i=state.i + 1,
             z=unravel(z),
             rng_key=rng_key,
             memory=memory,
             scale_state=scale_state,
-            noise_gauge=gauge,
-            step_size=end,
+            step_size=jnp.asarray(self._step_size_at(last), z.dtype),
             diverging=~fine,
             refuge=unravel(refuge),
-            lp_estimate=moved.log_density / temperature,
-            noise_ratio=gauge.ratio(dynamics, end, temperature),
-            num_rows=rows + self._gradient_rows(reader),
+            lp_estimate=moved.log_density / self.temperature,
+            num_rows=self._gradient_rows(reader),
+        ), measure_key
+
+    def _measured(
+        self,
+        target: Target,
+        state: SGMCMCState,
+        key: Array,
+        z: Array,
+        i: Array,
+        num_warmup: int,
+    ) -> SGMCMCState:
+        """Measure the noise of the gradients now and then.
+
+        :param state: the state after a draw.
+        :param key: PRNG key of the rows.
+        :param z: where to measure it, flat.
+        :param i: draws made before.
+        :param num_warmup: number of warmup draws.
+        """
+        _, unravel = ravel_pytree(state.z)
+        reader = self._energy(self._reader(target, unravel, state.surrogate))
+        whitening = Whitening(state.scale_state.root)
+        gauge, rows = state.noise_gauge.updated(
+            reader, key, z, whitening, i, num_warmup
+        )
+        ratio = gauge.ratio(self._dynamics, state.step_size, self._heat)
+        return state._replace(
+            noise_gauge=gauge,
+            noise_ratio=ratio,
+            num_rows=rows + state.num_rows,
         )
 
     def _gradient_rows(self, reader: Reader) -> Array:
@@ -427,7 +477,12 @@ class SGHMC(SGMCMC):
     ) -> None:
         _no_dynamics("SGHMC", settings)
         step_size, friction = step_and_friction("SGHMC", step_size, friction, h, b)
-        dynamics = dynamics_.sghmc(1.0 if friction is None else friction, integrator)
+        if b is not None:
+            # the same friction, held per step where the step size changes
+            dynamics = dynamics_.sghmc(2.0 * float(b), integrator, per_step=True)
+        else:
+            friction = 1.0 if friction is None else friction
+            dynamics = dynamics_.sghmc(friction, integrator)
         super().__init__(model, dynamics=dynamics, step_size=step_size, **settings)
 
 

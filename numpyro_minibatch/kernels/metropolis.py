@@ -459,10 +459,9 @@ class MinibatchMH(MinibatchKernel):
         is_check = self._is_check(reader, state.i)
 
         def inner(carry: _Carry, n: ArrayLike) -> tuple[_Carry, _Step]:
-            batch_key = jax.random.fold_in(
-                state.index_key, state.i * self._num_steps + n
-            )
-            step_size = state.adapt_state.step_size
+            count = state.i * self._num_steps + n
+            batch_key = jax.random.fold_in(state.index_key, count)
+            step_size = self._step_size_at(count, state)
             return self._metropolis_step(
                 reader,
                 landscape,
@@ -482,6 +481,7 @@ class MinibatchMH(MinibatchKernel):
             carry, steps = jax.lax.scan(inner, carry, count)
             last = jax.tree.map(lambda x: x[-1], steps)
         checks = jax.tree.map(lambda a, b: a + b.sum(), state.checks, steps.checks)
+        end = self._step_size_at((state.i + 1) * self._num_steps - 1, state)
         return advanced(
             self._adaptation,
             state._replace(
@@ -502,7 +502,14 @@ class MinibatchMH(MinibatchKernel):
             ),
             carry.z,
             steps.mobility.mean(),
-        )
+        )._replace(step_size=end)
+
+    def _step_size_at(self, count: ArrayLike, state: MinibatchMHState) -> Array:
+        """The step size of a step; only the proposal depends on it."""
+        step_size = state.adapt_state.step_size
+        if self._pace is None:
+            return step_size
+        return (step_size * self._pace(jnp.asarray(count))).astype(step_size.dtype)
 
     def _landscape(
         self,

@@ -29,13 +29,9 @@ from numpyro_minibatch._preflight import check_prior
 from numpyro_minibatch.accept import AcceptanceTest, SequentialTest
 from numpyro_minibatch.batch import Scheme, Weighted
 from numpyro_minibatch.estimate import Comparison, Reader, Shared, Weights
-from numpyro_minibatch.kernels._base import (
-    MinibatchKernel,
-    Static,
-    over_chains,
-    warn_of_constants,
-)
+from numpyro_minibatch.kernels._base import MinibatchKernel, Static, over_chains
 from numpyro_minibatch.kernels._numpyro import NumPyroKernel
+from numpyro_minibatch.kernels._outer import OuterKernel
 from numpyro_minibatch.kernels.langevin import SGHMC, SGMCMC, SGNHT
 from numpyro_minibatch.target import ModelTarget, Target
 
@@ -107,7 +103,7 @@ class _Swaps(NamedTuple):
     num_rows: Array
 
 
-class ReplicaExchange(MCMCKernel):
+class ReplicaExchange(OuterKernel):
     """Parallel tempering over any kernel of the package, with swaps that know noise.
 
     One replica of the inner kernel runs at each temperature of a ladder. After each
@@ -192,7 +188,7 @@ class ReplicaExchange(MCMCKernel):
         mesh: Mesh | None = None,
     ) -> None:
         name = type(self).__name__
-        self._inner = _checked_inner(name, inner, temper_prior)
+        super().__init__(_checked_inner(name, inner, temper_prior))
         self._ladder = _ladder(name, temperatures, num_replicas, temperature_ratio)
         _check_prior_rung(name, self._inner, self._ladder)
         self._swap, self._exact = _swap_test(name, swap)
@@ -231,25 +227,8 @@ class ReplicaExchange(MCMCKernel):
         self._collect_rungs = bool(collect_rungs)
         _check_mesh(name, mesh, self._num_running)
         self._mesh = mesh
-        self._num_warmup = 0
-        self._sample_fn: Any = None
 
     # what the driver and the analysis read -----------------------------------------
-
-    @property
-    def inner(self) -> MinibatchKernel:
-        """The kernel that runs at each rung."""
-        return self._inner
-
-    @property
-    def model(self) -> Any:
-        """The NumPyro model."""
-        return self._inner.model
-
-    @property
-    def sample_field(self) -> str:
-        """The field of the state that holds the unconstrained position."""
-        return "z"
 
     @property
     def default_fields(self) -> tuple[str, ...]:
@@ -297,31 +276,10 @@ class ReplicaExchange(MCMCKernel):
         return 1.0
 
     @property
-    def plates(self) -> dict[str, int]:
-        """The number of rows of each data plate, once the kernel has seen the data."""
-        return self._inner.plates
-
-    @property
-    def batch_sizes(self) -> dict[str, int]:
-        """The rows of one draw of each data plate, once the data have been seen."""
-        return self._inner.batch_sizes
-
-    @property
-    def pilot(self) -> dict[str, Any]:
-        """What the set-up of a control variate measured; empty without one."""
-        return self._inner.pilot
-
-    @property
-    def frozen(self) -> dict[str, Any]:
-        """Values of the model's ``param`` sites, fixed at setup."""
-        return self._inner.frozen
-
-    @property
     def settings(self) -> dict[str, Any]:
         """The settings that define what the kernel does, for records."""
         return {
-            **self._inner.settings,
-            "inner": type(self._inner).__name__,
+            **super().settings,
             "temperatures": list(self._ladder),
             "swap": "exact" if self._exact else repr(self._swap),
             "swap_batch": repr(self._swap_batch),
@@ -350,21 +308,6 @@ class ReplicaExchange(MCMCKernel):
             self._collect_rungs,
             self._mesh,
         )
-
-    def __eq__(self, other: object) -> bool:
-        return (
-            type(self) is type(other)
-            and isinstance(other, ReplicaExchange)
-            and self._identity() == other._identity()
-            and self._num_warmup == other._num_warmup
-        )
-
-    def __hash__(self) -> int:
-        return hash((type(self), self._identity()))
-
-    def __getstate__(self) -> dict[str, Any]:
-        # the driver initialises a kernel without a _sample_fn again
-        return {**self.__dict__, "_sample_fn": None}
 
     # the driver's interface -----------------------------------------------------------
 
@@ -456,17 +399,6 @@ class ReplicaExchange(MCMCKernel):
             lp_estimate=jnp.zeros((), real),
             num_rows=jnp.zeros_like(replicas.num_rows[0]),
         )
-
-    def sample(self, state, model_args, model_kwargs):  # type: ignore[no-untyped-def]
-        """One draw from the current state."""
-        assert self._sample_fn is not None
-        warn_of_constants(type(self).__name__, state, (model_args, model_kwargs))
-        target = self._inner._make_target(model_args, model_kwargs or {})
-        return self._sample_fn(target, state)
-
-    def postprocess_fn(self, args, kwargs):  # type: ignore[no-untyped-def]
-        """A function from a position to the model's constrained values."""
-        return self._inner.postprocess_fn(args, kwargs)
 
     # one draw -------------------------------------------------------------------------
 

@@ -1,0 +1,1 @@
+"""Benchmarks of the cyclical kernels: modes found, effective sizes, networks."""
