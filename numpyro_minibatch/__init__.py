@@ -35,6 +35,7 @@ from numpyro_minibatch.kernels import (
     MinibatchMH,
     ReplicaExchange,
 )
+from numpyro_minibatch.sampling import open_run, sample
 from numpyro_minibatch.target import Target
 
 __all__ = [
@@ -65,9 +66,11 @@ __all__ = [
     "estimate",
     "ladder",
     "log_evidence",
+    "open_run",
     "plots",
     "preconditioner",
     "proposal",
+    "sample",
     "schedule",
     "to_inference_data",
 ]
