@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import gzip
 import importlib
+import math
 import os
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -26,7 +28,14 @@ import numpy as np
 from jax import Array
 from numpyro.util import is_prng_key
 
-__all__ = ["COVERTYPE_COLUMNS", "Truth", "load_covertype", "simulate_logistic"]
+__all__ = [
+    "COVERTYPE_COLUMNS",
+    "Images",
+    "Truth",
+    "load_covertype",
+    "load_fashion_mnist",
+    "simulate_logistic",
+]
 
 #: the environment variable that names a folder with data sets
 DATA_VARIABLE = "NUMPYRO_MINIBATCH_DATA"
@@ -47,6 +56,9 @@ COVERTYPE_COLUMNS = (
 
 # Rows of classes 1 to 7, which tells the right file whatever its compression.
 _COVERTYPE_ROWS = (211840, 283301, 35754, 2747, 9493, 17367, 20510)
+
+# Training and test images.
+_FASHION_MNIST_ROWS = (60_000, 10_000)
 
 
 class _Source(NamedTuple):
@@ -141,6 +153,78 @@ def load_covertype(
     if standardize:
         X = (X - X.mean(axis=0)) / X.std(axis=0)
     return X.astype(np.float32), y
+
+
+class Images(NamedTuple):
+    """Images with their classes.
+
+    :param X: training images, float32 from 0 to 1, shape ``(N, height, width)``.
+    :param y: their classes, int32, shape ``(N,)``.
+    :param X_test: test images.
+    :param y_test: their classes.
+    """
+
+    X: np.ndarray
+    y: np.ndarray
+    X_test: np.ndarray
+    y_test: np.ndarray
+
+
+def load_fashion_mnist(data_dir: str | os.PathLike[str] | None = None) -> Images:
+    """Load Fashion-MNIST: 60,000 and 10,000 pictures of clothes, of ten classes.
+
+    The publisher's four files, such as ``train-images-idx3-ubyte.gz``, are looked for
+    in the folder ``fashion_mnist`` of ``data_dir``.
+
+    :param data_dir: folder to look in first; by default the one named by the
+        environment variable ``NUMPYRO_MINIBATCH_DATA``.
+    :returns: :class:`Images` of 28 x 28 pixels.
+    :raises FileNotFoundError: if a file is neither found nor can be downloaded; the
+        message says what can be done about it.
+
+    **References:**
+
+    1. Han Xiao, Kashif Rasul, Roland Vollgraf (2017), *Fashion-MNIST: a novel image
+       dataset for benchmarking machine learning algorithms*.
+    """
+
+    def read(part: str, *shape: int) -> np.ndarray:
+        name = f"{part}-idx{len(shape)}-ubyte"
+        source = _Source(
+            title=f"Fashion-MNIST ({part})",
+            url=f"http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/{name}.gz",
+            parse=lambda path: _parse_idx(path, shape),
+            stem=f"fashion_mnist/{name}",
+        )
+        return _load(source, data_dir)["values"]
+
+    found: list[np.ndarray] = []
+    for part, number in zip(("train", "t10k"), _FASHION_MNIST_ROWS, strict=True):
+        images = read(f"{part}-images", number, 28, 28)
+        found += [
+            images.astype(np.float32) / 255.0,
+            read(f"{part}-labels", number).astype(np.int32),
+        ]
+    return Images(*found)
+
+
+def _parse_idx(path: Path, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
+    """Read a compressed idx file of bytes: a header of big-endian sizes, then them."""
+    try:
+        raw = gzip.decompress(path.read_bytes())
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise OSError(
+            f"{path} is not a compressed file ({error}); delete it and download it "
+            "again"
+        ) from error
+    start = 4 + 4 * len(shape)
+    header = np.array([0x0800 + len(shape), *shape], ">i4").tobytes()
+    if raw[:start] != header or len(raw) != start + math.prod(shape):
+        raise OSError(
+            f"{path} is not an idx file of {' x '.join(map(str, shape))} bytes; delete "
+            "it and download it again"
+        )
+    return {"values": np.frombuffer(raw, np.uint8, offset=start).reshape(shape)}
 
 
 class Truth(NamedTuple):
@@ -267,18 +351,19 @@ def _download(source: _Source, cache: Path | None) -> dict[str, np.ndarray]:
         path = pooch.retrieve(
             source.url,
             known_hash=None,  # `parse` checks what is in the file
-            fname=source.original,
+            fname=Path(source.original).name,
             path=folder,
             downloader=pooch.HTTPDownloader(timeout=10),
         )
         arrays = source.parse(Path(path))
-    cache.mkdir(parents=True, exist_ok=True)
+    place = cache / f"{source.stem}.npz"
+    place.parent.mkdir(parents=True, exist_ok=True)
     entries: dict[str, Any] = {**arrays}  # savez's own options are no arrays
     # Written beside its place and then moved, so that an interrupted run or a
     # second one at the same time leaves no half-written file.
     with tempfile.TemporaryDirectory(dir=cache) as folder:
         np.savez_compressed(Path(folder) / "arrays.npz", **entries)
-        os.replace(Path(folder) / "arrays.npz", cache / f"{source.stem}.npz")
+        os.replace(Path(folder) / "arrays.npz", place)
     return arrays
 
 

@@ -232,3 +232,70 @@ def test_impossible_sizes(size: dict[str, int]) -> None:
 def test_not_a_key() -> None:
     with pytest.raises(TypeError, match="one JAX random key or an integer"):
         datasets.simulate_logistic(0.5)  # type: ignore[arg-type]
+
+
+def write_fashion_mnist(folder: Path) -> dict[str, np.ndarray]:
+    """The publisher's four files, of five and three images."""
+    rng = np.random.default_rng(0)
+    found = {}
+    (folder / "fashion_mnist").mkdir(parents=True)
+    for part, number in (("train", 5), ("t10k", 3)):
+        for what, shape in (("images", (number, 28, 28)), ("labels", (number,))):
+            values = rng.integers(0, 256 if what == "images" else 10, shape, np.uint8)
+            header = bytes([0, 0, 8, len(shape)]) + np.array(shape, ">i4").tobytes()
+            name = f"{part}-{what}-idx{len(shape)}-ubyte.gz"
+            path = folder / "fashion_mnist" / name
+            path.write_bytes(gzip.compress(header + values.tobytes()))
+            found[f"{part}-{what}"] = values
+    return found
+
+
+def test_fashion_mnist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datasets, "_FASHION_MNIST_ROWS", (5, 3))
+    values = write_fashion_mnist(tmp_path)
+    X, y, X_test, y_test = datasets.load_fashion_mnist(tmp_path)
+    assert X.dtype == np.float32 and y.dtype == np.int32
+    np.testing.assert_allclose(255 * X, values["train-images"], rtol=1e-6)
+    np.testing.assert_array_equal(y, values["train-labels"])
+    np.testing.assert_allclose(255 * X_test, values["t10k-images"], rtol=1e-6)
+    np.testing.assert_array_equal(y_test, values["t10k-labels"])
+
+
+def test_fashion_mnist_is_downloaded_once(
+    tmp_path: Path, nowhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(datasets, "_FASHION_MNIST_ROWS", (5, 3))
+    write_fashion_mnist(tmp_path)
+    served: list[str] = []
+
+    def retrieve(url: str, *, path: str, fname: str, **_: object) -> str:
+        served.append(fname)
+        assert url.endswith(fname)
+        return str(tmp_path / "fashion_mnist" / fname)
+
+    pooch = types.ModuleType("pooch")
+    pooch.retrieve = retrieve  # type: ignore[attr-defined]
+    pooch.HTTPDownloader = lambda **_: None  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "pooch", pooch)
+    first = datasets.load_fashion_mnist()
+    again = datasets.load_fashion_mnist()
+    assert len(served) == 4 and len(list((nowhere / "fashion_mnist").iterdir())) == 4
+    for one, other in zip(first, again, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("damage", ["not compressed", "cut short", "of another size"])
+def test_a_damaged_idx_file_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    monkeypatch.setattr(datasets, "_FASHION_MNIST_ROWS", (5, 3))
+    write_fashion_mnist(tmp_path)
+    path = tmp_path / "fashion_mnist" / "train-images-idx3-ubyte.gz"
+    if damage == "not compressed":
+        path.write_bytes(b"<html>")
+    elif damage == "cut short":
+        path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes())[:-1]))
+    else:
+        monkeypatch.setattr(datasets, "_FASHION_MNIST_ROWS", (6, 3))
+    with pytest.raises(OSError, match="download it again"):
+        datasets.load_fashion_mnist(tmp_path)

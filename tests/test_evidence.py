@@ -353,6 +353,21 @@ def test_priors_that_cannot_be_drawn_from(prior: Any, says: str) -> None:
         kernel.init(random.key(0), 0, None, (X, Y), {})
 
 
+def only_a_factor(x: Any, y: Any) -> None:
+    b = numpyro.sample("b", dist.Normal(0, 1).expand([2]).to_event(1))
+    numpyro.factor("likelihood", -0.5 * ((y - x @ b) ** 2).sum())
+
+
+def test_a_ladder_has_something_to_temper() -> None:
+    kernel = ReplicaExchange(NUTS(only_a_factor), temperatures=LADDER)
+    with pytest.raises(ValueError, match="no observed site"):
+        kernel.init(random.key(0), 0, None, (X, Y), {})
+    tempered = ReplicaExchange(
+        HMC(only_a_factor), temperatures=[1.0, 2.0], temper_prior=True
+    )
+    tempered.init(random.key(0), 0, None, (X, Y), {})
+
+
 def test_rungs_that_cannot_be() -> None:
     by_hand = Target(lambda z: -0.5 * z**2, lambda z, i: -0.5 * z**2 + 0.0 * i, 10)
     with pytest.raises(ValueError, match="written by hand has nothing that draws"):

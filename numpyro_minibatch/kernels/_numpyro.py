@@ -127,6 +127,13 @@ class NumPyroKernel(MinibatchKernel):
         terms = jax.eval_shape(self._make_target(args, kwargs).terms, z, self._all_rows)
         observed = jax.tree.leaves((terms.likelihood, terms.rows))
         self._num_rows = sum(part.size for part in observed)
+        if not self._num_rows and not self._temper_prior:
+            raise ValueError(
+                f"ReplicaExchange({type(self._kernel).__name__}(model)) tempers the "
+                "likelihood, and the model has no observed site: a numpyro.factor "
+                "counts as part of the prior. Write temper_prior=True, which tempers "
+                "everything, or make the likelihood an observed site."
+            )
 
     @property
     def _all_rows(self) -> dict[str, Array]:

@@ -1,0 +1,1 @@
+"""Benchmarks of replica exchange: a mixture with known weights, rivals, tables."""
