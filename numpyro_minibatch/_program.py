@@ -10,7 +10,7 @@ import copy
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -204,6 +204,12 @@ class Program:
         return state
 
     @property
+    def identity(self) -> Hashable:
+        """Equal for runs of the same program."""
+        assert self._chains is not None
+        return self._chains
+
+    @property
     def capacity(self) -> int:
         """The most draws of one call."""
         assert self._chains is not None
@@ -283,9 +289,12 @@ def _started(
         compiled = jax.jit(one, static_argnums=0) if isinstance(own, HMC) else one
 
         def start(static: Static, keys: Array, init: Any, arrays: list[Any]) -> Any:
+            starts = [None] * len(keys)
+            if init is not None:
+                starts = [jax.tree.map(itemgetter(k), init) for k in range(len(keys))]
             states = [
-                compiled(static, key, jax.tree.map(lambda x: x[k], init), arrays)
-                for k, key in enumerate(keys)
+                compiled(static, key, start, arrays)
+                for key, start in zip(keys, starts, strict=True)
             ]
             if len(states) == 1:
                 return states[0]

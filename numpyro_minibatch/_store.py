@@ -151,7 +151,7 @@ class Store:
         for layout in self.layouts:
             path = self.path / layout.file
             size = counts.get(layout.group, 0) * layout.bytes
-            have = path.stat().st_size if path.exists() else -1
+            have = path.stat().st_size if path.exists() else 0
             if have < size:
                 self.arrays(layout.group, counts[layout.group])  # says what is wrong
             with path.open("ab") as file:

@@ -15,7 +15,9 @@ import threading
 import time
 import types
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -256,6 +258,7 @@ class _Run:
                 f"Write num_samples={have} or more, or read it with open_run."
             )
         store.truncate(self.counts)
+        store.update(num_samples=self.num_samples)
 
     # drawing -------------------------------------------------------------------------
 
@@ -368,7 +371,7 @@ class _Run:
             for name, value in drawn.fields.items()
         }
         small = _Drawn(drawn.sampler, first, self.thinning, drawn._args, drawn._kwargs)
-        self.template = to_inference_data(small)
+        self.template = _template(self.program.identity, small)
         if self.store is None or self.store.layouts:
             return
         layouts: list[Layout] = []
@@ -398,7 +401,9 @@ class _Run:
                     for d in dataset.dims
                     if d not in ("chain", "draw")
                 }
-        self.store.describe(layouts, attrs=attrs, coords=coords)
+        self.store.describe(
+            layouts, attrs=attrs, coords=coords, num_samples=self.num_samples
+        )
 
     # results -------------------------------------------------------------------------
 
@@ -472,6 +477,29 @@ def _reported(fields: Mapping[str, Any], pace: _Pace) -> str:
     return ", ".join(parts)
 
 
+# what the replay of a model told, so that running a kernel again compiles nothing; of
+# data that are large it is not kept
+_TEMPLATES: OrderedDict[Hashable, tuple[list[Any], Any]] = OrderedDict()
+_MOST_TEMPLATES, _MOST_TEMPLATE_BYTES = 8, 2**25
+
+
+def _template(identity: Hashable, drawn: _Drawn) -> Any:
+    """The result of the first draws, which later runs of the same take for theirs."""
+    leaves = jax.tree.leaves((drawn._args, drawn._kwargs))
+    arrays = [x for x in leaves if isinstance(x, np.ndarray | Array)]
+    known = _TEMPLATES.get(identity)
+    if known is not None and all(
+        seen() is x for seen, x in zip(known[0], arrays, strict=True)
+    ):
+        return known[1]
+    template = to_inference_data(drawn)
+    if sum(x.nbytes for x in arrays) <= _MOST_TEMPLATE_BYTES:
+        _TEMPLATES[identity] = [weakref.ref(x) for x in arrays], template
+        while len(_TEMPLATES) > _MOST_TEMPLATES:
+            _TEMPLATES.popitem(last=False)
+    return template
+
+
 @contextmanager
 def _interruptible() -> Iterator[threading.Event]:
     """Make of the first interrupt a request to stop, where that can be done."""
@@ -524,6 +552,23 @@ def open_run(path: str | Path) -> InferenceData:
         )
     found = _lazy(store, counts)
     return as_inference_data(found, dict(found["posterior"].attrs))
+
+
+def progress_of(path: str | Path) -> str:
+    """One line on how far the run in a folder is.
+
+    :param path: the folder.
+    :raises ValueError: it holds no run.
+    """
+    store = Store(Path(path))
+    store.read()
+    counts, header = store.counts(), store.header
+    warmup = min(counts.get("steps", 0), header["num_warmup"])
+    return (
+        f"{header['kernel']}, {header['num_chains']} chains: {warmup} of "
+        f"{header['num_warmup']} steps of the warmup, {counts.get('posterior', 0)} of "
+        f"{header.get('num_samples', '?')} draws"
+    )
 
 
 def _lazy(store: Store, counts: Mapping[str, int]) -> dict[str, xr.Dataset]:
