@@ -42,6 +42,7 @@ from numpyro_minibatch.kernels import (
     MinibatchMH,
     ReplicaExchange,
 )
+from numpyro_minibatch.sampling import open_run, sample
 from numpyro_minibatch.target import Target
 
 __all__ = [
@@ -79,9 +80,11 @@ __all__ = [
     "estimate",
     "ladder",
     "log_evidence",
+    "open_run",
     "plots",
     "preconditioner",
     "proposal",
+    "sample",
     "schedule",
     "to_inference_data",
 ]

@@ -109,9 +109,8 @@ def to_inference_data(
         >>> idata["posterior"].attrs["target"]
         'prior * likelihood ** (1 / 500)'
     """
-    samples, stats = _collected(mcmc)
+    samples, stats, rungs = collected_groups(mcmc).values()
     run = Run.of(mcmc)
-    rungs = _of_rungs(mcmc)
     arguments = run.arguments
     data = _without_observed(arguments, run.observed) if constant_data else {}
     labels = _Labels.make([*samples, *run.observed, *arguments], run, dims, coords)
@@ -179,6 +178,15 @@ def _warmup_groups(warmup: Any, posterior: xr.Dataset) -> dict[str, xr.Dataset]:
 # what the driver collected ----------------------------------------------------------
 
 
+def collected_groups(mcmc: Any) -> dict[str, dict[str, np.ndarray]]:
+    """The draws and the statistics of a run, by group and name, chains first.
+
+    :param mcmc: an ``MCMC`` that has run, or what is like one.
+    """
+    samples, stats = _collected(mcmc)
+    return {"posterior": samples, "sample_stats": stats, "rungs": _of_rungs(mcmc)}
+
+
 def _collected(mcmc: Any) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """The draws and the statistics of a run, flat and by name."""
     if getattr(mcmc, "_states", None) is None:
@@ -221,6 +229,8 @@ def _of_rungs(mcmc: Any) -> dict[str, np.ndarray]:
     z = mcmc.get_extra_fields(group_by_chain=True).get("replicas.z")
     if z is None:
         return {}
+    if getattr(mcmc, "constrained", False):
+        return dict(_flatten(z, "", "z"))
     constrain = mcmc.sampler.postprocess_fn(mcmc._args, mcmc._kwargs)
     for _ in range(3):  # chain, draw, rung
         constrain = jax.vmap(constrain)

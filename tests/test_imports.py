@@ -54,6 +54,7 @@ ALLOWED: dict[str, set[str]] = {
     "_checks": set(),
     "_preflight": {"target", "batch", "_dataflow"},
     "_start": {"target", "_preflight"},
+    "_static": set(),
     # the set-up of a control variate
     "_expansion": {
         "target",
@@ -65,7 +66,14 @@ ALLOWED: dict[str, set[str]] = {
     "_pilot": {"batch", "control_variate", "_expansion", "_strata"},
     "kernels._surrogate": {"batch", "control_variate", "_expansion", "_pilot"},
     "kernels._base": LAYERS
-    | {"_checks", "_preflight", "_start", "_expansion", "kernels._surrogate"},
+    | {
+        "_checks",
+        "_preflight",
+        "_start",
+        "_static",
+        "_expansion",
+        "kernels._surrogate",
+    },
     "kernels._adaptation": set(),
     "kernels.metropolis": LAYERS | {"_checks", "kernels._adaptation", "kernels._base"},
     "kernels.mint": LAYERS | {"_checks", "kernels.metropolis"},
@@ -141,6 +149,18 @@ ALLOWED: dict[str, set[str]] = {
     "evidence": {"inference_data", "diagnostics"},
     "cycles": {"_checks", "_replay", "inference_data"},
     "ensemble": {"_checks"},
+    # the driver takes any kernel of NumPyro's interface
+    "_program": {"_static"},
+    "_store": set(),
+    "sampling": {
+        "_checks",
+        "_program",
+        "_static",
+        "_store",
+        "_version",
+        "inference_data",
+    },
+    "__main__": {"diagnostics", "sampling"},
     "plots": {"inference_data", "diagnostics"},
     # on their own
     "datasets": set(),
@@ -157,6 +177,7 @@ ALLOWED: dict[str, set[str]] = {
         "inference_data",
         "kernels",
         "plots",
+        "sampling",
     },
 }
 

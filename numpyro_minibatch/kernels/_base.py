@@ -8,7 +8,6 @@ import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
 
@@ -31,6 +30,7 @@ from numpyro_minibatch._preflight import (
     layout_target,
 )
 from numpyro_minibatch._start import check_init_params, check_start, find_start
+from numpyro_minibatch._static import Static
 from numpyro_minibatch.batch import (
     BatchSize,
     FullBatch,
@@ -45,62 +45,11 @@ from numpyro_minibatch.estimate import Reader, Weights
 from numpyro_minibatch.kernels._surrogate import Plan, Prepared, prepare
 from numpyro_minibatch.target import ModelTarget, Target
 
-__all__ = ["MinibatchKernel", "over_chains", "warn_of_constants"]
+__all__ = ["MinibatchKernel", "Static", "over_chains", "warn_of_constants"]
 
 _BATCH = 100  # rows of a batch where only the pilot is to say
 _FEW = 1000  # rows from which on a minibatch pays
 _LARGE = 2**28  # bytes of data above which it matters how they reach the program
-
-
-@dataclass(frozen=True, eq=False)
-class Static:
-    """The part of a model's arguments that is not arrays; a key of compiled functions.
-
-    Leaves without a hash are the same only if they are the same object.
-
-    :param treedef: the structure of ``(args, kwargs)``.
-    :param leaves: its leaves, with a mark where an array goes.
-    """
-
-    treedef: Any
-    leaves: tuple[Any, ...]
-
-    def _key(self) -> tuple[Any, ...]:
-        def identify(leaf: Any) -> Any:
-            return leaf if isinstance(leaf, Hashable) else id(leaf)
-
-        return self.treedef, *map(identify, self.leaves)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Static) and self._key() == other._key()
-
-    def __hash__(self) -> int:
-        return hash(self._key())
-
-    @classmethod
-    def split(cls, args: tuple, kwargs: Mapping[str, Any]) -> tuple[Static, list[Any]]:
-        """Separate the arrays of a model's arguments from the rest."""
-        leaves, treedef = jax.tree.flatten((args, dict(kwargs)))
-        is_array = [isinstance(leaf, np.ndarray | Array) for leaf in leaves]
-        arrays = [leaf for leaf, yes in zip(leaves, is_array, strict=True) if yes]
-        rest = [
-            _ARRAY if yes else leaf for leaf, yes in zip(leaves, is_array, strict=True)
-        ]
-        return cls(treedef, tuple(rest)), arrays
-
-    def join(self, arrays: list[Any]) -> tuple[tuple, dict[str, Any]]:
-        """Put the arrays back."""
-        remaining = iter(arrays)
-        leaves = [next(remaining) if leaf is _ARRAY else leaf for leaf in self.leaves]
-        return jax.tree.unflatten(self.treedef, leaves)
-
-
-class _ArrayMark:
-    def __repr__(self) -> str:
-        return "<array>"
-
-
-_ARRAY = _ArrayMark()
 
 
 class MinibatchKernel(MCMCKernel):

@@ -1,0 +1,43 @@
+"""``python -m numpyro_minibatch show FOLDER``: how a run in a folder is doing."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from numpyro_minibatch.diagnostics import diagnose
+from numpyro_minibatch.sampling import open_run, progress_of
+
+__all__ = ["main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print what is known of a run; returns the exit status.
+
+    :param arguments: the words after the name of the program.
+    """
+    parser = argparse.ArgumentParser(prog="python -m numpyro_minibatch")
+    commands = parser.add_subparsers(dest="command", required=True)
+    show = commands.add_parser("show", help="progress, summary and advice of a run")
+    show.add_argument("folder", help="what was given to sample(out=...)")
+    options = parser.parse_args(arguments)
+    try:
+        print(progress_of(options.folder))
+        idata = open_run(options.folder)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(_summary(idata))
+    print(diagnose(idata))
+    return 0
+
+
+def _summary(idata: object) -> str:
+    import arviz as az  # here because it takes long and announces ArviZ 1
+
+    return str(az.summary(idata))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,656 @@
+"""How long: a driver for long runs, which streams, stops, and goes on.
+
+It stands beside NumPyro's ``MCMC`` and takes the same kernels. A run is a sequence of
+chunks of one compiled program; while one runs, the draws of the one before it are
+fetched, written and reported.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import signal
+import threading
+import time
+import types
+import warnings
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import xarray as xr
+from jax import Array
+from numpyro.infer.mcmc import MCMCKernel
+from numpyro.util import find_stack_level
+from tqdm.auto import tqdm
+
+from numpyro_minibatch._checks import check_count, check_flag, describe
+from numpyro_minibatch._program import Program
+from numpyro_minibatch._static import Static
+from numpyro_minibatch._store import Layout, Store
+from numpyro_minibatch._version import __version__
+from numpyro_minibatch.inference_data import (
+    as_inference_data,
+    collected_groups,
+    get_group,
+    to_inference_data,
+)
+
+if TYPE_CHECKING:
+    import arviz as az
+
+    InferenceData = az.InferenceData | xr.DataTree
+
+__all__ = ["open_run", "sample"]
+
+_CHUNK_SECONDS = 0.25  # long against what a chunk costs, short for someone who waits
+_COMMIT_SECONDS = 2.0
+_WARMUP = "warmup_"
+
+
+def sample(
+    kernel: MCMCKernel,
+    *args: Any,
+    num_warmup: int,
+    num_samples: int,
+    num_chains: int = 1,
+    seed: int | Array = 0,
+    thinning: int = 1,
+    init_params: Any = None,
+    model_kwargs: Mapping[str, Any] | None = None,
+    extra_fields: Sequence[str] = (),
+    keep_warmup: bool = False,
+    out: str | Path | None = None,
+    resume: bool = False,
+    progress: bool = True,
+) -> InferenceData:
+    """Run a kernel, and return its draws for ArviZ.
+
+    For runs that are long, or whose draws are large: with ``out`` the draws go to disk
+    as they come, in memory there are never more than two chunks, and a run that was
+    stopped or killed goes on where it was. The draws do not depend on any of this.
+
+    An interrupt (Ctrl-C) ends the run after the chunk that is under way and returns
+    what was drawn; a second one raises at once.
+
+    :param kernel: a kernel of this package or one of NumPyro's, such as ``NUTS``.
+    :param args: the positional arguments of the model: arrays are handed to the
+        compiled program, which does not contain them.
+    :param num_warmup: steps in which the kernel adapts.
+    :param num_samples: draws of each chain.
+    :param num_chains: chains, which run side by side in one program.
+    :param seed: a number, or a PRNG key.
+    :param thinning: steps to a draw.
+    :param init_params: unconstrained start, by site, with a leading axis of chains.
+    :param model_kwargs: keyword arguments of the model.
+    :param extra_fields: fields of the kernel's state to collect besides its own choice.
+    :param keep_warmup: whether to return the draws of the warmup, too.
+    :param out: a folder for the run; ``None`` keeps the draws in memory.
+    :param resume: go on with the run in ``out``, if there is one. More ``num_samples``
+        than it has extend it. It must be the same run in everything else.
+    :param progress: whether to show how far the run is.
+    :return: an ``arviz.InferenceData`` or, on ArviZ 1.x, an ``xarray.DataTree``, as
+        :func:`to_inference_data` makes it; with ``out`` its draws are read from disk
+        where they are looked at.
+
+    :raises TypeError: an argument is of the wrong kind.
+    :raises ValueError: an argument is out of range, the folder holds a run already, or
+        another one than this.
+    :raises KeyboardInterrupt: at an interrupt before there is a draw.
+
+    **Example**
+
+    .. doctest::
+
+        >>> import jax, numpyro, numpyro.distributions as dist
+        >>> from numpyro_minibatch import MINT, sample
+
+        >>> def model(y):
+        ...     mu = numpyro.sample("mu", dist.Normal(0, 10))
+        ...     with numpyro.plate("data", len(y), subsample_size=100) as idx:
+        ...         numpyro.sample("obs", dist.Normal(mu, 1), obs=y[idx])
+
+        >>> y = 3 + jax.random.normal(jax.random.key(0), (10_000,))
+        >>> idata = sample(MINT(model, temperature=500.0), y, num_warmup=500,
+        ...                num_samples=1000, num_chains=2, progress=False)
+        >>> idata.posterior.sizes["chain"], idata.posterior.sizes["draw"]
+        (2, 1000)
+    """
+    if not isinstance(kernel, MCMCKernel):
+        raise TypeError(
+            "sample(kernel, ...) needs a kernel such as MINT(model, temperature=100.0) "
+            f"or NUTS(model), got {describe(kernel)}."
+        )
+    for name, value in (
+        ("num_samples", num_samples),
+        ("num_chains", num_chains),
+        ("thinning", thinning),
+    ):
+        check_count("sample", name, value)
+    if num_warmup != 0:
+        check_count("sample", "num_warmup", num_warmup)
+    for name, flag in (
+        ("keep_warmup", keep_warmup),
+        ("resume", resume),
+        ("progress", progress),
+    ):
+        check_flag("sample", name, flag)
+    if resume and out is None:
+        raise ValueError(
+            "sample(resume=True) needs the folder of the run: pass out=..., too."
+        )
+    key = jax.random.key(seed) if isinstance(seed, int | np.integer) else seed
+    kwargs = dict(model_kwargs or {})
+    program = Program(kernel, num_warmup, num_chains, args, kwargs, tuple(extra_fields))
+    run = _Run(
+        program, num_warmup, num_samples, thinning, bool(keep_warmup), bool(progress)
+    )
+    if out is not None:
+        run.begin_in(Store(Path(out)), key, init_params, resume)
+    return run.finish(key, init_params)
+
+
+@dataclass
+class _Drawn:
+    """Draws with what :func:`to_inference_data` asks of a run."""
+
+    sampler: Any
+    fields: Mapping[str, Any]
+    thinning: int
+    _args: tuple
+    _kwargs: Mapping[str, Any]
+    _states: bool = True
+    constrained: bool = True
+    post_warmup_state: Any = None
+    last_state: Any = True
+
+    def get_samples(self, group_by_chain: bool = True) -> Any:
+        return self.fields[self.sampler.sample_field]
+
+    def get_extra_fields(self, group_by_chain: bool = True) -> dict[str, Any]:
+        position = self.sampler.sample_field
+        return {n: v for n, v in self.fields.items() if n != position}
+
+
+@dataclass
+class _Run:
+    """A run under way.
+
+    :param program: what draws.
+    :param num_warmup: steps of the warmup.
+    :param num_samples: draws wanted.
+    :param thinning: steps to a draw.
+    :param keep_warmup: whether the draws of the warmup are kept.
+    :param progress: whether to show how far it is.
+    """
+
+    program: Program
+    num_warmup: int
+    num_samples: int
+    thinning: int
+    keep_warmup: bool
+    progress: bool
+    store: Store | None = None
+    kept: dict[str, list[dict[str, np.ndarray]]] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+    template: Any = None  # an InferenceData of one draw
+    told: float = -math.inf  # when the last commit was
+
+    # the folder ----------------------------------------------------------------------
+
+    def begin_in(self, store: Store, key: Array, init: Any, resume: bool) -> None:
+        """Use a folder: a new one, or one that has a part of this run."""
+        header = {
+            "numpyro_minibatch": __version__,
+            "jax": version("jax"),
+            "numpyro": version("numpyro"),
+            "x64": bool(jax.config.read("jax_enable_x64")),
+            "backend": jax.default_backend(),
+            "kernel": type(self.program.kernel).__name__,
+            "what the kernel does": _fingerprint_of_kernel(self.program.kernel),
+            "data": _fingerprint((self.program.args, self.program.kwargs)),
+            "init_params": _fingerprint(init),
+            "seed": _fingerprint(key),
+            "num_chains": self.program.num_chains,
+            "num_warmup": self.num_warmup,
+            "thinning": self.thinning,
+            "keep_warmup": self.keep_warmup,
+        }
+        self.store = store
+        if store.exists and not resume:
+            raise ValueError(
+                f"sample(out={str(store.path)!r}): the folder holds a run already. "
+                "Pass resume=True to go on with it, or another folder; open_run reads "
+                "it."
+            )
+        if not store.exists:
+            try:
+                store.create(header)
+            except OSError as error:
+                raise ValueError(
+                    f"sample(out={str(store.path)!r}): cannot write there ({error})."
+                ) from error
+            return
+        store.read()
+        for name, value in header.items():
+            there = store.header.get(name)
+            if there != value:
+                raise ValueError(
+                    f"sample(out={str(store.path)!r}, resume=True): the run there "
+                    f"differs in {name}: it has {there!r}, this call has {value!r}. A "
+                    "run can only go on as it began; use another folder for this one."
+                )
+        self.counts = store.counts()
+        have = self.counts.get("posterior", 0)
+        if have > self.num_samples:
+            raise ValueError(
+                f"sample(out={str(store.path)!r}, resume=True, "
+                f"num_samples={self.num_samples}): the run has {have} draws already. "
+                f"Write num_samples={have} or more, or read it with open_run."
+            )
+        store.truncate(self.counts)
+        store.update(num_samples=self.num_samples)
+
+    # drawing -------------------------------------------------------------------------
+
+    def finish(self, key: Array, init_params: Any) -> Any:
+        """Draw what is missing, and return the result."""
+        state = self.program.init(key, init_params)
+        if self.store is not None and self.counts:
+            state = self.store.restore(state)
+            state = jax.tree.map(jnp.asarray, state)
+        try:
+            self._loop(state)
+        finally:
+            if self.store is not None:
+                self.store.close()
+        return self._result()
+
+    @property
+    def _steps_done(self) -> int:
+        return self.counts.get("steps", 0)
+
+    def _next(self, done: int, most: int) -> tuple[str, int, int]:
+        """The phase, draws and steps to a draw of the next chunk, of ``most`` steps."""
+        capacity = self.program.capacity
+        left = self.num_warmup - done
+        if left > 0 and self.keep_warmup:
+            return _WARMUP, min(left, most, capacity), 1
+        if left > 0:
+            return _WARMUP, 1, min(left, most)
+        drawn = (done - self.num_warmup) // self.thinning
+        left = self.num_samples - drawn
+        return "", max(min(left, most // self.thinning, capacity), 1), self.thinning
+
+    def _loop(self, state: Any) -> None:
+        total = self.num_warmup + self.num_samples * self.thinning
+        ahead = self._steps_done
+        pace = _Pace()
+        waiting: tuple[Any, Callable, str, int, int] | None = None
+        bar = tqdm(total=total, initial=ahead, disable=not self.progress, unit="step")
+        with bar, _interruptible() as stop:
+            while True:
+                following = None
+                if ahead < total and not stop.is_set():
+                    phase, draws, steps = self._next(ahead, pace.steps)
+                    state, fetch = self.program.draw(state, draws, steps)
+                    following = state, fetch, phase, draws, steps
+                    ahead += draws * steps
+                if waiting is not None:
+                    self._take(*waiting, bar, pace, last=following is None)
+                if following is None:
+                    break
+                waiting = following
+        if stop.is_set() and self._steps_done < total:
+            drawn = self.counts.get("posterior", 0)
+            if not drawn:
+                raise KeyboardInterrupt("interrupted before the first draw")
+            warnings.warn(
+                f"sample: interrupted after {drawn} of {self.num_samples} draws, which "
+                "are returned.",
+                UserWarning,
+                stacklevel=find_stack_level(),
+            )
+
+    def _take(
+        self,
+        state: Any,
+        fetch: Callable,
+        phase: str,
+        draws: int,
+        steps: int,
+        bar: Any,
+        pace: _Pace,
+        last: bool,
+    ) -> None:
+        """Wait for a chunk; keep, commit and report it."""
+        fields = {
+            name: jax.tree.map(lambda x: np.moveaxis(x, 0, 1), value)
+            for name, value in fetch().items()
+        }
+        pace.saw(draws * steps)
+        drawn = _Drawn(
+            self.program.kernel,
+            fields,
+            self.thinning,
+            self.program.args,
+            self.program.kwargs,
+        )
+        if self.template is None:
+            self._describe(drawn)
+        if not phase or self.keep_warmup:
+            for group, values in _groups(drawn).items():
+                name = phase + group
+                if self.store is not None:
+                    self.store.append(name, values)
+                else:
+                    self.kept.setdefault(name, []).append(values)
+                self.counts[name] = self.counts.get(name, 0) + draws
+        self.counts["steps"] = self._steps_done + draws * steps
+        now = time.monotonic()
+        if self.store is not None and (last or now - self.told > _COMMIT_SECONDS):
+            self.store.commit(state, self.counts)
+            self.told = now
+        bar.update(draws * steps)
+        bar.set_description("warmup" if phase else "sample", refresh=False)
+        bar.set_postfix_str(_reported(fields, pace), refresh=False)
+
+    def _describe(self, drawn: _Drawn) -> None:
+        """Learn the names, axes and attributes of the result from its first draws."""
+        first = {
+            name: jax.tree.map(lambda x: x[:, :1], value)
+            for name, value in drawn.fields.items()
+        }
+        small = _Drawn(drawn.sampler, first, self.thinning, drawn._args, drawn._kwargs)
+        self.template = _template(self.program.identity, small)
+        if self.store is None or self.store.layouts:
+            return
+        layouts: list[Layout] = []
+        attrs: dict[str, Any] = {}
+        coords: dict[str, Any] = {}
+        groups = _groups(small)
+        for prefix in ("", _WARMUP) if self.keep_warmup else ("",):
+            for group, values in groups.items():
+                dataset = get_group(self.template, group)
+                assert dataset is not None
+                for (name, value), stored in zip(
+                    values.items(), dataset.data_vars, strict=True
+                ):
+                    layouts.append(
+                        Layout(
+                            prefix + group,
+                            name,
+                            f"draws/{len(layouts):03d}.bin",
+                            value.dtype.name,
+                            (value.shape[0], *value.shape[2:]),
+                            (str(stored), *map(str, dataset[stored].dims)),
+                        )
+                    )
+                attrs[prefix + group] = dict(dataset.attrs)
+                coords |= {
+                    str(d): dataset[d].values.tolist()
+                    for d in dataset.dims
+                    if d not in ("chain", "draw")
+                }
+        self.store.describe(
+            layouts, attrs=attrs, coords=coords, num_samples=self.num_samples
+        )
+
+    # results -------------------------------------------------------------------------
+
+    def _result(self) -> Any:
+        if self.store is not None:
+            found = _lazy(self.store, self.counts)
+        else:
+            found = {
+                name: self._in_memory(name, chunks)
+                for name, chunks in self.kept.items()
+            }
+        for group in ("observed_data", "constant_data"):
+            dataset = get_group(self.template, group) if self.template else None
+            if dataset is not None:
+                found[group] = dataset
+        return as_inference_data(found, dict(found["posterior"].attrs))
+
+    def _in_memory(self, name: str, chunks: list[dict[str, np.ndarray]]) -> xr.Dataset:
+        like = get_group(self.template, name.removeprefix(_WARMUP))
+        assert like is not None
+        values = {
+            key: np.concatenate([chunk[key] for chunk in chunks], axis=1)
+            for key in chunks[0]
+        }
+        return _dataset(
+            {
+                str(stored): (tuple(map(str, like[stored].dims)), values[key])
+                for key, stored in zip(values, like.data_vars, strict=True)
+            },
+            {str(d): like[d].values for d in like.dims},
+            dict(like.attrs),
+        )
+
+
+def _groups(drawn: _Drawn) -> dict[str, dict[str, np.ndarray]]:
+    return {name: values for name, values in collected_groups(drawn).items() if values}
+
+
+class _Pace:
+    """How many steps a chunk should have."""
+
+    def __init__(self) -> None:
+        self.steps = 1
+        self.per_second = 0.0
+        self._last: float | None = None
+
+    def saw(self, steps: int) -> None:
+        """Note that a chunk of so many steps is done."""
+        now = time.monotonic()
+        if self._last is not None:
+            self.per_second = steps / max(now - self._last, 1e-9)
+            wanted = self.per_second * _CHUNK_SECONDS
+            # the first ones say little
+            self.steps = int(np.clip(wanted, 1, 8 * self.steps))
+        self._last = now
+
+
+def _reported(fields: Mapping[str, Any], pace: _Pace) -> str:
+    """What the progress bar shows of a chunk."""
+    parts = []
+    for name, label in (("accept_prob", "acceptance"), ("reliable", "reliable")):
+        for key in (name, f"replicas.{name}", f"inner.{name}"):
+            if key in fields:
+                parts.append(f"{label} {np.nanmean(fields[key]):.2f}")
+                break
+    if "num_rows" in fields and pace.per_second:
+        rows = float(np.mean(fields["num_rows"])) * pace.per_second
+        parts.append(f"{rows:.2g} rows/s")
+    if "diverging" in fields and np.any(fields["diverging"]):
+        parts.append(f"diverging {np.mean(fields['diverging']):.1%}")
+    return ", ".join(parts)
+
+
+# what the replay of a model told, so that running a kernel again compiles nothing; of
+# data that are large it is not kept
+_TEMPLATES: OrderedDict[Hashable, tuple[list[Any], Any]] = OrderedDict()
+_MOST_TEMPLATES, _MOST_TEMPLATE_BYTES = 8, 2**25
+
+
+def _template(identity: Hashable, drawn: _Drawn) -> Any:
+    """The result of the first draws, which later runs of the same take for theirs."""
+    leaves = jax.tree.leaves((drawn._args, drawn._kwargs))
+    arrays = [x for x in leaves if isinstance(x, np.ndarray | Array)]
+    known = _TEMPLATES.get(identity)
+    if known is not None and all(
+        seen() is x for seen, x in zip(known[0], arrays, strict=True)
+    ):
+        return known[1]
+    template = to_inference_data(drawn)
+    if sum(x.nbytes for x in arrays) <= _MOST_TEMPLATE_BYTES:
+        _TEMPLATES[identity] = [weakref.ref(x) for x in arrays], template
+        while len(_TEMPLATES) > _MOST_TEMPLATES:
+            _TEMPLATES.popitem(last=False)
+    return template
+
+
+@contextmanager
+def _interruptible() -> Iterator[threading.Event]:
+    """Make of the first interrupt a request to stop, where that can be done."""
+    stop = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    before = signal.getsignal(signal.SIGINT)
+
+    def ask(number: int, frame: types.FrameType | None) -> None:
+        stop.set()
+        signal.signal(signal.SIGINT, before)
+
+    signal.signal(signal.SIGINT, ask)
+    try:
+        yield stop
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+# reading ------------------------------------------------------------------------------
+
+
+def open_run(path: str | Path) -> InferenceData:
+    """The draws of a run in a folder, also while it is running.
+
+    :param path: the folder that was given to :func:`sample` as ``out``.
+    :return: the groups that have draws, read from disk where they are looked at.
+    :raises ValueError: the folder holds no run, no draws yet, or is damaged.
+
+    **Example**
+
+    .. doctest::
+
+        >>> import tempfile
+        >>> from numpyro_minibatch import open_run
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     open_run(folder)
+        Traceback (most recent call last):
+        ...
+        ValueError: ... holds no run of numpyro_minibatch: it has no run.json.
+    """
+    store = Store(Path(path))
+    store.read()
+    counts = store.counts()
+    if not counts.get("posterior"):
+        raise ValueError(
+            f"{path}: the run has no draws yet ({counts.get('steps', 0)} of "
+            f"{store.header['num_warmup']} steps of the warmup)."
+        )
+    found = _lazy(store, counts)
+    return as_inference_data(found, dict(found["posterior"].attrs))
+
+
+def progress_of(path: str | Path) -> str:
+    """One line on how far the run in a folder is.
+
+    :param path: the folder.
+    :raises ValueError: it holds no run.
+    """
+    store = Store(Path(path))
+    store.read()
+    counts, header = store.counts(), store.header
+    warmup = min(counts.get("steps", 0), header["num_warmup"])
+    return (
+        f"{header['kernel']}, {header['num_chains']} chains: {warmup} of "
+        f"{header['num_warmup']} steps of the warmup, {counts.get('posterior', 0)} of "
+        f"{header.get('num_samples', '?')} draws"
+    )
+
+
+def _lazy(store: Store, counts: Mapping[str, int]) -> dict[str, xr.Dataset]:
+    """The groups of a run, on disk."""
+    groups = {}
+    for group in dict.fromkeys(layout.group for layout in store.layouts):
+        draws = counts.get(group, 0)
+        if not draws:
+            continue
+        arrays = store.arrays(group, draws)
+        groups[group] = _dataset(
+            {
+                layout.dims[0]: (layout.dims[1:], array)
+                for layout, array in arrays.values()
+            },
+            {name: np.asarray(value) for name, value in store.header["coords"].items()},
+            store.header["attrs"][group],
+        )
+    return groups
+
+
+def _dataset(
+    variables: Mapping[str, tuple[tuple[str, ...], np.ndarray]],
+    coords: Mapping[str, Any],
+    attrs: dict[str, Any],
+) -> xr.Dataset:
+    sizes: dict[str, int] = {}
+    for dims, array in variables.values():
+        sizes |= dict(zip(dims, array.shape, strict=True))
+    chosen = {
+        dim: np.arange(size) if dim in ("chain", "draw") else coords[dim]
+        for dim, size in sizes.items()
+    }
+    return xr.Dataset(dict(variables), chosen, attrs)
+
+
+# is it the same run? ------------------------------------------------------------------
+
+
+def _fingerprint(tree: Any) -> str:
+    """A short digest of arrays, keys and plain values."""
+    digest = hashlib.blake2b(digest_size=12)
+    static, arrays = Static.split((tree,), {})
+    for array in arrays:
+        if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+            digest.update(str(jax.random.key_impl(array)).encode())
+            array = jax.random.key_data(array)
+        plain = np.asarray(array)
+        digest.update(f"{plain.dtype}{plain.shape}".encode())
+        digest.update(np.ascontiguousarray(plain).data)
+    rest = [leaf for leaf in static.leaves if isinstance(leaf, str | int | float)]
+    digest.update(repr((str(static.treedef), rest)).encode())
+    return digest.hexdigest()
+
+
+def _fingerprint_of_kernel(kernel: Any) -> str:
+    """A digest of a kernel's settings and of its model's code."""
+    settings = getattr(kernel, "settings", None)
+    if settings is None:
+        plain = (bool, int, float, str, list, tuple)
+        settings = {k: v for k, v in vars(kernel).items() if isinstance(v, plain)}
+    # what is found out in the set-up is not a setting
+    known = {k: v for k, v in settings.items() if k not in ("pilot", "batch")}
+    scheme = getattr(getattr(kernel, "inner", kernel), "_scheme", None)
+    settings = {**known, "batch": repr(scheme)}
+    digest = hashlib.blake2b(digest_size=12)
+    digest.update(json.dumps(settings, sort_keys=True, default=repr).encode())
+    model: Any = getattr(kernel, "model", None)
+    while callable(getattr(model, "fn", None)):  # an effect handler
+        model = model.fn
+    code = getattr(model, "__code__", None)
+    if code is not None:
+        for part in _codes(code):
+            digest.update(part)
+    return digest.hexdigest()
+
+
+def _codes(code: types.CodeType) -> Iterator[bytes]:
+    yield code.co_code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _codes(constant)
+        else:
+            yield repr(constant).encode()
+    yield repr(code.co_names).encode()
