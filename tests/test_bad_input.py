@@ -1701,7 +1701,7 @@ ENERGIES = [
         "proposal.langevin()",
     ),
     refuse(
-        "more rows than there are",
+        "batches of more rows than there are",
         lambda: start(
             MINTEE(regression, batch_size=[50, 10], temperatures=[1.0, 2.0]), X, Y
         ),
