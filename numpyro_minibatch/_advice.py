@@ -310,7 +310,9 @@ def _advise_ladder(d: Diagnosis, s: Settings) -> Iterator[str]:
     if not d.swap_rates:
         return
     wanted = max(2, math.ceil(2 * d.barrier) + 1)
-    worst = min(range(len(d.swap_rates)), key=lambda pair: d.swap_rates[pair])
+    # where thinning kept no draw that tried a pair, nothing is known of it
+    tried = [pair for pair, rate in enumerate(d.swap_rates) if rate == rate]
+    worst = min(tried, key=lambda pair: d.swap_rates[pair], default=0)
     if d.swap_rates[worst] < 0.15:
         yield (
             f"rungs {worst} and {worst + 1} of the ladder swap in only "

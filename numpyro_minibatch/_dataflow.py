@@ -200,7 +200,9 @@ def _inner_jaxprs(eqn: Any) -> list[tuple[Any, int]]:
 
     Only those whose inputs are the equation's own, in order: not those of ``while``.
     """
-    found = []
+    found: list[tuple[Any, int]] = []
+    if eqn.primitive.name == "while":
+        return found
     for value in eqn.params.values():
         for inner in value if isinstance(value, tuple) else (value,):
             jaxpr: Any = getattr(inner, "jaxpr", inner)

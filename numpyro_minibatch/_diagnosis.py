@@ -111,7 +111,7 @@ class Diagnosis:
     @property
     def barrier(self) -> float:
         """The communication barrier of a ladder: the sum of its rejection rates."""
-        return sum(1.0 - rate for rate in self.swap_rates)
+        return sum(1.0 - rate for rate in self.swap_rates if rate == rate)
 
     def __str__(self) -> str:
         batches = ", ".join(
@@ -139,8 +139,9 @@ class Diagnosis:
             ),
             "swaps": _show(
                 "accepted {:.2f} at least, {:.2f} on average",
-                min(self.swap_rates, default=math.nan),
-                sum(self.swap_rates) / max(len(self.swap_rates), 1),
+                # of pairs that were tried in the draws that were kept
+                min((r for r in self.swap_rates if r == r), default=math.nan),
+                _mean([r for r in self.swap_rates if r == r]),
             )
             + _show(", {:.1%} unreliable", self.unreliable_swaps),
             "ladder": _show(
@@ -184,6 +185,10 @@ class Diagnosis:
         for title, sentences in (("Advice", self.advice), ("Notes", self.notes)):
             text += [title] * bool(sentences) + [f"  - {s}" for s in sentences]
         return "\n".join(text)
+
+
+def _mean(numbers: list[float]) -> float:
+    return sum(numbers) / len(numbers) if numbers else math.nan
 
 
 def _show(text: str, *numbers: float) -> str:

@@ -20,7 +20,7 @@ import numpy as np
 from jax import Array
 from numpyro.infer import HMC
 
-from numpyro_minibatch._static import Static
+from numpyro_minibatch._static import Seen, Static, digest
 
 __all__ = ["Program"]
 
@@ -145,10 +145,10 @@ class Program:
         self.num_warmup = num_warmup
         self.num_chains = num_chains
         self.args, self.kwargs = args, dict(kwargs)
-        static, arrays = Static.split(args, self.kwargs)
-        self._static = static
+        static, given = Static.split(args, self.kwargs)
+        self._static, self._given = static, given
         # once for the run, and not closed over
-        self._arrays = [jnp.asarray(x) for x in arrays]
+        self._arrays = [jnp.asarray(x) for x in given]
         names = (kernel.sample_field, *kernel.default_fields, *extra_fields)
         if isinstance(kernel, HMC):
             names += _OF_HMC
@@ -177,7 +177,8 @@ class Program:
                 model_kwargs=self.kwargs,
             )
             kernel = _snapshot(kernel)
-            identity: Hashable = _ByValue(kernel)
+            # what a model reads from its surroundings is compiled in
+            identity: Hashable = _ByValue(kernel), digest(kernel.model)
         else:
             kernel, state = _started(
                 kernel,
@@ -185,9 +186,9 @@ class Program:
                 keys,
                 init_params,
                 self._static,
-                self._arrays,
+                self._given,
             )
-            identity = (id(kernel), self.num_warmup)
+            identity = (_ById(kernel), self.num_warmup, digest(kernel.model))
         self._chains = Chains(
             kernel,
             identity,
@@ -202,6 +203,17 @@ class Program:
         capacity = int(np.clip(_MOST_BYTES // max(size, 1), 1, _MOST_DRAWS))
         self._chains = Chains(**{**self._chains.__dict__, "capacity": capacity})
         return state
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The fields of the state that are collected."""
+        return self._fields
+
+    def peek(self, state: Any) -> Any:
+        """What would be collected of a state, with the axes chain and draw first."""
+        assert self._chains is not None
+        found = jax.jit(self._chains.collect)(state, self._arrays)
+        return jax.tree.map(lambda x: np.asarray(x)[:, None], found)
 
     @property
     def identity(self) -> Hashable:
@@ -244,6 +256,8 @@ def _snapshot(kernel: Any) -> Any:
     """
     other = object.__new__(type(kernel))
     other.__dict__.update(kernel.__dict__)
+    if "_inner" in other.__dict__:  # of a kernel that runs another one
+        other._inner = copy.copy(kernel._inner)
     made = kernel._sample_fn
     own = other._transition
     other._sample_fn = partial(made.func, own) if isinstance(made, partial) else own
@@ -263,9 +277,22 @@ class _ByValue:
         return hash(self.kernel)
 
 
+@dataclass(frozen=True, eq=False)
+class _ById:
+    """A kernel that is equal to itself only; held, so that its place is not reused."""
+
+    kernel: Any
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _ById) and self.kernel is other.kernel
+
+    def __hash__(self) -> int:
+        return id(self.kernel)
+
+
 # NumPyro's kernels keep what `init` was told in functions that they make, and have no
 # equality: each is started in a copy that is kept for as long as it is itself
-_STARTED: WeakKeyDictionary[Any, dict[int, tuple[Any, Any]]] = WeakKeyDictionary()
+_STARTED: WeakKeyDictionary[Any, tuple[Any, Any]] = WeakKeyDictionary()
 
 
 def _started(
@@ -277,29 +304,19 @@ def _started(
     arrays: list[Any],
 ) -> tuple[Any, Any]:
     """A kernel of NumPyro that was started, and the states of its chains."""
-    started = _STARTED.setdefault(kernel, {})
-    if num_warmup not in started:
-        own = copy.copy(kernel)
-
-        def one(static: Static, key: Array, init: Any, arrays: list[Any]) -> Any:
-            args, kwargs = static.join(arrays)
-            return own.init(key, num_warmup, init, args, kwargs)
-
-        # other kernels keep what they computed of the data
-        compiled = jax.jit(one, static_argnums=0) if isinstance(own, HMC) else one
-
-        def start(static: Static, keys: Array, init: Any, arrays: list[Any]) -> Any:
-            starts = [None] * len(keys)
-            if init is not None:
-                starts = [jax.tree.map(itemgetter(k), init) for k in range(len(keys))]
-            states = [
-                compiled(static, key, start, arrays)
-                for key, start in zip(keys, starts, strict=True)
-            ]
-            if len(states) == 1:
-                return states[0]
-            return jax.tree.map(lambda *x: jnp.stack(x), *states)
-
-        started[num_warmup] = own, start
-    own, start = started[num_warmup]
-    return own, start(static, keys, init_params, arrays)
+    # other data, another copy: some keep what they computed of the data
+    told = (num_warmup, static, Seen.of(arrays), digest(kernel.model))
+    if kernel not in _STARTED or _STARTED[kernel][0] != told:
+        _STARTED[kernel] = told, copy.copy(kernel)
+    own = _STARTED[kernel][1]
+    args, kwargs = static.join(arrays)
+    starts = [None] * len(keys)
+    if init_params is not None:
+        starts = [jax.tree.map(itemgetter(k), init_params) for k in range(len(keys))]
+    states = [
+        own.init(key, num_warmup, start, args, kwargs)
+        for key, start in zip(keys, starts, strict=True)
+    ]
+    if len(states) == 1:
+        return own, states[0]
+    return own, jax.tree.map(lambda *x: jnp.stack(x), *states)

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
+import functools
+import hashlib
+import re
+import types
+import weakref
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-__all__ = ["Static"]
+__all__ = ["Seen", "Static", "digest"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,3 +68,151 @@ class _ArrayMark:
 
 
 _ARRAY = _ArrayMark()
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """Arrays that were seen before: the same ones, and with the same content.
+
+    They are held weakly, so that they can be freed. JAX's arrays do not change; of
+    NumPy's there is a digest.
+
+    :param arrays: references to the arrays.
+    :param digests: of those of NumPy.
+    """
+
+    arrays: tuple[Any, ...]
+    digests: tuple[str | None, ...]
+
+    @classmethod
+    def of(cls, arrays: list[Any]) -> Seen:
+        """Look at some arrays."""
+        return cls(
+            tuple(weakref.ref(x) for x in arrays),
+            tuple(digest(x) if isinstance(x, np.ndarray) else None for x in arrays),
+        )
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Seen)
+            and len(self.arrays) == len(other.arrays)
+            and all(
+                a() is not None and a() is b()
+                for a, b in zip(self.arrays, other.arrays, strict=True)
+            )
+            and self.digests == other.digests
+        )
+
+    def __hash__(self) -> int:
+        return hash(self.digests)
+
+
+def digest(value: Any) -> str:
+    """A short text that is equal for equal values, in another process too.
+
+    Arrays count by their content, functions by their code, their defaults and what they
+    read from their surroundings, everything else by what it consists of.
+
+    :param value: anything.
+    """
+    found = hashlib.blake2b(digest_size=12)
+    for part in _parts(value, set()):
+        found.update(part)
+    return found.hexdigest()
+
+
+def _parts(value: Any, seen: set[int]) -> Iterator[bytes]:
+    """The bytes that a value is told by."""
+    if value is None or isinstance(value, bool | int | float | complex | str | bytes):
+        yield f"{type(value).__name__} {value!r}".encode()
+        return
+    if isinstance(value, np.generic | np.ndarray | Array):
+        yield from _of_array(value)
+        return
+    if isinstance(value, types.ModuleType):
+        yield value.__name__.encode()
+        return
+    if id(value) in seen:
+        return
+    seen = seen | {id(value)}
+    if isinstance(value, Mapping):
+        for key in sorted(value, key=repr):
+            yield repr(key).encode()
+            yield from _parts(value[key], seen)
+    elif isinstance(value, set | frozenset):
+        yield repr(sorted(map(repr, value))).encode()
+    elif isinstance(value, list | tuple):
+        yield f"{type(value).__name__} {len(value)}".encode()
+        for item in value:
+            yield from _parts(item, seen)
+    elif isinstance(value, functools.partial):
+        yield from _parts((value.func, value.args, value.keywords), seen)
+    elif isinstance(value, types.MethodType):
+        yield from _parts((value.__func__, value.__self__), seen)
+    elif isinstance(value, types.FunctionType):
+        yield from _of_function(value, seen)
+    elif isinstance(value, type):
+        yield f"{value.__module__}.{value.__qualname__}".encode()
+    elif is_dataclass(value):
+        yield type(value).__qualname__.encode()
+        for entry in fields(value):
+            yield from _parts(getattr(value, entry.name), seen)
+    elif getattr(value, "__dict__", None):
+        yield type(value).__qualname__.encode()
+        yield from _parts(vars(value), seen)
+    else:
+        yield re.sub(r"0x[0-9a-f]+", "", repr(value)).encode()
+
+
+def _of_array(value: Any) -> Iterator[bytes]:
+    if isinstance(value, jax.core.Tracer):
+        yield str(value.aval).encode()
+        return
+    if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+        yield str(jax.random.key_impl(value)).encode()
+        value = jax.random.key_data(value)
+    plain = np.ascontiguousarray(np.asarray(value))
+    yield f"{plain.dtype}{plain.shape}".encode()
+    yield repr(plain.tolist()).encode() if plain.dtype.hasobject else plain.tobytes()
+
+
+def _of_function(value: types.FunctionType, seen: set[int]) -> Iterator[bytes]:
+    yield from _of_code(value.__code__)
+    yield from _parts((value.__defaults__, value.__kwdefaults__), seen)
+    for name, content in surroundings(value):
+        yield name.encode()
+        # of libraries the name is enough
+        module = getattr(content, "__module__", None)
+        own = isinstance(module, str) and module == value.__module__
+        if isinstance(content, types.FunctionType | type) and not own:
+            yield f"{module}.{getattr(content, '__qualname__', '')}".encode()
+        else:
+            yield from _parts(content, seen)
+
+
+def _of_code(code: types.CodeType) -> Iterator[bytes]:
+    yield code.co_code
+    yield repr(code.co_names).encode()
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _of_code(constant)
+        else:
+            yield from _parts(constant, set())
+
+
+def surroundings(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    """What a function reads that is not its argument: its closure, and globals."""
+    code = function.__code__
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            yield name, cell.cell_contents
+        except ValueError:  # not yet assigned
+            continue
+    names = _names(code)
+    for name in sorted(names & function.__globals__.keys()):
+        yield name, function.__globals__[name]
+
+
+def _names(code: types.CodeType) -> set[str]:
+    inner = (c for c in code.co_consts if isinstance(c, types.CodeType))
+    return set(code.co_names).union(*map(_names, inner))

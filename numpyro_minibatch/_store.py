@@ -17,6 +17,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+try:
+    import fcntl
+except ImportError:  # not on every system; then nothing keeps two processes apart
+    fcntl = None  # type: ignore[assignment]
+
 __all__ = ["FORMAT", "Layout", "Store"]
 
 FORMAT = 1
@@ -57,6 +62,7 @@ class Store:
         self.header: dict[str, Any] = {}
         self.layouts: list[Layout] = []
         self._files: dict[str, Any] = {}
+        self._lock: Any = None
 
     # what is there -------------------------------------------------------------------
 
@@ -169,47 +175,82 @@ class Store:
                 rows = np.moveaxis(values[layout.name], 1, 0)
                 self._files[layout.file].write(np.ascontiguousarray(rows).tobytes())
 
-    def commit(self, state: Any, counts: Mapping[str, int]) -> None:
+    def commit(self, state: Any, constant: Any, counts: Mapping[str, int]) -> None:
         """Make everything that was written count.
 
         :param state: the state to go on from.
+        :param constant: what belongs to it and never changes; written once.
         :param counts: steps made, and draws of each group.
         """
+        if jax.tree.leaves(constant) and not (self.path / "constant.npz").exists():
+            _save(self.path / "constant.npz", constant)
         for file in self._files.values():
             file.flush()
             os.fsync(file.fileno())
-        arrays = {
-            f"leaf_{k}": _raw(leaf) for k, leaf in enumerate(jax.tree.leaves(state))
-        }
-        arrays["counts"] = np.frombuffer(json.dumps(dict(counts)).encode(), np.uint8)
-        temporary = self.path / "state.npz.new"
-        with temporary.open("wb") as file:
-            np.savez(file, allow_pickle=False, **arrays)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(self.path / "state.npz")
+        said = np.frombuffer(json.dumps(dict(counts)).encode(), np.uint8)
+        _save(self.path / "state.npz", state, counts=said)
 
-    def restore(self, like: Any) -> Any:
-        """The state of the last commit.
+    def restore(self, like: Any, constant: Any) -> tuple[Any, Any]:
+        """The state of the last commit, and what belongs to it.
 
         :param like: a state of the same run, for the shapes and types of its parts.
+        :param constant: the same of what never changes.
         :raises ValueError: the two do not fit.
         """
-        leaves, treedef = jax.tree.flatten(like)
-        with np.load(self.path / "state.npz") as saved:
-            if len(saved.files) != len(leaves) + 1:
-                raise ValueError(
-                    f"{self.path / 'state.npz'} has {len(saved.files) - 1} arrays, and "
-                    f"the state of the kernel {len(leaves)}: they are not of one run."
-                )
-            found = [_from_raw(saved[f"leaf_{k}"], x) for k, x in enumerate(leaves)]
-        return jax.tree.unflatten(treedef, found)
+        if jax.tree.leaves(constant):
+            constant = _load(self.path / "constant.npz", constant)
+        return _load(self.path / "state.npz", like), constant
+
+    def lock(self) -> None:
+        """Keep other processes away.
+
+        :raises BlockingIOError: another process is at the run.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._lock = (self.path / "lock").open("a")
+        if fcntl is not None:
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                self.unlock()
+                raise
+
+    def unlock(self) -> None:
+        """Let other processes in."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
 
     def close(self) -> None:
         """Close the files."""
         for file in self._files.values():
             file.close()
         self._files = {}
+
+
+def _save(path: Path, tree: Any, **more: np.ndarray) -> None:
+    """Write the arrays of a tree, in one piece."""
+    leaves = enumerate(jax.tree.leaves(tree))
+    arrays = {f"leaf_{k}": _raw(leaf) for k, leaf in leaves}
+    temporary = path.with_name(path.name + ".new")
+    with temporary.open("wb") as file:
+        np.savez(file, allow_pickle=False, **arrays, **more)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def _load(path: Path, like: Any) -> Any:
+    leaves, treedef = jax.tree.flatten(like)
+    with np.load(path) as saved:
+        stored = [name for name in saved.files if name.startswith("leaf_")]
+        if len(stored) != len(leaves):
+            raise ValueError(
+                f"{path} has {len(stored)} arrays, and what the kernel begins with "
+                f"{len(leaves)}: they are not of one run."
+            )
+        found = [_from_raw(saved[f"leaf_{k}"], x) for k, x in enumerate(leaves)]
+    return jax.tree.unflatten(treedef, found)
 
 
 def _raw(leaf: Any) -> np.ndarray:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 import xarray as xr
 from numpyro.util import find_stack_level
-from scipy.special import logsumexp
+from scipy.special import digamma, logsumexp
 
 from numpyro_minibatch._checks import check_count, describe
 from numpyro_minibatch._replay import CHUNK, Run, log_densities
@@ -156,7 +156,10 @@ def _log_volume(draws: np.ndarray, cycle: int) -> float:
             "some of their values are the same, or are bound to others, as those of a "
             "simplex. Write method='equal'."
         )
-    return 0.5 * (log_det + d)
+    # the log determinant of a sample covariance is too small by this
+    places = np.arange(1, d + 1)
+    bias = (digamma((count - places) / 2) + np.log(2 / (count - 1))).sum()
+    return float(0.5 * (log_det - bias + d))
 
 
 def densities(mcmc: Any, chunk_size: int = CHUNK) -> xr.Dataset:

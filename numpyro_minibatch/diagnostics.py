@@ -167,7 +167,7 @@ def _numbers(posterior: xr.Dataset, stats: xr.Dataset, s: Settings) -> Diagnosis
             if "round_trips" in stats
             else math.nan
         ),
-        jump_rates=mean_rates(stats, "jump_acceptance_rate"),
+        jump_rates=tuple(np.nan_to_num(mean_rates(stats, "jump_acceptance_rate"))),
         jump_tries=_tries(stats, "jump_acceptance_rate"),
         energy_noise=_medians(stats, "energy_noise"),
         ring_occupancy=_occupancy(stats),
@@ -187,12 +187,12 @@ def _by_place(stats: xr.Dataset, name: str) -> np.ndarray | None:
 
 
 def mean_rates(stats: xr.Dataset, name: str) -> tuple[float, ...]:
-    """The mean acceptance rate of each pair, 0 for one that was never tried."""
+    """The mean acceptance rate of each pair; not a number if no try is recorded."""
     rates = _by_place(stats, name)
     if rates is None:
         return ()
-    tried = (rates == rates).sum(0)
-    return tuple((np.nansum(rates, 0) / np.maximum(tried, 1)).tolist())
+    with np.errstate(invalid="ignore"):
+        return tuple((np.nansum(rates, 0) / (rates == rates).sum(0)).tolist())
 
 
 def _tries(stats: xr.Dataset, name: str) -> tuple[float, ...]:

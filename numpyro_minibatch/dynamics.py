@@ -67,6 +67,11 @@ class Dynamics(ABC):
     #: learning rate, this is ``step_size ** order``.
     order: int = 1
 
+    @property
+    def keeps_force(self) -> bool:
+        """Whether the memory has the force that the next step begins with."""
+        return False
+
     def init(self, key: Array, z: Array, temperature: Scalar) -> Any:
         """What is kept with the position: momenta at their equilibrium.
 
@@ -193,6 +198,10 @@ class _SGHMC(Dynamics):
     white_step_size = 0.3
     default_num_steps = 10
     order = 2
+
+    @property
+    def keeps_force(self) -> bool:
+        return self.integrator == "baoab"
 
     def _decay(self, step_size: Scalar) -> Scalar:
         """What a step forgets: the friction times its length."""
@@ -327,6 +336,10 @@ class _NoseHoover(Dynamics):
     white_step_size = 0.3
     default_num_steps = 10
     order = 2
+
+    @property
+    def keeps_force(self) -> bool:
+        return self.integrator == "symmetric"
 
     def init(self, key: Array, z: Array, temperature: Scalar) -> Thermostat:
         p = jnp.sqrt(jnp.asarray(temperature, z.dtype)) * _normal(key, z)

@@ -151,7 +151,7 @@ def nll(probabilities: Any, y: Any) -> float:
     :param y: classes, ``(rows,)``.
     """
     p = np.asarray(probabilities, float)
-    own = p[np.arange(len(p)), np.asarray(y)]
+    own = p[np.arange(len(p)), _classes("nll", y, len(p))]
     # a float32 softmax rounds to zero what is below
     return float(-np.log(np.maximum(own, np.finfo(np.float32).tiny)).mean())
 
@@ -162,7 +162,18 @@ def accuracy(probabilities: Any, y: Any) -> float:
     :param probabilities: of the classes, ``(rows, classes)``.
     :param y: classes, ``(rows,)``.
     """
-    return float((np.asarray(probabilities).argmax(-1) == np.asarray(y)).mean())
+    likeliest = np.asarray(probabilities).argmax(-1)
+    return float((likeliest == _classes("accuracy", y, len(likeliest))).mean())
+
+
+def _classes(who: str, y: Any, rows: int) -> np.ndarray:
+    found = np.asarray(y)
+    if found.shape != (rows,):
+        raise ValueError(
+            f"{who}(y=...) must have one class for each of the {rows} rows, shape "
+            f"({rows},), got shape {found.shape}."
+        )
+    return found
 
 
 def entropy(probabilities: Any) -> np.ndarray:
@@ -209,7 +220,10 @@ def calibration_error(probabilities: Any, y: Any, bins: int = 15) -> float:
     """
     check_count("calibration_error", "bins", bins)
     p = np.asarray(probabilities, float)
-    confidence, right = p.max(-1), p.argmax(-1) == np.asarray(y)
+    confidence, right = (
+        p.max(-1),
+        p.argmax(-1) == _classes("calibration_error", y, len(p)),
+    )
     # a confidence of one belongs to the last bin
     place = np.minimum((confidence * bins).astype(int), bins - 1)
     sums = [np.bincount(place, x, minlength=bins) for x in (confidence, right)]

@@ -146,26 +146,32 @@ def _rungs(idata: Any) -> tuple[np.ndarray, np.ndarray, bool]:
             "of the warmup."
         )
     # the first draws may come before a rung took part in a swap
-    seen = ~np.isnan(energies).any((0, 2))
+    seen = np.maximum.accumulate(~np.isnan(energies).any((0, 2)))
     if seen.sum() < 10:
         raise ValueError(
             f"log_evidence(idata) needs more draws than {energies.shape[1]}, of which "
             f"{seen.sum()} have the log likelihoods of all rungs."
         )
-    return 1.0 / temperatures[:, -1], energies[:, seen], not np.nanmax(noise) > 0.0
+    measured = noise[np.isfinite(noise)]
+    exact = measured.size > 0 and measured.max() == 0.0
+    return 1.0 / temperatures[:, -1], energies[:, seen], bool(exact)
 
 
 def _stepping_stones(inverse: np.ndarray, energies: np.ndarray) -> Evidence:
     gaps = inverse[:, :-1] - inverse[:, 1:]
     exponents = gaps[:, None] * energies[:, :, 1:]
-    number = energies.shape[1]
-    # of each chain, whose ladder may be its own: shape (chain, pair)
-    steps = logsumexp(exponents, axis=1) - math.log(number)
-    # to first order, the error is that of the mean of this: shape (chain, draw)
-    influence = (np.exp(exponents - steps[:, None]) - 1.0).sum(-1)
+    chains, number = energies.shape[:2]
+    if (inverse == inverse[0]).all():
+        steps = logsumexp(exponents, axis=(0, 1), keepdims=True)
+        steps = steps[0] - math.log(chains * number)  # shape (1, pair)
+        # to first order, the error is that of the mean of this: shape (chain, draw)
+        error = _standard_error((np.exp(exponents - steps) - 1.0).sum(-1))
+    else:  # ladders that adapted, each chain its own
+        steps = logsumexp(exponents, axis=1) - math.log(number)
+        error = float(steps.sum(-1).std(ddof=1) / math.sqrt(chains))
     return Evidence(
         value=float(steps.sum(-1).mean()),
-        error=_standard_error(influence),
+        error=error,
         discretisation=0.0,
         method="stepping-stone",
         steps=tuple(steps.mean(0).tolist()),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import xarray as xr
 
 from numpyro_minibatch.diagnostics import mean_rates
@@ -106,10 +107,11 @@ def swap_rates(idata: Any, *, ax: Axes | None = None) -> Axes:
     names = [
         f"{low:.3g}\n{high:.3g}" for low, high in zip(heat, heat[1:], strict=False)
     ]
+    barrier = np.nansum([1.0 - rate for rate in rates])
     ax.set(
         xlabel="temperatures of the pair",
         ylabel="mean acceptance rate of swaps",
-        title=f"Swaps along the ladder, barrier {sum(1.0 - r for r in rates):.2f}",
+        title=f"Swaps along the ladder, barrier {barrier:.2f}",
         ylim=(0.0, 1.0),
     )
     ax.set_xticks(range(len(rates)), names)

@@ -7,15 +7,13 @@ fetched, written and reported.
 
 from __future__ import annotations
 
-import hashlib
-import json
+import datetime
 import math
 import signal
 import threading
 import time
 import types
 import warnings
-import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,7 +23,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 from jax import Array
@@ -35,7 +32,7 @@ from tqdm.auto import tqdm
 
 from numpyro_minibatch._checks import check_count, check_flag, describe
 from numpyro_minibatch._program import Program
-from numpyro_minibatch._static import Static
+from numpyro_minibatch._static import Seen, digest
 from numpyro_minibatch._store import Layout, Store
 from numpyro_minibatch._version import __version__
 from numpyro_minibatch.inference_data import (
@@ -154,9 +151,14 @@ def sample(
     run = _Run(
         program, num_warmup, num_samples, thinning, bool(keep_warmup), bool(progress)
     )
-    if out is not None:
-        run.begin_in(Store(Path(out)), key, init_params, resume)
-    return run.finish(key, init_params)
+    if out is None:
+        return run.finish(key, init_params)
+    store = Store(Path(out))
+    try:
+        run.begin_in(store, key, init_params, resume)
+        return run.finish(key, init_params)
+    finally:
+        store.unlock()
 
 
 @dataclass
@@ -217,14 +219,26 @@ class _Run:
             "backend": jax.default_backend(),
             "kernel": type(self.program.kernel).__name__,
             "what the kernel does": _fingerprint_of_kernel(self.program.kernel),
-            "data": _fingerprint((self.program.args, self.program.kwargs)),
-            "init_params": _fingerprint(init),
-            "seed": _fingerprint(key),
+            "data": digest((self.program.args, self.program.kwargs)),
+            "init_params": digest(init),
+            "seed": digest(key),
             "num_chains": self.program.num_chains,
             "num_warmup": self.num_warmup,
             "thinning": self.thinning,
             "keep_warmup": self.keep_warmup,
+            "fields": list(self.program.fields),
         }
+        try:
+            store.lock()
+        except BlockingIOError:
+            raise ValueError(
+                f"sample(out={str(store.path)!r}): another process is at this run. "
+                "Wait until it has ended; open_run reads what it has."
+            ) from None
+        except OSError as error:
+            raise ValueError(
+                f"sample(out={str(store.path)!r}): cannot write there ({error})."
+            ) from error
         self.store = store
         if store.exists and not resume:
             raise ValueError(
@@ -233,12 +247,12 @@ class _Run:
                 "it."
             )
         if not store.exists:
-            try:
-                store.create(header)
-            except OSError as error:
+            if (store.path / "state.npz").exists() or list(store.path.glob("draws/*")):
                 raise ValueError(
-                    f"sample(out={str(store.path)!r}): cannot write there ({error})."
-                ) from error
+                    f"sample(out={str(store.path)!r}): the folder has draws of a run "
+                    "whose run.json is missing. Restore it, or use another folder."
+                )
+            store.create(header)
             return
         store.read()
         for name, value in header.items():
@@ -266,14 +280,15 @@ class _Run:
         """Draw what is missing, and return the result."""
         state = self.program.init(key, init_params)
         if self.store is not None and self.counts:
-            state = self.store.restore(state)
-            state = jax.tree.map(jnp.asarray, state)
+            state = _joined(*self.store.restore(*_divided(state)))
+            if not self.template:
+                self._describe(self._drawn(self.program.peek(state)))
         try:
             self._loop(state)
+            return self._result()
         finally:
             if self.store is not None:
                 self.store.close()
-        return self._result()
 
     @property
     def _steps_done(self) -> int:
@@ -338,13 +353,7 @@ class _Run:
             for name, value in fetch().items()
         }
         pace.saw(draws * steps)
-        drawn = _Drawn(
-            self.program.kernel,
-            fields,
-            self.thinning,
-            self.program.args,
-            self.program.kwargs,
-        )
+        drawn = self._drawn(fields)
         if self.template is None:
             self._describe(drawn)
         if not phase or self.keep_warmup:
@@ -356,13 +365,22 @@ class _Run:
                     self.kept.setdefault(name, []).append(values)
                 self.counts[name] = self.counts.get(name, 0) + draws
         self.counts["steps"] = self._steps_done + draws * steps
-        now = time.monotonic()
-        if self.store is not None and (last or now - self.told > _COMMIT_SECONDS):
-            self.store.commit(state, self.counts)
-            self.told = now
+        waited = time.monotonic() - self.told
+        if self.store is not None and (last or waited > _COMMIT_SECONDS):
+            self.store.commit(*_divided(state), self.counts)
+            self.told = time.monotonic()  # a commit may take long
         bar.update(draws * steps)
         bar.set_description("warmup" if phase else "sample", refresh=False)
         bar.set_postfix_str(_reported(fields, pace), refresh=False)
+
+    def _drawn(self, fields: Mapping[str, Any]) -> _Drawn:
+        return _Drawn(
+            self.program.kernel,
+            fields,
+            self.thinning,
+            self.program.args,
+            self.program.kwargs,
+        )
 
     def _describe(self, drawn: _Drawn) -> None:
         """Learn the names, axes and attributes of the result from its first draws."""
@@ -419,6 +437,9 @@ class _Run:
             dataset = get_group(self.template, group) if self.template else None
             if dataset is not None:
                 found[group] = dataset
+        now = datetime.datetime.now(datetime.UTC).isoformat()
+        for dataset in found.values():
+            dataset.attrs["created_at"] = now
         return as_inference_data(found, dict(found["posterior"].attrs))
 
     def _in_memory(self, name: str, chunks: list[dict[str, np.ndarray]]) -> xr.Dataset:
@@ -440,6 +461,17 @@ class _Run:
 
 def _groups(drawn: _Drawn) -> dict[str, dict[str, np.ndarray]]:
     return {name: values for name, values in collected_groups(drawn).items() if values}
+
+
+def _divided(state: Any) -> tuple[Any, Any]:
+    """What changes of a state, and what a control variate keeps as it is."""
+    if not hasattr(state, "surrogate"):
+        return state, ()
+    return state._replace(surrogate=()), state.surrogate
+
+
+def _joined(state: Any, constant: Any) -> Any:
+    return state._replace(surrogate=constant) if hasattr(state, "surrogate") else state
 
 
 class _Pace:
@@ -479,7 +511,7 @@ def _reported(fields: Mapping[str, Any], pace: _Pace) -> str:
 
 # what the replay of a model told, so that running a kernel again compiles nothing; of
 # data that are large it is not kept
-_TEMPLATES: OrderedDict[Hashable, tuple[list[Any], Any]] = OrderedDict()
+_TEMPLATES: OrderedDict[Hashable, tuple[Seen, Any]] = OrderedDict()
 _MOST_TEMPLATES, _MOST_TEMPLATE_BYTES = 8, 2**25
 
 
@@ -487,14 +519,13 @@ def _template(identity: Hashable, drawn: _Drawn) -> Any:
     """The result of the first draws, which later runs of the same take for theirs."""
     leaves = jax.tree.leaves((drawn._args, drawn._kwargs))
     arrays = [x for x in leaves if isinstance(x, np.ndarray | Array)]
+    identity, seen = (identity, drawn.thinning), Seen.of(arrays)
     known = _TEMPLATES.get(identity)
-    if known is not None and all(
-        seen() is x for seen, x in zip(known[0], arrays, strict=True)
-    ):
+    if known is not None and known[0] == seen:
         return known[1]
     template = to_inference_data(drawn)
     if sum(x.nbytes for x in arrays) <= _MOST_TEMPLATE_BYTES:
-        _TEMPLATES[identity] = [weakref.ref(x) for x in arrays], template
+        _TEMPLATES[identity] = seen, template
         while len(_TEMPLATES) > _MOST_TEMPLATES:
             _TEMPLATES.popitem(last=False)
     return template
@@ -608,49 +639,13 @@ def _dataset(
 # is it the same run? ------------------------------------------------------------------
 
 
-def _fingerprint(tree: Any) -> str:
-    """A short digest of arrays, keys and plain values."""
-    digest = hashlib.blake2b(digest_size=12)
-    static, arrays = Static.split((tree,), {})
-    for array in arrays:
-        if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
-            digest.update(str(jax.random.key_impl(array)).encode())
-            array = jax.random.key_data(array)
-        plain = np.asarray(array)
-        digest.update(f"{plain.dtype}{plain.shape}".encode())
-        digest.update(np.ascontiguousarray(plain).data)
-    rest = [leaf for leaf in static.leaves if isinstance(leaf, str | int | float)]
-    digest.update(repr((str(static.treedef), rest)).encode())
-    return digest.hexdigest()
-
-
 def _fingerprint_of_kernel(kernel: Any) -> str:
-    """A digest of a kernel's settings and of its model's code."""
-    settings = getattr(kernel, "settings", None)
-    if settings is None:
-        plain = (bool, int, float, str, list, tuple)
-        settings = {k: v for k, v in vars(kernel).items() if isinstance(v, plain)}
-    # what is found out in the set-up is not a setting
-    known = {k: v for k, v in settings.items() if k not in ("pilot", "batch")}
-    scheme = getattr(getattr(kernel, "inner", kernel), "_scheme", None)
-    settings = {**known, "batch": repr(scheme)}
-    digest = hashlib.blake2b(digest_size=12)
-    digest.update(json.dumps(settings, sort_keys=True, default=repr).encode())
-    model: Any = getattr(kernel, "model", None)
-    while callable(getattr(model, "fn", None)):  # an effect handler
-        model = model.fn
-    code = getattr(model, "__code__", None)
-    if code is not None:
-        for part in _codes(code):
-            digest.update(part)
-    return digest.hexdigest()
-
-
-def _codes(code: types.CodeType) -> Iterator[bytes]:
-    yield code.co_code
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _codes(constant)
-        else:
-            yield repr(constant).encode()
-    yield repr(code.co_names).encode()
+    """A digest of what a kernel was given, its model included."""
+    identity = getattr(kernel, "_identity", None)
+    if identity is not None:
+        return digest((type(kernel).__name__, identity()))
+    # what `init` makes of it
+    made = {"_sample_fn", "_init_fn", "_potential_fn_gen", "_postprocess_fn"}
+    made |= {"_inv_transforms", "_dynamic_support", "_wa_update", "_num_warmup"}
+    given = {name: x for name, x in vars(kernel).items() if name not in made}
+    return digest((type(kernel).__name__, given))

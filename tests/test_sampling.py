@@ -450,3 +450,146 @@ def test_bad_arguments(changes: Any, error: Any, says: str) -> None:
 def test_nothing_to_open(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"no run\.json"):
         open_run(tmp_path)
+
+
+# what a program depends on -----------------------------------------------------------
+
+CENTRE = [0.0]
+
+
+def reads_a_global(y: Any) -> None:
+    mu = numpyro.sample("mu", dist.Normal(0, 10))
+    with numpyro.plate("data", N, subsample_size=50) as i:
+        numpyro.sample("obs", dist.Normal(mu + CENTRE[0], 1.0), obs=y[i])
+
+
+def reads_a_param(y: Any) -> None:
+    centre = numpyro.param("centre", jnp.mean(y))
+    mu = numpyro.sample("mu", dist.Normal(0, 10))
+    with numpyro.plate("data", N, subsample_size=50) as i:
+        numpyro.sample("obs", dist.Normal(mu + centre, 1.0), obs=y[i])
+
+
+def mean_of(kernel: Any, *data: Any) -> float:
+    settings = {**SETTINGS, "num_warmup": 200, "num_samples": 300}
+    return float(values(sample(kernel, *data, **settings))["mu"].mean())
+
+
+def test_surroundings_of_a_model_are_seen(monkeypatch: Any) -> None:
+    for kernel in (MINT(reads_a_global, temperature=1.0), HMC(reads_a_global_whole)):
+        monkeypatch.setattr(sys.modules[__name__], "CENTRE", [0.0])
+        assert abs(mean_of(kernel, NOISE)) < 0.5
+        monkeypatch.setattr(sys.modules[__name__], "CENTRE", [5.0])
+        assert abs(mean_of(kernel, NOISE) + 5.0) < 0.5
+
+
+def reads_a_global_whole(y: Any) -> None:
+    mu = numpyro.sample("mu", dist.Normal(0, 10))
+    numpyro.sample("obs", dist.Normal(mu + CENTRE[0], 1.0), obs=y)
+
+
+NOISE = (Y - X @ [1.0, -0.5]).astype(np.float32)
+
+
+def test_params_and_arrays_that_change_are_seen() -> None:
+    for kernel in (MINT(reads_a_param, temperature=1.0), HMC(reads_a_param_whole)):
+        assert abs(mean_of(kernel, NOISE)) < 0.5
+        assert abs(mean_of(kernel, NOISE + 5.0)) < 0.5  # the mean is taken out
+
+
+def reads_a_param_whole(y: Any) -> None:
+    centre = numpyro.param("centre", jnp.mean(y))
+    mu = numpyro.sample("mu", dist.Normal(0, 10))
+    numpyro.sample("obs", dist.Normal(mu + centre, 1.0), obs=y)
+
+
+@slow
+def test_a_control_variate_is_of_the_data_as_they_are(tmp_path: Path) -> None:
+    data = np.tile(NOISE, 4)
+
+    def plain(y: Any) -> None:
+        mu = numpyro.sample("mu", dist.Normal(0, 10))
+        with numpyro.plate("data", 4 * N, subsample_size=100) as i:
+            numpyro.sample("obs", dist.StudentT(5.0, mu, 1.0), obs=y[i])
+
+    kernel = MinibatchMH(plain, control_variate="taylor2")
+    first = mean_of(kernel, data)
+    data += 0.3
+    assert abs(mean_of(kernel, data) - first - 0.3) < 0.05
+    # the expansion is written once, and a run goes on with it
+    settings = {**SETTINGS, "out": tmp_path / "run"}
+    sample(kernel, data, **{**settings, "num_samples": 20})
+    written = (tmp_path / "run" / "constant.npz").stat().st_mtime_ns
+    found = sample(kernel, data, **settings, resume=True)
+    assert (tmp_path / "run" / "constant.npz").stat().st_mtime_ns == written
+    assert_same(found, sample(kernel, data, **SETTINGS))
+
+
+DIGEST = """
+import functools
+from numpyro_minibatch import SGLD, schedule
+from numpyro_minibatch._static import digest
+
+def make(scale):
+    def model(x, kind="a"):
+        return x * scale if kind in {"a", "bcd", "e"} else helper(x)
+    return model
+
+def helper(x):
+    return x + 1
+
+print(digest((make(1.0), functools.partial(helper, 2), lambda k: 0.1 / (k + 1))))
+print(digest(make(2.0)) == digest(make(1.0)))
+"""
+
+
+def test_digests_are_those_of_another_process() -> None:
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", DIGEST],
+            env={**os.environ, "PYTHONHASHSEED": str(seed)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in (1, 2)
+    }
+    assert len(found) == 1 and "False" in found.pop()
+
+
+def test_surroundings_are_part_of_a_run(tmp_path: Path, monkeypatch: Any) -> None:
+    kernel = MINT(reads_a_global, temperature=1.0)
+    settings = {**SETTINGS, "out": tmp_path / "run"}
+    sample(kernel, NOISE, **{**settings, "num_samples": 10})
+    monkeypatch.setattr(sys.modules[__name__], "CENTRE", [5.0])
+    with pytest.raises(ValueError, match="differs in what the kernel does"):
+        sample(kernel, NOISE, **settings, resume=True)
+    monkeypatch.setattr(sys.modules[__name__], "CENTRE", [0.0])
+    with pytest.raises(ValueError, match="differs in fields"):
+        sample(kernel, NOISE, **settings, resume=True, extra_fields=("adapt_state",))
+    sample(kernel, NOISE, **settings, resume=True)
+
+
+def test_one_process_at_a_run(tmp_path: Path) -> None:
+    pytest.importorskip("fcntl")
+    store = sampling.Store(tmp_path / "run")
+    store.lock()
+    with pytest.raises(ValueError, match="another process is at this run"):
+        run(out=tmp_path / "run")
+    store.unlock()
+    run(out=tmp_path / "run")
+
+
+def test_what_is_left_of_a_run_is_not_written_to(tmp_path: Path) -> None:
+    run(out=tmp_path / "run")
+    (tmp_path / "run" / "run.json").unlink()
+    with pytest.raises(ValueError, match=r"whose run\.json is missing"):
+        run(out=tmp_path / "run")
+
+
+def test_a_finished_run_has_its_data_and_its_thinning(tmp_path: Path) -> None:
+    run(out=tmp_path / "run", thinning=2, num_samples=10)
+    found = run(out=tmp_path / "run", thinning=2, num_samples=10, resume=True)
+    assert found["observed_data"]["obs"].shape == (N,)
+    assert found["posterior"].attrs["thinning"] == 2
+    assert open_run(tmp_path / "run")["posterior"].attrs["thinning"] == 2

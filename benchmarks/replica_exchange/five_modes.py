@@ -49,17 +49,17 @@ def methods(variance: float) -> dict[str, Callable[[], Any]]:
         "friction": FRICTION,
     }
     rungs = {"num_replicas": RUNGS, "temperature_ratio": RATIO, "num_steps": NUM_STEPS}
-    grown = batch.growing(mixture.WIDTH)
+    of_gradients = batch.without_replacement(mixture.WIDTH)
     alone = {**shared, "num_steps": RUNGS * NUM_STEPS}
-    rungs_grown = {**rungs, "swap_batch": grown}
+    rungs_of_gradients = {**rungs, "swap_batch": of_gradients}
     found: dict[str, Callable[[], Any]] = {
         "RENHD": lambda: RENHD(**shared, **rungs),
-        "RENHD, grown batch": lambda: RENHD(**shared, **rungs_grown),
-        "RENHD, Barker": lambda: RENHD(**shared, **rungs_grown, swap="barker"),
+        "RENHD, rows of gradients": lambda: RENHD(**shared, **rungs_of_gradients),
+        "RENHD, Barker": lambda: RENHD(**shared, **rungs, swap="barker"),
         "RENHD, exact swaps": lambda: RENHD(**shared, **rungs, swap="exact"),
-        "RENHD, random pairs": lambda: RENHD(**shared, **rungs_grown, pairing="random"),
-        "RENHD, euler": lambda: RENHD(**shared, **rungs_grown, integrator="euler"),
-        "RELD": lambda: RELD(**shared, **rungs_grown),
+        "RENHD, random pairs": lambda: RENHD(**shared, **rungs, pairing="random"),
+        "RENHD, euler": lambda: RENHD(**shared, **rungs, integrator="euler"),
+        "RELD": lambda: RELD(**shared, **rungs),
         "SGNHT alone": lambda: SGNHT(**alone),
         "SGHMC alone": lambda: SGHMC(**alone),
     }
@@ -106,7 +106,7 @@ def checks(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
     made = []
     for (noise, name), run in found.items():
-        if name not in ("RENHD", "RENHD, grown batch"):
+        if name != "RENHD":
             continue
         tv, ess = run["total_variation"], run["ess_alone"]
         off = abs(run["variance_ratio"] - 1)

@@ -79,8 +79,9 @@ REFERENCES = """## References
 TEXTS |= {
     "five_modes": """## Five modes
 
-`python -m benchmarks.replica_exchange.five_modes`, and for the second noise the same
-with `--resume --noise 25 --methods RENHD "RENHD, grown batch" RELD "SGNHT alone"`.
+`python -m benchmarks.replica_exchange.five_modes --noise 0.25`, and for the second
+noise the same with `--resume --noise 25 --methods RENHD "RENHD, rows of gradients" RELD
+"SGNHT alone"`.
 
 The mixture of section 4.1 of [1]: five isolated modes in the plane, noise of variance
 0.25 in each coordinate of the gradients, seven rungs, each 1.5 times as hot as the one
@@ -102,9 +103,9 @@ so that gradients are as many.
   with one long chain as in [1]; it calls a chain that never leaves its mode excellent.
   *ArviZ* is `az.ess(method="mean")` over all chains and *bulk* the default one; *of
   modes* is that of the indicator of the mode where it is smallest.
-- *Grown batch* is `swap_batch=batch.growing(20)`: rows are read until the noise of a
-  swap is inside the test's domain. *Barker*, *random pairs* (of the two sets of pairs
-  one by chance), *euler* (the printed integrator) and RELD have it as well.
+- Swaps read rows until their noise is inside the test's domain, which is the default;
+  *rows of gradients* is `swap_batch=batch.without_replacement(20)`. *Random pairs* are
+  one by chance of the two sets of pairs, *euler* is the printed integrator.
 
 What there is to see:
 
@@ -118,7 +119,8 @@ What there is to see:
 - **At a hundred times the noise the swaps need rows of their own.** On the gradients'
   20 rows a swap between two modes has a noise that the penalty can only refuse, and
   chains stay where they began, however right their width is. `swap_reliable` says so:
-  86% of the swaps are outside the domain of the test. A batch that grows mends it.
+  86% of the swaps are outside the domain of the test. The batch that grows, which is
+  the default, mends it.
 - There the thermostat shows what it is for: RENHD's modes have the right width, RELD's
   have 2.2 times their variance.""",
     "rivals": """## Beside other parallel tempering

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import warnings
-import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -30,7 +29,7 @@ from numpyro_minibatch._preflight import (
     layout_target,
 )
 from numpyro_minibatch._start import check_init_params, check_start, find_start
-from numpyro_minibatch._static import Static
+from numpyro_minibatch._static import Seen, Static, digest
 from numpyro_minibatch.batch import (
     BatchSize,
     FullBatch,
@@ -146,7 +145,7 @@ class MinibatchKernel(MCMCKernel):
         self._start_fn: Callable | None = None
         self._plan: Plan | None = None
         self._report: dict[str, Any] = {}
-        self._prepared: tuple[Any, list[Any], Prepared] | None = None
+        self._prepared: tuple[Any, Seen, Prepared] | None = None
 
     # what the driver and the analysis read -----------------------------------------
 
@@ -228,6 +227,7 @@ class MinibatchKernel(MCMCKernel):
             and self._num_warmup == other._num_warmup
             and self._layout == other._layout
             and self._plan == other._plan
+            and digest(self._frozen) == digest(other._frozen)
         )
 
     def __hash__(self) -> int:
@@ -326,11 +326,15 @@ class MinibatchKernel(MCMCKernel):
         """The state of a rung after it got the position of another.
 
         :param target: the target.
-        :param here: the rung's own state.
+        :param here: the rung's own state, with the surrogate.
         :param there: the state that the position comes from.
         :param key: PRNG key.
         """
         return here._replace(z=there.z)
+
+    def _arrival_rows(self, reader: Reader) -> int:
+        """Rows that :meth:`_arrive` reads."""
+        return 0
 
     # control variates -----------------------------------------------------------------
 
@@ -353,10 +357,7 @@ class MinibatchKernel(MCMCKernel):
             )
         if self._prepared is not None:
             known, seen, prepared = self._prepared
-            same = len(seen) == len(arrays) and all(
-                ref() is x for ref, x in zip(seen, arrays, strict=True)
-            )
-            if same and known == (static, layout):
+            if known == (static, layout) and seen == Seen.of(arrays):
                 return prepared
         shapes = dict(zip(layout.latents, layout.shapes, strict=True))
         problem = Problem(
@@ -371,9 +372,7 @@ class MinibatchKernel(MCMCKernel):
             ),
         )
         prepared = self._survey(problem, init)
-        # weakly, so that the data can be freed
-        seen = [weakref.ref(x) for x in arrays]
-        self._prepared = (static, layout), seen, prepared
+        self._prepared = (static, layout), Seen.of(arrays), prepared
         return prepared
 
     def _survey(self, problem: Problem, init: Any) -> Any:
@@ -451,7 +450,7 @@ class MinibatchKernel(MCMCKernel):
             state, log_density = self._start_fn(
                 static,
                 vectorized,
-                (num_warmup, layout, self._plan),
+                (num_warmup, layout, self._plan, digest(self._frozen)),
                 rng_key,
                 init_params,
                 arrays,

@@ -185,7 +185,10 @@ class NumPyroKernel(MinibatchKernel):
     def _arrive(self, target: Target, here: Any, there: Any, key: Array) -> Any:
         _, unravel = ravel_pytree(there.z)
         potential = self._potential(self._reader(target, unravel))
-        energy, gradient = jax.value_and_grad(potential)(there.z)
+        if getattr(self._kernel, "_forward_mode_differentiation", False):
+            energy, gradient = potential(there.z), jax.jacfwd(potential)(there.z)
+        else:
+            energy, gradient = jax.value_and_grad(potential)(there.z)
         inner = here.inner._replace(z=there.z, potential_energy=energy, z_grad=gradient)
         return here._replace(z=there.z, inner=inner)
 

@@ -626,7 +626,9 @@ class CyclicalMINT(Cyclical):
     :param cycle_length: steps of a cycle. The paper's 50 epochs are ``50 * N / m`` of
         them.
     :param rise: by what the step size is multiplied at the end of a cycle.
-    :param decay: by what it is multiplied in between; see :func:`schedule.sawtooth`.
+    :param decay: by what it is multiplied in between; see :func:`schedule.sawtooth`. By
+        default what makes all cycles alike. The paper's 0.9 begins each cycle at 0.7
+        times the step size of the one before, and freezes a long run.
     :param decay_every: after how many steps; by default a tenth of a cycle.
     :param samples_per_cycle: draws of a cycle, evenly spaced, the last one at its end.
     :param collect_from: the share of a cycle after which draws are collected.
@@ -667,12 +669,17 @@ class CyclicalMINT(Cyclical):
         *,
         cycle_length: int,
         rise: float = 2.0,
-        decay: float = 0.9,
+        decay: float | None = None,
         decay_every: int | None = None,
         samples_per_cycle: int = 1,
         collect_from: float = 0.0,
         **settings: Any,
     ) -> None:
+        if decay is None:
+            check_count("CyclicalMINT", "cycle_length", cycle_length)
+            check_positive("CyclicalMINT", "rise", rise)
+            decay_every = decay_every or max(1, cycle_length // 10)
+            decay = min(float(rise) ** (-decay_every / cycle_length), 1.0)
         pace = schedules.sawtooth(1.0, cycle_length, rise, decay, decay_every)
         super().__init__(
             MINT(model, **settings),

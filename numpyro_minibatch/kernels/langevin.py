@@ -252,10 +252,15 @@ class SGMCMC(MinibatchKernel):
         )
 
     def _arrive(self, target: Target, here: Any, there: Any, key: Array) -> Any:
-        z, _ = ravel_pytree(there.z)
+        momentum_key, row_key = jax.random.split(key)
+        z, unravel = ravel_pytree(there.z)
         memory = self._dynamics.refresh(
-            key, z, here.memory, there.memory, self.temperature
+            momentum_key, z, here.memory, there.memory, self.temperature
         )
+        if self._dynamics.keeps_force:
+            # what came along has the share of the prior of another temperature
+            reader = self._energy(self._reader(target, unravel, here.surrogate))
+            memory = memory._replace(force=reader.gradient(row_key, z))
         return here._replace(z=there.z, refuge=there.refuge, memory=memory)
 
     def _transition(self, target: Target, state: SGMCMCState) -> SGMCMCState:
@@ -361,6 +366,9 @@ class SGMCMC(MinibatchKernel):
             noise_ratio=ratio,
             num_rows=rows + state.num_rows,
         )
+
+    def _arrival_rows(self, reader: Reader) -> int:
+        return reader.gradient_rows if self._dynamics.keeps_force else 0
 
     def _gradient_rows(self, reader: Reader) -> Array:
         """Rows that a draw's gradients read; a float if they are too many."""

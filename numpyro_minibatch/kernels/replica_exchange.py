@@ -27,7 +27,7 @@ from numpyro_minibatch import accept, batch, ladder
 from numpyro_minibatch._checks import check_count, check_flag, check_positive, describe
 from numpyro_minibatch._preflight import check_prior
 from numpyro_minibatch.accept import AcceptanceTest, SequentialTest
-from numpyro_minibatch.batch import Scheme, Weighted
+from numpyro_minibatch.batch import FullBatch, Scheme, Weighted
 from numpyro_minibatch.estimate import Comparison, Reader, Shared, Weights
 from numpyro_minibatch.kernels._base import MinibatchKernel, Static, over_chains
 from numpyro_minibatch.kernels._numpyro import NumPyroKernel
@@ -125,8 +125,10 @@ class ReplicaExchange(OuterKernel):
     :param swap: ``"penalty"`` (Metropolis with a penalty for the noise), ``"barker"``
         (the compensated test of the paper, on a batch that grows until its noise is
         inside), ``"exact"`` (all rows), or an ``accept.*`` test.
-    :param swap_batch: a ``batch.*`` scheme for the rows of swaps; by default the inner
-        kernel's.
+    :param swap_batch: a ``batch.*`` scheme for the rows of swaps; by default
+        ``batch.growing()``, which reads until the noise of a swap is inside its test.
+        With a control variate, or an inner kernel that reads all rows, swaps read the
+        rows that it does.
     :param pairing: ``"even-odd"``: even and odd pairs of neighbours by turns, which
         carries replicas along the ladder [2]; ``"random"``: one of the two by chance.
     :param adapt_ladder: in warmup, move the rungs between the first and the last to
@@ -212,7 +214,12 @@ class ReplicaExchange(OuterKernel):
                 "rows by how much they matter, as the inner kernel does. Leave "
                 "swap_batch out."
             )
-        if swap_batch is None and swap == "barker" and not weighs:
+        if (
+            swap_batch is None
+            and not (self._exact or weighs)
+            and not isinstance(self._inner._scheme, FullBatch)
+        ):
+            # what is small enough a noise for a gradient may be far too much for a swap
             swap_batch = batch.growing()
         if pairing not in ("even-odd", "random"):
             raise ValueError(
@@ -348,7 +355,7 @@ class ReplicaExchange(OuterKernel):
         )
         static, arrays = Static.split(tuple(model_args), model_kwargs or {})
         begin = jax.jit(partial(self._begin, static))
-        first = begin(own, replicas, arrays)
+        first = begin(own, replicas, arrays, surrogate)
         if is_chain:
             first = jax.tree.map(lambda x: x[0], first)
         transition = self._transition
@@ -356,14 +363,19 @@ class ReplicaExchange(OuterKernel):
         return first._replace(surrogate=surrogate)
 
     def _begin(
-        self, static: Static, keys: Array, replicas: Any, arrays: list[Any]
+        self,
+        static: Static,
+        keys: Array,
+        replicas: Any,
+        arrays: list[Any],
+        surrogate: Any,
     ) -> ReplicaExchangeState:
         """The first states, of several chains, from states at temperature 1."""
         target = self._inner._make_target(*static.join(arrays))
-        return jax.vmap(partial(self._first_state, target))(keys, replicas)
+        return jax.vmap(partial(self._first_state, target, surrogate))(keys, replicas)
 
     def _first_state(
-        self, target: Target, key: Array, replicas: Any
+        self, target: Target, surrogate: Any, key: Array, replicas: Any
     ) -> ReplicaExchangeState:
         number = len(self._ladder)
         key, index_key = jax.random.split(key)
@@ -372,7 +384,13 @@ class ReplicaExchange(OuterKernel):
             key, momentum_key = jax.random.split(key)
             rungs, temperatures = jnp.arange(number), jnp.asarray(self._ladder)
             replicas = self._exchanged(
-                target, replicas, rungs, rungs > 0, temperatures, momentum_key
+                target,
+                replicas,
+                rungs,
+                rungs > 0,
+                temperatures,
+                surrogate,
+                momentum_key,
             )
         real = replicas.step_size.dtype
         none = jnp.full((number - 1,), jnp.nan, real)
@@ -411,12 +429,15 @@ class ReplicaExchange(OuterKernel):
         if len(self._ladder) > 1:
             swaps = self._swap_pass(target, state, keys)
             is_new = swaps.source != jnp.arange(len(self._ladder))
+            # the draw after the rungs moved, all have another temperature
+            is_new |= self._adapt_ladder & (state.i == self._ladder_ends).any()
             replicas = self._exchanged(
                 target,
                 replicas,
                 swaps.source,
                 is_new,
                 state.temperatures,
+                state.surrogate,
                 keys["momentum"],
             )
             walker = walker[swaps.source]
@@ -475,9 +496,11 @@ class ReplicaExchange(OuterKernel):
         z = target.draw_prior(draw_key)
         flat, unravel = ravel_pytree(z)
         inner = self._inner.at(self._finite(state.temperatures)[-1])
+        hottest = hottest._replace(surrogate=state.surrogate)
         reader = inner._reader(target, unravel, state.surrogate)
         fresh = inner._first_state(reader, z, flat, first_key, state.surrogate)
-        return inner._arrive(target, hottest, fresh, arrive_key)
+        arrived = inner._arrive(target, hottest, fresh, arrive_key)
+        return arrived._replace(surrogate=())
 
     @property
     def _num_running(self) -> int:
@@ -509,6 +532,7 @@ class ReplicaExchange(OuterKernel):
         _, unravel = ravel_pytree(jax.tree.map(lambda x: x[0], state.replicas.z))
         flat = jax.vmap(lambda z: ravel_pytree(z)[0])(state.replicas.z)
         reader = self._swap_reader(target, unravel, state)
+        rows_of_inner = self._inner._reader(target, unravel, state.surrogate)
         inverse = 1.0 / state.temperatures
         row_key = jax.random.fold_in(state.index_key, state.i)
 
@@ -534,6 +558,8 @@ class ReplicaExchange(OuterKernel):
         source = source.at[at_upper].set(jnp.where(accepted, lower, upper), mode="drop")
         none = jnp.full((number - 1,), jnp.nan, flat.dtype)
         before = seen.log_density.astype(state.log_likelihood.dtype)
+        # an impossible position is rejected, and its likelihood is zero
+        before = jnp.where(jnp.isnan(before), -jnp.inf, before)
         energies = state.log_likelihood
         energies = energies.at[at_lower].set(before[:, 0], mode="drop")
         energies = energies.at[at_upper].set(before[:, 1], mode="drop")
@@ -544,7 +570,8 @@ class ReplicaExchange(OuterKernel):
             # without a try, not a number
             reliable=(decision.reliable & exists).sum() / exists.sum(),
             log_likelihood=energies,
-            num_rows=jnp.where(exists, seen.num_rows, 0).sum(),
+            num_rows=jnp.where(exists, seen.num_rows, 0).sum()
+            + number * self._inner._arrival_rows(rows_of_inner),
         )
 
     def _swap_reader(self, target: Target, unravel: Any, state: Any) -> Reader:
@@ -566,6 +593,7 @@ class ReplicaExchange(OuterKernel):
         source: Array,
         is_new: Array,
         temperatures: Array,
+        surrogate: Any,
         key: Array,
     ) -> Any:
         """The states of the rungs, where ``is_new`` with the position of ``source``."""
@@ -577,7 +605,10 @@ class ReplicaExchange(OuterKernel):
         ) -> Any:
             here = jax.tree.map(lambda x: x[rung], replicas)
             there = jax.tree.map(lambda x: x[origin], replicas)
-            arrived = self._inner.at(heat)._arrive(target, here, there, key)
+            at_rung = self._inner.at(heat)
+            arrived = at_rung._arrive(
+                target, here._replace(surrogate=surrogate), there, key
+            )._replace(surrogate=())
 
             def choose(new: Array, old: Array) -> Array:
                 # what stays with the rung is not touched, its keys least of all
