@@ -415,7 +415,7 @@ def test_law_of_a_hierarchy(centred):
         mcmc = MCMC(
             kernel,
             num_warmup=100,
-            num_samples=700,
+            num_samples=400,
             num_chains=32,
             chain_method="vectorized",
             progress_bar=False,

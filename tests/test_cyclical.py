@@ -483,7 +483,12 @@ def test_snapshots_are_taken_before_the_step_size_rises(of_mint: Any) -> None:
 
 def test_cyclical_mint_adapts_before_its_cycles() -> None:
     kernel = CyclicalMINT(
-        normal_model, temperature=2.0, estimate="exact", cycle_length=8, rise=1.0
+        normal_model,
+        temperature=2.0,
+        estimate="exact",
+        cycle_length=8,
+        rise=1.0,
+        decay=0.9,
     )
     start = {"mu": np.tile(START, (8, 1))}
     mcmc = run(kernel, start, *DATA, num_samples=3, num_warmup=150)

@@ -524,7 +524,8 @@ def test_advice_on_a_ladder_of_noise_or_with_gaps() -> None:
     rates = np.full(stats["jump_acceptance_rate"].shape, 0.5)
     rates[..., 1] = 0.01  # refused
     rates[:, 5:, 2] = np.nan  # hardly tried
-    stats["jump_acceptance_rate"] = stats["jump_acceptance_rate"].dims, rates
+    known = stats["jump_acceptance_rate"]
+    stats["jump_acceptance_rate"] = known.copy(data=rates)
     text = " ".join(diagnose(idata).advice)
     assert "lucky energies" not in text and "chain 0 tried" not in text
     assert "the jumps of chain 1 are accepted at a rate of 0.01" in text
