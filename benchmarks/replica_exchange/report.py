@@ -106,6 +106,8 @@ so that gradients are as many.
 - Swaps read rows until their noise is inside the test's domain, which is the default;
   *rows of gradients* is `swap_batch=batch.without_replacement(20)`. *Random pairs* are
   one by chance of the two sets of pairs, *euler* is the printed integrator.
+- All rows but *RENHD* were recorded when the first half kick after a swap still had the
+  force of the temperature that the position came from.
 
 What there is to see:
 
