@@ -152,9 +152,9 @@ TensorFlow Probability 0.25 imports no longer with the JAX of the rest (0.10.2:
 `jax.interpreters.xla` has no `pytype_aval_mappings`), so it has an environment with JAX
 0.4.35. blackjax 1.7 has no parallel tempering; its tempering is sequential Monte Carlo,
 which needs a proper law to begin with, here a normal one with standard deviation 6, and
-keeps nothing of its earlier temperatures. NumPyro's HMC as a rung has steps that adapt to
-the rung, and one gradient more a draw, at the position that a swap may have brought; its
-row was added by `--keep --methods "ReplicaExchange(HMC) of NumPyro"`.""",
+keeps nothing of its earlier temperatures. NumPyro's HMC as a rung has steps that adapt
+to the rung, and one gradient more a draw, at the position that a swap may have brought;
+its row was added by `--keep --methods "ReplicaExchange(HMC) of NumPyro"`.""",
     "fashion_mnist_lstm": """## A recurrent network
 
 `python examples/fashion_mnist_lstm.py --out docs/_static --record
