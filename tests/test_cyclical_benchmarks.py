@@ -12,6 +12,9 @@ import pytest
 from benchmarks.cyclical import gaussians, networks, uci
 from benchmarks.stochastic_gradient.record import load
 
+# compilation of much that runs for a moment: once, on the main interpreter
+pytestmark = pytest.mark.slow
+
 
 def test_gaussians(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")

@@ -7,6 +7,9 @@ import pytest
 
 from benchmarks.equi_energy import fifty_modes
 
+# compilation of much that runs for a moment: once, on the main interpreter
+pytestmark = pytest.mark.slow
+
 
 def test_modes_are_told_apart():
     z = np.array([[2.1, 0.0], [0.3, 1.8], [1.9, 2.2], [0.0, 0.1]])

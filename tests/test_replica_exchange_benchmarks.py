@@ -25,6 +25,9 @@ from numpyro_minibatch import RENHD, accept
 from numpyro_minibatch.accept import AcceptanceTest
 from numpyro_minibatch.estimate import Estimate
 
+# compilation of much that runs for a moment: once, on the main interpreter
+pytestmark = pytest.mark.slow
+
 CHAINS = 32
 
 

@@ -15,6 +15,9 @@ from benchmarks.stochastic_gradient import (
     step_speed,
 )
 
+# compilation of much that runs for a moment: once, on the main interpreter
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def written(tmp_path, monkeypatch):
