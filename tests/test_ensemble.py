@@ -111,3 +111,10 @@ def test_losses_of_a_line() -> None:
 def test_mistakes(make: Any, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         make()
+
+
+@pytest.mark.parametrize("score", [ensemble.nll, ensemble.accuracy])
+def test_classes_in_a_column_are_refused(score: Any) -> None:
+    mean = PROBABILITIES.mean(0)
+    with pytest.raises(ValueError, match=r"shape \(103,\), got shape \(103, 1\)"):
+        score(mean, Y[:, None])

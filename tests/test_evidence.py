@@ -291,6 +291,81 @@ def test_the_error_of_the_evidence_is_its_spread() -> None:
         assert 0.6 < found[0].error / spread < 1.6
 
 
+def test_chains_that_disagree_are_an_error() -> None:
+    energies = made_up()["sample_stats"]["log_likelihood"].values
+    apart = energies + 3.0 * np.arange(CHAINS)[:, None, None]
+    assert log_evidence(made_up(log_likelihood=apart), "stepping-stone").error > 0.5
+    # ladders that adapted, each chain its own
+    ladders = np.broadcast_to(LADDER, energies.shape).copy()
+    ladders[1, :, 1] *= 1.01
+    found = log_evidence(made_up(log_likelihood=apart, temperatures=ladders))
+    assert found.error > 0.5
+    same = log_evidence(made_up(temperatures=ladders))
+    assert abs(same.value - EVIDENCE) < 5 * same.error + 0.05
+
+
+def test_impossible_draws_count() -> None:
+    """Half of the draws of the prior impossible: half of the evidence."""
+    energies = made_up()["sample_stats"]["log_likelihood"].values.copy()
+    energies[:, 1::2, -1] = -np.inf
+    found = log_evidence(made_up(log_likelihood=energies))
+    wanted = EVIDENCE - math.log(2.0)
+    assert abs(found.value - wanted) < 5 * found.error, (found, wanted)
+    energies[:, :3] = np.nan  # before a first swap, no statement
+    cut = log_evidence(made_up(log_likelihood=energies))
+    assert abs(cut.value - wanted) < 5 * cut.error
+
+
+def test_noise_that_thinning_left_out_is_not_exactness() -> None:
+    unknown = np.full((CHAINS, 1000, len(LADDER) - 1), np.nan)
+    found = log_evidence(made_up(swap_log_ratio_variance=unknown))
+    assert found.method == "thermodynamic"
+
+
+def test_rungs_that_moved_have_energies_of_where_they_are() -> None:
+    x, y = X.astype(np.float32), Y.astype(np.float32)
+    kernel = ReplicaExchange(
+        HMC(model, num_steps=2, trajectory_length=None, step_size=1e-6),
+        temperatures=[1.0, 2.0, 400.0],
+        adapt_ladder=True,
+    )
+    state = kernel.init(random.key(0), 64, None, (x, y), {})
+    step = jax.jit(lambda state: kernel.sample(state, (x, y), {}))
+    before = state.temperatures
+    while (state.temperatures == before).all():
+        state = step(state)
+    assert state.i in kernel._ladder_ends
+    heat = state.temperatures  # of the draw to come
+    state = step(state)
+    rung = kernel.inner
+    for place in range(3):
+        at = rung.at(heat[place])
+        target = rung._make_target((x, y), {})
+        potential = at._potential(at._reader(target, lambda z: {"b": z}))
+        here = jax.tree.map(lambda value, k=place: value[k], state.replicas)
+        np.testing.assert_allclose(
+            here.inner.potential_energy, potential(here.z), rtol=1e-4
+        )
+
+
+def with_a_loop(x: Any, y: Any) -> None:
+    b = numpyro.sample("b", dist.Normal(0, 1).expand([2]).to_event(1))
+    doubled = jax.lax.while_loop(
+        lambda c: c[0] < 1, lambda c: (c[0] + 1, 2 * c[1]), (0, b)
+    )
+    with numpyro.plate("data", N):
+        numpyro.sample("obs", dist.Normal(x @ doubled[1], SD), obs=y)
+
+
+def test_forward_mode_reaches_rungs() -> None:
+    inner = NUTS(with_a_loop, forward_mode_differentiation=True, max_tree_depth=2)
+    kernel = ReplicaExchange(inner, temperatures=[1.0, 4.0])
+    x, y = X.astype(np.float32), Y.astype(np.float32)
+    state = kernel.init(random.key(0), 5, None, (x, y), {})
+    moved = jax.jit(lambda state: kernel.sample(state, (x, y), {}))(state)
+    assert np.isfinite(moved.replicas.inner.potential_energy).all()
+
+
 # what is refused ---------------------------------------------------------------------
 
 
