@@ -111,6 +111,7 @@ def number_of_chains(name: str, number: Any, rule: tuple, sizes: tuple | None) -
 def check_ascending(
     name: str, temperatures: Sequence[float], sizes: Sequence[int]
 ) -> None:
+    """Raise unless the temperatures that belong to the batch sizes ascend."""
     for low, high in zip(temperatures, temperatures[1:], strict=False):
         if not high > low:
             raise ValueError(
@@ -123,6 +124,7 @@ def check_ascending(
 def given_energies(
     name: str, energies: Any, ring_width: Any, number: int
 ) -> tuple[float, ...] | None:
+    """The floors ``H_1`` to ``H_{number - 1}`` of the chains, if they were given."""
     if ring_width is not None:
         check_positive(name, "ring_width", ring_width)
         if energies is not None:
@@ -149,6 +151,7 @@ def given_energies(
 
 
 def local_moves(name: str, given: Any) -> Proposal:
+    """The proposal of moves between jumps, if it needs no surrogate."""
     if given is None:
         return proposal.random_walk()
     check_instance(name, "proposal", given, Proposal, "random_walk()")
