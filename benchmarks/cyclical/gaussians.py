@@ -154,7 +154,8 @@ def plot(clouds: dict[str, np.ndarray], path: Path) -> None:
             some = chain[:: max(1, len(chain) // 3000)]
             axis.plot(*some.T, ".", ms=1.5, alpha=0.4)
         axis.plot(*CENTERS.T, "+", color="0.3", ms=5, lw=0.5)
-        axis.set(title=f"{name}, four chains", xlim=(-5.5, 5.5), ylim=(-5.5, 5.5))
+        axis.set(title=f"{name}, four chains", xlabel="$z_1$", ylabel="$z_2$")
+        axis.set(xlim=(-5.5, 5.5), ylim=(-5.5, 5.5))
         axis.set_aspect("equal")
     figure.savefig(path, dpi=80)
 
