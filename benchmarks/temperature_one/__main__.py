@@ -2,6 +2,7 @@
 
     python -m benchmarks.temperature_one --data covertype --method nuts ours
     python -m benchmarks.temperature_one --all
+    python -m benchmarks.temperature_one --all --method nuts ours --chains 4
 
 Results are written to benchmarks/temperature_one/results, one file a pair; then
 `python -m benchmarks.temperature_one.report` makes the table and the figure. The rival
@@ -46,6 +47,7 @@ def measure(name: str, method: str, options: argparse.Namespace) -> dict[str, An
         command += ["--data", name, "--method", method, "--out", str(out)]
         command += ["--cache", str(options.cache), "--seconds", str(options.seconds)]
         command += ["--x64"] if options.x64 else []
+        command += ["--chains", str(options.chains)]
         try:
             done = subprocess.run(
                 command, cwd=ROOT, timeout=options.limit, capture_output=True, text=True
@@ -60,7 +62,10 @@ def measure(name: str, method: str, options: argparse.Namespace) -> dict[str, An
         draws = np.load(out.with_suffix(".npy"))
     problem, prepared = PROBLEMS[name], load(name, options.cache)
     flat = Flat(problem.model, prepared.args)
-    quantities = reported_draws(flat, draws, problem.report, prepared.args)
+    chains = draws[None] if draws.ndim == 2 else draws.swapaxes(0, 1)
+    quantities = np.stack(
+        [reported_draws(flat, c, problem.report, prepared.args) for c in chains]
+    )
     run |= scores(quantities, prepared, run["seconds"]["sampling"], run["rows"])
     run["reference"] = prepared.info
     return run
@@ -76,6 +81,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0, help="of sampling")
     parser.add_argument("--limit", type=float, default=600.0, help="for a process")
     parser.add_argument("--x64", action="store_true", help="double precision")
+    parser.add_argument("--chains", type=int, default=1, help="side by side")
     parser.add_argument("--cache", type=Path, default=default_cache())
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--main", default=sys.executable, help="interpreter")
@@ -93,7 +99,8 @@ def main() -> None:
             subprocess.run(command, cwd=ROOT, check=True)
         for method in options.method:
             result = {"data": name, "method": method} | measure(name, method, options)
-            path = options.results / f"{name}__{method}.json"
+            many = "" if options.chains == 1 else f"__{options.chains}_chains"
+            path = options.results / f"{name}__{method}{many}.json"
             path.write_text(json.dumps(result, indent=1) + "\n")
             print(json.dumps(result), flush=True)
 

@@ -38,7 +38,8 @@ class Sampler(NamedTuple):
 class Run(NamedTuple):
     """What a run gave.
 
-    :param draws: positions, shape ``(draws, size)``, float32.
+    :param draws: positions, shape ``(draws, size)``, or ``(draws, chains, size)``;
+        float32.
     :param times: seconds for each of set-up, compilation, warmup and sampling.
     :param rows: rows of data read while sampling.
     :param accept: mean acceptance probability.

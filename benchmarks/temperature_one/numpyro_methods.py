@@ -21,7 +21,7 @@ from .problems import Problem
 WARMUP = 200  # the mass matrix is given, so that only a step size is to be found
 
 
-def nuts(problem: Problem, prepared: Prepared) -> Sampler:
+def nuts(problem: Problem, prepared: Prepared, chains: int = 1) -> Sampler:
     """NUTS on all rows; the given mass matrix is the same as whitened coordinates."""
     num_rows = len(prepared.args[0])
     flat = Flat(problem.model, prepared.args)
@@ -29,8 +29,9 @@ def nuts(problem: Problem, prepared: Prepared) -> Sampler:
     return _sampler(
         kernel,
         prepared,
-        lambda s: (_flat(s.z), s.num_steps * num_rows, s.accept_prob),
+        lambda s: (s.z, s.num_steps * num_rows, s.accept_prob),
         WARMUP,
+        chains,
     )
 
 
@@ -40,6 +41,7 @@ def hmcecs(
     size: int,
     blocks: int,
     whitened: bool = True,
+    chains: int = 1,
 ) -> Sampler:
     """HMCECS with its second-order Taylor proxy at the mode, where it starts.
 
@@ -58,30 +60,36 @@ def hmcecs(
         proxy=HMCECS.taylor_proxy(mode, degree=2),
     )
 
-    def read(state: Any) -> tuple[Array, Array, Array]:
+    def read(state: Any) -> tuple[Any, Array, Array]:
         inner = state.hmc_state
         rows = inner.num_steps * size + 2.0 * size  # and the new batch's two energies
-        return _flat(inner.z), rows, state.accept_prob
+        return inner.z, rows, state.accept_prob
 
-    return _sampler(kernel, prepared, read, WARMUP if whitened else 1000)
+    return _sampler(kernel, prepared, read, WARMUP if whitened else 1000, chains)
 
 
-def ours(problem: Problem, prepared: Prepared, **settings: Any) -> Sampler:
+def ours(
+    problem: Problem, prepared: Prepared, chains: int = 1, **settings: Any
+) -> Sampler:
     """`MinibatchMH` with second-order control variates, at its defaults."""
     from numpyro_minibatch import MinibatchMH
 
     kernel: Any = MinibatchMH(problem.model, control_variate="taylor2", **settings)
     return _sampler(
-        kernel, prepared, lambda s: (_flat(s.z), s.num_rows, s.accept_prob), 1000
+        kernel,
+        prepared,
+        lambda s: (s.z, s.num_rows, s.accept_prob),
+        1000,
+        chains,
     )
 
 
-def ours_uniform(problem: Problem, prepared: Prepared) -> Sampler:
+def ours_uniform(problem: Problem, prepared: Prepared, chains: int = 1) -> Sampler:
     """The same with uniform batches, which miss the rows that matter."""
     from numpyro_minibatch import batch
 
     size = min(100, len(prepared.args[0]) - 1)
-    return ours(problem, prepared, batch=batch.without_replacement(size))
+    return ours(problem, prepared, chains, batch=batch.without_replacement(size))
 
 
 def _tuned(flat: Flat, prepared: Prepared) -> dict[str, Any]:
@@ -100,20 +108,41 @@ def _flat(z: Any) -> Array:
 
 
 def _sampler(
-    kernel: Any, prepared: Prepared, read: Callable[[Any], Any], warmup: int
+    kernel: Any,
+    prepared: Prepared,
+    read: Callable[[Any], Any],
+    warmup: int,
+    chains: int,
 ) -> Sampler:
+    """A kernel whose chains run side by side in one program."""
     args = tuple(jnp.asarray(np.asarray(arg)) for arg in prepared.args)
-    key = random.PRNGKey(0)
-    # by keywords, as NumPyro's driver calls it
-    state = kernel.init(key, warmup, init_params=None, model_args=args, model_kwargs={})
+
+    def init(key: Array) -> Any:
+        # by keywords, as NumPyro's driver calls it
+        state = kernel.init(
+            key, warmup, init_params=None, model_args=args, model_kwargs={}
+        )
+        return jax.tree.map(jnp.asarray, state)
 
     def step(state: Any, args: Any) -> Any:
         return kernel.sample(state, args, {})
 
-    return Sampler(jax.tree.map(jnp.asarray, state), step, read, warmup)
+    def total(state: Any) -> tuple[Array, Array, Array]:
+        z, rows, accept = read(state)
+        flat = _flat if chains == 1 else jax.vmap(_flat)
+        return flat(z), rows.sum(), accept.mean()
+
+    key = random.PRNGKey(0)
+    if chains == 1:
+        return Sampler(init(key), step, total, warmup)
+    keys = random.split(key, chains)
+    if hasattr(type(kernel), "plates"):  # of this package: they take many chains
+        return Sampler(init(keys), step, total, warmup)
+    states = jax.tree.map(lambda *x: jnp.stack(x), *map(init, keys))
+    return Sampler(states, jax.vmap(step, (0, None)), total, warmup)
 
 
-METHODS: dict[str, Callable[[Problem, Prepared], Sampler]] = {
+METHODS: dict[str, Callable[..., Sampler]] = {
     "nuts": nuts,
     "hmcecs": partial(hmcecs, size=100, blocks=1),
     "hmcecs_1000": partial(hmcecs, size=1000, blocks=10),

@@ -20,6 +20,8 @@ from .problems import PROBLEMS
 
 RESULTS = Path(__file__).parent / "results"
 DOCS = Path(__file__).parents[2] / "docs"
+Key = tuple[str, str, int]
+CHAINS = (1, 4)
 LOWEST = 0.003  # bias at the left end of the figure
 PAGE, FIGURE = "benchmarks-temperature-one.md", "_static/temperature_one.png"
 
@@ -27,7 +29,8 @@ INTRODUCTION = f"""# Temperature one: speed and bias
 
 Written by `python -m benchmarks.temperature_one.report`; the results are made by
 `python -m benchmarks.temperature_one --all`, every method in a process of its own, on
-the same data, in single precision, one chain.
+the same data, in single precision: one chain, or four side by side in one program
+(`--chains 4`), as one runs them to compare them by R-hat.
 
 No speed stands without a bias. Sampling the wrong law is easily fast: a method that
 returns the normal approximation at the mode accepts all that it proposes.
@@ -36,7 +39,8 @@ returns the normal approximation at the mode accepts all that it proposes.
   second of sampling. Set-up, compilation and warmup are not in it, and are in **to
   first draw**.
 - **to NUTS**: the ratio to NUTS, which is given the covariance of the Laplace
-  approximation as its mass matrix.
+  approximation as its mass matrix; to the faster of one chain and four, where there
+  are both, and for one chain to one chain.
 - **bias**: the largest error of a posterior mean, in posterior standard deviations by
   a reference run; **noise** is the largest Monte Carlo standard error of those means,
   so that among 20 quantities a bias of about two and a half times it is to be expected
@@ -56,10 +60,10 @@ variates at the mode.
 """
 
 
-def read(folder: Path) -> dict[tuple[str, str], dict[str, Any]]:
-    """The results by problem and method."""
+def read(folder: Path) -> dict[Key, dict[str, Any]]:
+    """The results by problem, method and number of chains."""
     results = [json.loads(path.read_text()) for path in folder.glob("*.json")]
-    return {(result["data"], result["method"]): result for result in results}
+    return {(r["data"], r["method"], r.get("chains", 1)): r for r in results}
 
 
 def number(value: float) -> str:
@@ -72,6 +76,8 @@ def number(value: float) -> str:
 def row(result: dict[str, Any], nuts: float | None) -> str:
     """One line of a table."""
     title = MODULES[result["method"]].title
+    if result.get("chains", 1) > 1:
+        title += f", {result['chains']} chains"
     if "failed" in result:
         return f"| {title} | failed: {result['failed'][:60]} ||||||||"
     seconds = result["seconds"]
@@ -87,14 +93,19 @@ def row(result: dict[str, Any], nuts: float | None) -> str:
     )
 
 
-def page(results: dict[tuple[str, str], dict[str, Any]]) -> str:
+def page(results: dict[Key, dict[str, Any]]) -> str:
     """The page of the documentation."""
     lines = [INTRODUCTION]
     for name, problem in PROBLEMS.items():
-        found = [results[name, m] for m in MODULES if (name, m) in results]
+        keys = [(name, m, c) for m in MODULES for c in CHAINS]
+        found = [results[key] for key in keys if key in results]
         if not found:
             continue
-        nuts = results.get((name, "nuts"), {}).get("ess_per_second")
+        speeds = [
+            results.get((name, "nuts", c), {}).get("ess_per_second", 0.0)
+            for c in CHAINS
+        ]
+        nuts = {1: speeds[0], 4: max(speeds)}
         lines += ["", f"## {problem.title}", ""]
         reference = next((r["reference"] for r in found if "reference" in r), None)
         if reference:
@@ -110,11 +121,11 @@ def page(results: dict[tuple[str, str], dict[str, Any]]) -> str:
             "| to first draw | load |",
             "|---|---|---|---|---|---|---|---|---|",
         ]
-        lines += [row(result, nuts) for result in found]
+        lines += [row(r, nuts[r.get("chains", 1)]) for r in found]
     return "\n".join(lines) + "\n"
 
 
-def figure(results: dict[tuple[str, str], dict[str, Any]], path: Path) -> None:
+def figure(results: dict[Key, dict[str, Any]], path: Path) -> None:
     """ESS per second against bias, a panel for each problem."""
     names = [n for n in PROBLEMS if any(key[0] == n for key in results)]
     columns = min(3, len(names))
@@ -124,8 +135,9 @@ def figure(results: dict[tuple[str, str], dict[str, Any]], path: Path) -> None:
     )
     colours = plt.get_cmap("tab20").colors  # type: ignore[attr-defined]
     for axis, name in zip(axes.flat, names, strict=False):
-        for i, method in enumerate(MODULES):
-            result = results.get((name, method), {"failed": ""})
+        shown = [(i, m, c) for i, m in enumerate(MODULES) for c in CHAINS]
+        for i, method, chains in shown:
+            result = results.get((name, method, chains), {"failed": ""})
             if "failed" in result:
                 continue
             axis.errorbar(
@@ -135,7 +147,8 @@ def figure(results: dict[tuple[str, str], dict[str, Any]], path: Path) -> None:
                 color=colours[i % 20],
                 marker="*" if method == "ours" else "o",
                 markersize=12 if method == "ours" else 6,
-                label=MODULES[method].title,
+                fillstyle="full" if chains == 1 else "none",
+                label=MODULES[method].title + ("" if chains == 1 else ", 4 chains"),
             )
         axis.set(xscale="log", yscale="log", title=PROBLEMS[name].title)
         axis.set_xlim(LOWEST, 1.0)
@@ -150,7 +163,7 @@ def figure(results: dict[tuple[str, str], dict[str, Any]], path: Path) -> None:
     fig.legend(
         list(labels.values()), list(labels), loc="lower center", ncol=3, fontsize=8
     )
-    fig.tight_layout(rect=(0, 0.06 + 0.24 / height, 1, 1))
+    fig.tight_layout(rect=(0, 0.06 + 0.3 / height, 1, 1))
     path.parent.mkdir(parents=True, exist_ok=True)
     fig.savefig(path, dpi=110)
 

@@ -11,9 +11,9 @@ from .prepare import Prepared
 
 
 def scores(draws: np.ndarray, prepared: Prepared, seconds: float, rows: float) -> Any:
-    """Judge the draws of one chain.
+    """Judge the draws of one chain or of several.
 
-    :param draws: reported quantities, shape ``(draws, quantities)``.
+    :param draws: reported quantities, shape ``(chains, draws, quantities)``.
     :param prepared: the problem with its reference.
     :param seconds: the time that sampling took.
     :param rows: the rows of data that were read.
@@ -23,14 +23,17 @@ def scores(draws: np.ndarray, prepared: Prepared, seconds: float, rows: float) -
     """
     if not np.isfinite(draws).all():
         return {"ess": 0.0, "failed": "draws that are not finite"}
-    each = np.array([float(az.ess(draw[None], method="bulk")) for draw in draws.T])
-    mean, sd = draws.mean(0, dtype=np.float64), draws.std(0, dtype=np.float64)
+    each = np.array(
+        [float(az.ess(draws[..., q], method="bulk")) for q in range(draws.shape[-1])]
+    )
+    mean = draws.mean((0, 1), dtype=np.float64)
+    sd = draws.std((0, 1), dtype=np.float64)
     bias = np.abs(mean - prepared.mean) / prepared.sd
     ratio = sd / prepared.sd
     noise = np.hypot(sd / np.sqrt(each), prepared.mcse) / prepared.sd
     ess = float(each.min())
     return {
-        "draws": len(draws),
+        "draws": draws.shape[0] * draws.shape[1],
         "ess": ess,
         "ess_per_second": ess / seconds,
         "ess_per_row": ess / rows,

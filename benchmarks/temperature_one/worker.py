@@ -48,6 +48,7 @@ def main() -> None:
     parser.add_argument("--max-draws", type=int, default=400_000)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--x64", action="store_true")
+    parser.add_argument("--chains", type=int, default=1)
     options = parser.parse_args()
     jax.config.update("jax_enable_x64", options.x64)
     load_before = os.getloadavg()[0]
@@ -59,12 +60,17 @@ def main() -> None:
         run = module.run(build, problem, prepared, options.seconds)
     else:
         args: Any = tuple(jnp.asarray(arg) for arg in prepared.args)
+        many = {} if options.chains == 1 else {"chains": options.chains}
         run = drive(
-            lambda: build(problem, prepared), args, options.seconds, options.max_draws
+            lambda: build(problem, prepared, **many),
+            args,
+            options.seconds,
+            options.max_draws,
         )
     np.save(options.out.with_suffix(".npy"), run.draws)
     report = {
         "seconds": run.times,
+        "chains": options.chains,
         "steps": run.steps,
         "rows": run.rows,
         "accept": run.accept,
