@@ -15,6 +15,11 @@ CONSTRAINTS ?=
 VERSIONS ?= 3.11 3.12 3.13
 
 BIN = $(VENV)/bin
+# compiled programs are kept here: tests compile many that are the same, and the second
+# run of anything compiles hardly any; empty for none
+PROGRAMS ?= $(CURDIR)/$(VENV)/programs
+export JAX_COMPILATION_CACHE_DIR ?= $(PROGRAMS)
+export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0.3
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS)
 
 .PHONY: help demo test test-single test-double lint format types doctest wheel \
