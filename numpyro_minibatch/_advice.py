@@ -447,9 +447,10 @@ def _advise_expansion(d: Diagnosis, s: Settings) -> Iterator[str]:
         yield (
             f"the expansion of the likelihood is coarse: what it leaves over of the "
             f"log density has sd {left:.2g} over the posterior (0.5 is good), so "
-            "moves are rejected for it. Expand in coordinates in which the "
-            "likelihood is closer to a parabola, "
-            'control_variate.taylor2(sites=["theta"]), or transform the parameters.'
+            "moves are rejected for it. The draws are right and cost more. Expand in "
+            "other coordinates, in which the likelihood is closer to a parabola: "
+            "control_variate.taylor2(sites=[...]) takes the names of sites, latent or "
+            "deterministic; or transform the parameters."
         )
     rhat = s.pilot["surrogate_rhat"]
     if rhat > 1.05:
