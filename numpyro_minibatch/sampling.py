@@ -35,6 +35,7 @@ from numpyro_minibatch._program import Program
 from numpyro_minibatch._static import Seen, digest
 from numpyro_minibatch._store import Layout, Store
 from numpyro_minibatch._version import __version__
+from numpyro_minibatch.host_rows import given_back, map_rows
 from numpyro_minibatch.inference_data import (
     as_inference_data,
     collected_groups,
@@ -517,7 +518,9 @@ _MOST_TEMPLATES, _MOST_TEMPLATE_BYTES = 8, 2**25
 
 def _template(identity: Hashable, drawn: _Drawn) -> Any:
     """The result of the first draws, which later runs of the same take for theirs."""
-    leaves = jax.tree.leaves((drawn._args, drawn._kwargs))
+    # without data that are on the host: they stay there
+    given = map_rows(lambda _: None, (drawn._args, dict(drawn._kwargs)))
+    leaves = jax.tree.leaves(given)
     arrays = [x for x in leaves if isinstance(x, np.ndarray | Array)]
     identity, seen = (identity, drawn.thinning), Seen.of(arrays)
     known = _TEMPLATES.get(identity)
