@@ -43,7 +43,7 @@ from numpyro_minibatch.kernels import (
     MinibatchMH,
     ReplicaExchange,
 )
-from numpyro_minibatch.sampling import open_run, sample
+from numpyro_minibatch.sampling import export_run, open_run, sample
 from numpyro_minibatch.target import Target
 
 __all__ = [
@@ -80,6 +80,7 @@ __all__ = [
     "dynamics",
     "ensemble",
     "estimate",
+    "export_run",
     "ladder",
     "log_evidence",
     "open_run",

@@ -152,9 +152,13 @@ ALLOWED: dict[str, set[str]] = {
     "ensemble": {"_checks"},
     # the driver takes any kernel of NumPyro's interface
     "_program": {"_static", "host_rows"},
+    "_devices": {"_checks"},
     "_store": set(),
+    "_reading": {"_store", "inference_data"},
     "sampling": {
         "_checks",
+        "_devices",
+        "_reading",
         "_program",
         "_static",
         "_store",
