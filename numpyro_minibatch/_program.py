@@ -28,6 +28,7 @@ __all__ = ["Program"]
 
 _MOST_BYTES = 2**26  # of the draws that one call of the program returns
 _MOST_DRAWS = 2**14
+_PIECE = 64  # draws whose rows are told at a time
 
 # what NumPyro's HMC does not collect by itself
 _OF_HMC = (
@@ -308,20 +309,23 @@ class Program:
             keys = state.index_key[None] if one else state.index_key
             designs = getattr(state.surrogate, "designs", None)
             self._streams = self.kernel, keys, designs
-        # of a few lengths, which compile once each
-        number = 1 << max(steps - 1, 1).bit_length()
         kernel, keys, designs = self._streams
-        found = kernel.rows_ahead(keys, designs, jnp.int32(done), number)
-        by_plate = {
-            name: np.asarray(rows)[:, :steps].ravel() for name, rows in found.items()
-        }
         sizes = dict(kernel.plates)
+        by_plate: dict[str, np.ndarray] = {
+            name: np.zeros(0, np.int32) for name in sizes
+        }
+        # in pieces of one length, which compile once
+        for start in range(done, done + steps, _PIECE):
+            found = kernel.rows_ahead(keys, designs, jnp.int32(start), _PIECE)
+            for name, rows in found.items():
+                some = np.asarray(rows)[:, : done + steps - start]
+                by_plate[name] = np.union1d(by_plate[name], some)
 
         def fetched(rows: HostRows) -> HostRows:
             mine = [by_plate[name] for name, size in sizes.items() if size == len(rows)]
             if rows.mode != "prefetch" or not mine:
                 return rows
-            return rows.with_rows(np.concatenate(mine))
+            return rows.with_rows(np.concatenate(mine).astype(np.int32))
 
         self._arrays = self._placed(map_rows(fetched, (self.args, self.kwargs)))
 

@@ -303,7 +303,8 @@ class Source:
         self.array = array
         self.shape = tuple(map(int, shape))
         self.stored = np.dtype(kind)
-        self.dtype = np.dtype(jax.dtypes.canonicalize_dtype(self.stored))
+        native = self.stored.newbyteorder("=")
+        self.dtype = np.dtype(jax.dtypes.canonicalize_dtype(native))
         self.row_bytes = max(1, self.dtype.itemsize * int(np.prod(self.shape[1:])))
         self.capacity = int(np.clip(_TABLE_BYTES // self.row_bytes, 1, self.shape[0]))
 
@@ -318,7 +319,7 @@ class Source:
             return f"an array of type {type(array).__name__} has no address in memory"
         if not array.flags.c_contiguous:
             return "the array is not in C order (rows one after the other)"
-        if self.stored != self.dtype or not array.dtype.isnative:
+        if self.stored != self.dtype:
             return f"JAX would make {self.dtype} of its {array.dtype}"
         if array.ctypes.data % _ALIGNMENT:
             return f"the array does not begin at a multiple of {_ALIGNMENT} bytes"
