@@ -39,7 +39,6 @@ from numpyro_minibatch._reading import (
     export_run,
     groups_of,
     open_run,
-    progress_of,
 )
 from numpyro_minibatch._static import Seen, digest
 from numpyro_minibatch._store import Layout, Store
@@ -57,7 +56,7 @@ if TYPE_CHECKING:
 
     InferenceData = az.InferenceData | xr.DataTree
 
-__all__ = ["export_run", "open_run", "progress_of", "sample"]
+__all__ = ["export_run", "open_run", "sample"]
 
 _CHUNK_SECONDS = 0.25  # long against what a chunk costs, short for someone who waits
 _COMMIT_SECONDS = 2.0

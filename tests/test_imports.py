@@ -166,7 +166,7 @@ ALLOWED: dict[str, set[str]] = {
         "host_rows",
         "inference_data",
     },
-    "__main__": {"diagnostics", "sampling"},
+    "__main__": {"_reading", "diagnostics", "sampling"},
     "plots": {"inference_data", "diagnostics"},
     # on their own
     "datasets": set(),

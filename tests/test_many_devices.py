@@ -18,6 +18,7 @@ from jax.sharding import Mesh
 from test_sampling import assert_same, run, values
 
 from numpyro_minibatch import _reading, export_run, open_run
+from numpyro_minibatch.__main__ import main
 from numpyro_minibatch._store import Store
 from numpyro_minibatch.inference_data import get_group
 
@@ -225,6 +226,9 @@ def test_export(ending: str, tmp_path: Path, monkeypatch: Any) -> None:
     assert not list(tmp_path.glob("unfinished*"))
     with pytest.raises(ValueError, match=r"must end in \.nc or \.zarr"):
         export_run(out, tmp_path / "run.csv")
+    if ending == ".nc":
+        assert main(["export", str(out), str(tmp_path / "again.nc")]) == 0
+        assert (tmp_path / "again.nc").exists()
     header = json.loads((out / "run.json").read_text())
     assert header["process"] == [0, 1]
 
