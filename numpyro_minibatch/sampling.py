@@ -161,6 +161,12 @@ def sample(
         )
     if hasattr(kernel, "check_draws"):
         kernel.check_draws(num_warmup, num_samples * thinning)
+    if mesh is not None and getattr(kernel, "_mesh", None) is not None:
+        raise ValueError(
+            "sample(mesh=...) divides the chains among devices, and "
+            f"{type(kernel).__name__}(mesh=...) its rungs. Give one of them a mesh: "
+            "the chains, if there are as many as devices."
+        )
     share = Share.of(num_chains, mesh)
     key = jax.random.key(seed) if isinstance(seed, int | np.integer) else seed
     kwargs = dict(model_kwargs or {})
@@ -277,6 +283,18 @@ class _Run:
                 f"sample(out={str(store.path)!r}): cannot write there ({error})."
             ) from error
         self.store = store
+        several = self.share.processes > 1
+        if (
+            (store.path.parent / "run.json").exists()
+            if several
+            else any(store.path.glob("process-*"))
+        ):
+            raise ValueError(
+                f"sample(out={str(store.path)!r}): the folder holds a run of "
+                f"{'one process' if several else 'several processes'}, and this one is "
+                f"of {'several' if several else 'one'}. A run can only go on as it "
+                "began; use another folder for this one."
+            )
         if store.exists and not resume:
             raise ValueError(
                 f"sample(out={str(store.path)!r}): the folder holds a run already. "
@@ -292,7 +310,9 @@ class _Run:
             store.create(header)
             return
         store.read()
-        for name, value in header.items():
+        # the rows are the same wherever they come from
+        told = {name: x for name, x in header.items() if name != "host_rows"}
+        for name, value in told.items():
             there = store.header.get(name)
             if there != value:
                 raise ValueError(

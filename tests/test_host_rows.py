@@ -273,6 +273,7 @@ def test_a_run_goes_on_with_the_same_file_and_no_other(
     [
         lambda x: x @ jnp.ones(4),
         lambda x: x + 1.0,
+        lambda x: x == 1.0,
         lambda x: jnp.sum(x),
         lambda x: np.asarray(x),
         lambda x: x[:10],

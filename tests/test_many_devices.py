@@ -17,7 +17,15 @@ import xarray as xr
 from jax.sharding import Mesh
 from test_sampling import assert_same, run, values
 
-from numpyro_minibatch import _reading, export_run, open_run
+from numpyro_minibatch import (
+    MinibatchMH,
+    ReplicaExchange,
+    Target,
+    _reading,
+    export_run,
+    open_run,
+    sample,
+)
 from numpyro_minibatch.__main__ import main
 from numpyro_minibatch._store import Store
 from numpyro_minibatch.inference_data import get_group
@@ -42,6 +50,9 @@ t.assert_same(one, open_run({out!r}))
 # the run goes on on the same devices, and its draws are those of one
 more = {{**kept, "num_samples": 30}}
 t.assert_same(t.run(**more), t.run(**more, mesh=mesh, out={out!r}, resume=True))
+# a kernel of NumPyro's
+hmc = dict(num_warmup=20, num_samples=20, num_chains=2, progress=False)
+t.assert_same(*[sample(t.HMC(t.whole), t.X, t.Y, **hmc, mesh=m) for m in (None, mesh)])
 # a control variate is shared by all chains
 data = np.tile(t.NOISE, 4)
 found = []
@@ -92,6 +103,15 @@ def test_a_mesh_of_one_device(tmp_path: Path) -> None:
 def test_meshes_that_are_none(mesh: Any, error: Any, says: str) -> None:
     with pytest.raises(error, match=says):
         run(mesh=mesh)
+
+
+def test_chains_and_rungs_are_not_both_divided() -> None:
+    mesh = Mesh(jax.devices()[:1], ("devices",))
+    target = Target(lambda z: -0.5 * z @ z, lambda z, i: 0.0 * i * z[0], 40)
+    inner = MinibatchMH(target=target, estimate="exact")
+    kernel = ReplicaExchange(inner, temperatures=[1.0, 2.0], mesh=mesh)
+    with pytest.raises(ValueError, match="Give one of them a mesh"):
+        sample(kernel, num_warmup=1, num_samples=1, mesh=mesh)
 
 
 # processes ----------------------------------------------------------------------------
@@ -191,6 +211,9 @@ def test_the_parts_of_processes_are_read_side_by_side(
     np.testing.assert_array_equal(lazy[1, 3:9:2].values, b[1, 3:9:2])
     np.testing.assert_array_equal(lazy[::-1, [4, 2], 0].values, b[::-1, [4, 2], 0])
     assert _reading.progress_of(out).splitlines()[1].startswith("process 1, MINT")
+    (out / "run.json").unlink()
+    with pytest.raises(ValueError, match="a run of several processes"):
+        run(num_samples=12, num_warmup=20, out=out, resume=True)
     header = out / "process-0000" / "run.json"
     header.unlink()
     (out / "process-0000").joinpath("state.npz").unlink()
