@@ -53,8 +53,8 @@ def export_run(path: str | Path, to: str | Path) -> None:
     """Write the draws of a run in a folder to one netCDF file or zarr store.
 
     A run may be larger than memory: some draws are read and written at a time. What is
-    written is what :func:`open_run` returns: ``arviz.from_netcdf(to)`` reads a netCDF
-    file, ``xarray.open_datatree(to)`` both.
+    written is what :func:`open_run` returns: ``xarray.open_datatree(to)`` reads both,
+    ``arviz.from_netcdf(to)`` a netCDF file, on both lines of ArviZ.
 
     :param path: the folder that was given to :func:`sample` as ``out``.
     :param to: the file to write, whose ending says the format: ``.nc`` (with
@@ -284,9 +284,11 @@ def _to_netcdf(groups: Mapping[str, xr.Dataset], path: Path) -> None:
 
 
 def _to_zarr(groups: Mapping[str, xr.Dataset], path: Path) -> None:
+    import zarr  # here because only this needs it
+
     for name, dataset in groups.items():
         for piece in _pieces(dataset):
-            # with their encoding the first time; consolidated at the end
+            # with their encoding the first time
             new = piece.start == 0
             dataset.isel(draw=piece).to_zarr(
                 path,
@@ -299,3 +301,4 @@ def _to_zarr(groups: Mapping[str, xr.Dataset], path: Path) -> None:
                     else {"mode": "a", "append_dim": "draw"}
                 ),
             )
+    zarr.consolidate_metadata(path, zarr_format=2)

@@ -29,7 +29,7 @@ from numpyro_minibatch._store import Store
 from numpyro_minibatch.inference_data import get_group
 
 GROUPS = ("posterior", "sample_stats", "warmup_posterior", "warmup_sample_stats")
-WARMUP = 60  # chunks
+WARMUP = 20  # chunks
 CHILD = """
 import mmap, sys, time
 import jax
@@ -109,9 +109,11 @@ def attack(
     names = {"cache": str(cache), "doing": str(doing), "out": str(out)}
     code = CHILD.format(steps=steps, impl=impl, **names)
     for kill in range(number):
-        before = store.counts().get("steps", 0)
+        # a third of them in the warmup, if it is still under way
+        counted = "steps" if kill < number / 3 else "posterior"
+        before = store.counts().get(counted, 0)
         with subprocess.Popen([sys.executable, "-c", code]) as child:
-            while store.counts().get("steps", 0) <= before:
+            while store.counts().get(counted, 0) <= before:
                 assert child.poll() is None, "ended by itself"
                 time.sleep(0.005)
             time.sleep(rng.uniform(0.0, 0.5))
