@@ -63,7 +63,8 @@ class Share:
             )
         each = num_chains // len(devices)
         own = None
-        if len(devices) > 1:
+        alone = len(places) == 1 and devices[places[0]] == jax.local_devices()[0]
+        if not alone and each * len(places) > 1:
             own = Mesh(np.array([devices[k] for k in places]), mesh.axis_names)
         return cls(
             each * places[0],

@@ -194,12 +194,16 @@ class Program:
 
     def _placed(self, given: tuple[tuple, dict[str, Any]]) -> list[Any]:
         """The arrays of a model's arguments, where the program runs."""
+        if self._mesh is not None:
+            everywhere = NamedSharding(self._mesh, PartitionSpec())
+            devices = list(self._mesh.devices.flat)
+            given = map_rows(lambda rows: rows.on(devices, everywhere), given)
+        return [self._put(x) for x in Static.split(*given)[1]]
+
+    def _put(self, array: Any) -> Any:
         if self._mesh is None:
-            return [jnp.asarray(x) for x in Static.split(*given)[1]]
-        everywhere = NamedSharding(self._mesh, PartitionSpec())
-        devices = list(self._mesh.devices.flat)
-        given = map_rows(lambda rows: rows.on(devices, everywhere), given)
-        return [jax.device_put(x, everywhere) for x in Static.split(*given)[1]]
+            return jnp.asarray(array)
+        return jax.device_put(array, NamedSharding(self._mesh, PartitionSpec()))
 
     def place(self, state: Any) -> Any:
         """A state on the devices that its chains are divided among.
@@ -327,7 +331,9 @@ class Program:
                 return rows
             return rows.with_rows(np.concatenate(mine).astype(np.int32))
 
-        self._arrays = self._placed(map_rows(fetched, (self.args, self.kwargs)))
+        # all others are where they belong
+        renewed = map_rows(fetched, self._static.join(self._arrays))
+        self._arrays = [self._put(x) for x in Static.split(*renewed)[1]]
 
     def draw(
         self, state: Any, draws: int, steps: int, done: int

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.custom_batching import custom_vmap
 
 __all__ = ["HostRows"]
 
@@ -433,7 +434,7 @@ def _called(source: Source, index: Array) -> Array:
 def _looked_up(source: Source, index: Array, numbers: Array, rows: Array) -> Array:
     """Rows from a table of some of them; if one is missing, by callback."""
 
-    @jax.custom_batching.custom_vmap
+    @custom_vmap
     def look(index: Array, numbers: Array, rows: Array) -> Array:
         place = jnp.minimum(jnp.searchsorted(numbers, index), len(numbers) - 1)
         return jax.lax.cond(
