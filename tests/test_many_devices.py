@@ -52,7 +52,8 @@ more = {{**kept, "num_samples": 30}}
 t.assert_same(t.run(**more), t.run(**more, mesh=mesh, out={out!r}, resume=True))
 # a kernel of NumPyro's
 hmc = dict(num_warmup=20, num_samples=20, num_chains=2, progress=False)
-t.assert_same(*[sample(t.HMC(t.whole), t.X, t.Y, **hmc, mesh=m) for m in (None, mesh)])
+found = [sample(t.HMC(t.whole), t.X, t.Y, **hmc, mesh=m) for m in (None, mesh)]
+np.testing.assert_allclose(*[t.values(x)["b"] for x in found], rtol=1e-2, atol=1e-3)
 # a control variate is shared by all chains
 data = np.tile(t.NOISE, 4)
 found = []
