@@ -21,6 +21,7 @@ from numpyro_minibatch.batch import Batch
 from numpyro_minibatch.diagnostics import diagnose
 from numpyro_minibatch.estimate import Estimate
 from numpyro_minibatch.evidence import log_evidence
+from numpyro_minibatch.host_rows import HostRows
 from numpyro_minibatch.inference_data import to_inference_data
 from numpyro_minibatch.kernels import (
     AMAGOLD,
@@ -42,7 +43,7 @@ from numpyro_minibatch.kernels import (
     MinibatchMH,
     ReplicaExchange,
 )
-from numpyro_minibatch.sampling import open_run, sample
+from numpyro_minibatch.sampling import export_run, open_run, sample
 from numpyro_minibatch.target import Target
 
 __all__ = [
@@ -65,6 +66,7 @@ __all__ = [
     "CyclicalSGLD",
     "Decision",
     "Estimate",
+    "HostRows",
     "MHMinibatch",
     "MinibatchMH",
     "ReplicaExchange",
@@ -78,6 +80,7 @@ __all__ = [
     "dynamics",
     "ensemble",
     "estimate",
+    "export_run",
     "ladder",
     "log_evidence",
     "open_run",

@@ -1,4 +1,7 @@
-"""``python -m numpyro_minibatch show FOLDER``: how a run in a folder is doing."""
+"""A run in a folder from the command line: how it is doing, and in another format.
+
+``python -m numpyro_minibatch show FOLDER`` and ``export FOLDER FILE``.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,9 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from numpyro_minibatch._reading import progress_of
 from numpyro_minibatch.diagnostics import diagnose
-from numpyro_minibatch.sampling import open_run, progress_of
+from numpyro_minibatch.sampling import export_run, open_run
 
 __all__ = ["main"]
 
@@ -21,8 +25,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     show = commands.add_parser("show", help="progress, summary and advice of a run")
     show.add_argument("folder", help="what was given to sample(out=...)")
+    export = commands.add_parser("export", help="write a run to one file")
+    export.add_argument("folder", help="what was given to sample(out=...)")
+    export.add_argument("file", help="ends in .nc (netCDF) or .zarr")
     options = parser.parse_args(arguments)
     try:
+        if options.command == "export":
+            export_run(options.folder, options.file)
+            return 0
         print(progress_of(options.folder))
         idata = open_run(options.folder)
     except ValueError as error:

@@ -6,8 +6,16 @@ from numbers import Integral
 from typing import Any
 
 import numpy as np
+from jax.sharding import Mesh
 
-__all__ = ["check_count", "check_flag", "check_instance", "check_positive", "describe"]
+__all__ = [
+    "check_count",
+    "check_flag",
+    "check_instance",
+    "check_mesh",
+    "check_positive",
+    "describe",
+]
 
 
 def describe(value: Any) -> str:
@@ -57,4 +65,18 @@ def check_instance(who: str, name: str, value: Any, kind: type, example: str) ->
         raise TypeError(
             f"{who}({name}=...) must be one of the {module}.* choices, such as "
             f"{module}.{example}, got {describe(value)}."
+        )
+
+
+def check_mesh(who: str, mesh: Any, number: int, what: str, advice: str) -> None:
+    """Raise unless a mesh has one axis, and a number of things divides evenly."""
+    if not isinstance(mesh, Mesh) or len(mesh.axis_names) != 1:
+        raise TypeError(
+            f"{who}(mesh=...) must be a jax.sharding.Mesh with one axis, such as "
+            f'Mesh(jax.devices(), ("{what}",)), got {describe(mesh)}.'
+        )
+    if number % mesh.size:
+        raise ValueError(
+            f"{who}(mesh=...) divides {number} {what} evenly among {mesh.size} "
+            f"devices. Write {advice} of a multiple of {mesh.size}."
         )

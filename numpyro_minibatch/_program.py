@@ -18,14 +18,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from numpyro.infer import HMC
 
 from numpyro_minibatch._static import Seen, Static, digest
+from numpyro_minibatch.host_rows import HostRows, find_rows, map_rows
 
 __all__ = ["Program"]
 
 _MOST_BYTES = 2**26  # of the draws that one call of the program returns
 _MOST_DRAWS = 2**14
+_PIECE = 64  # draws whose rows are told at a time
 
 # what NumPyro's HMC does not collect by itself
 _OF_HMC = (
@@ -47,6 +50,7 @@ class Chains:
     :param static: the model's arguments without their arrays.
     :param fields: the fields of the state that are collected.
     :param capacity: the most draws that one call returns.
+    :param mesh: devices that the chains are divided among.
     """
 
     kernel: Any
@@ -56,6 +60,7 @@ class Chains:
     static: Static
     fields: tuple[str, ...]
     capacity: int
+    mesh: Mesh | None = None
 
     def _key(self) -> tuple[Any, ...]:
         return (
@@ -65,6 +70,7 @@ class Chains:
             self.static,
             self.fields,
             self.capacity,
+            self.mesh,
         )
 
     def __eq__(self, other: object) -> bool:
@@ -103,6 +109,32 @@ def _draw(
     chains: Chains, state: Any, arrays: list[Any], draws: Array, steps: Array
 ) -> tuple[Any, Any]:
     """So many draws of so many steps each, in a buffer of fixed size."""
+    run = partial(_some_draws, chains)
+    if chains.mesh is not None:
+        # each device runs its own chains and waits for no other
+        of_chains, whole = _specs(state, chains.mesh), PartitionSpec()
+        run = jax.shard_map(
+            run,
+            mesh=chains.mesh,
+            in_specs=(of_chains, whole, whole, whole),
+            out_specs=(of_chains, PartitionSpec(None, chains.mesh.axis_names[0])),
+            check_vma=False,
+        )
+    return run(state, arrays, draws, steps)
+
+
+def _specs(state: Any, mesh: Mesh) -> Any:
+    """How a state is divided among devices: by chains, but for what they share."""
+    divided = jax.tree.map(lambda _: PartitionSpec(mesh.axis_names[0]), state)
+    if not hasattr(state, "surrogate"):
+        return divided
+    shared = jax.tree.map(lambda _: PartitionSpec(), state.surrogate)
+    return divided._replace(surrogate=shared)
+
+
+def _some_draws(
+    chains: Chains, state: Any, arrays: list[Any], draws: Array, steps: Array
+) -> tuple[Any, Any]:
     shapes = jax.eval_shape(chains.collect, state, arrays)
     buffer = jax.tree.map(
         lambda x: jnp.zeros((chains.capacity, *x.shape), x.dtype), shapes
@@ -130,6 +162,7 @@ class Program:
     :param kwargs: keyword arguments of the model.
     :param extra_fields: fields of the state that are collected besides those that the
         kernel names.
+    :param mesh: devices of this process that the chains are divided among.
     """
 
     def __init__(
@@ -140,28 +173,58 @@ class Program:
         args: tuple,
         kwargs: Mapping[str, Any],
         extra_fields: tuple[str, ...] = (),
+        mesh: Mesh | None = None,
     ) -> None:
         self.kernel = kernel
         self.num_warmup = num_warmup
         self.num_chains = num_chains
-        self.args, self.kwargs = args, dict(kwargs)
-        static, given = Static.split(args, self.kwargs)
-        self._static, self._given = static, given
+        self._mesh = mesh
+        known = bool(getattr(kernel, "knows_rows", False))
+        given = map_rows(lambda rows: rows.foreseen(known), (args, dict(kwargs)))
+        self.args, self.kwargs = given
+        self._static, self._given = Static.split(*given)
         # once for the run, and not closed over
-        self._arrays = [jnp.asarray(x) for x in given]
+        self._arrays = self._placed(given)
+        self._streams: Any = None
         names = (kernel.sample_field, *kernel.default_fields, *extra_fields)
         if isinstance(kernel, HMC):
             names += _OF_HMC
         self._fields = tuple(dict.fromkeys(names))
         self._chains: Chains | None = None
 
-    def init(self, key: Array, init_params: Any = None) -> Any:
+    def _placed(self, given: tuple[tuple, dict[str, Any]]) -> list[Any]:
+        """The arrays of a model's arguments, where the program runs."""
+        if self._mesh is not None:
+            everywhere = NamedSharding(self._mesh, PartitionSpec())
+            devices = list(self._mesh.devices.flat)
+            given = map_rows(lambda rows: rows.on(devices, everywhere), given)
+        return [self._put(x) for x in Static.split(*given)[1]]
+
+    def _put(self, array: Any) -> Any:
+        if self._mesh is None:
+            return jnp.asarray(array)
+        return jax.device_put(array, NamedSharding(self._mesh, PartitionSpec()))
+
+    def place(self, state: Any) -> Any:
+        """A state on the devices that its chains are divided among.
+
+        :param state: the state of all chains.
+        """
+        if self._mesh is None:
+            return state
+        mesh = self._mesh
+        return jax.tree.map(
+            lambda x, spec: jax.device_put(x, NamedSharding(mesh, spec)),
+            state,
+            _specs(state, mesh),
+        )
+
+    def init(self, keys: Array, init_params: Any = None) -> Any:
         """The first state of all chains.
 
-        :param key: a PRNG key.
+        :param keys: a PRNG key for each chain.
         :param init_params: unconstrained start, with a leading axis of chains.
         """
-        keys = jax.random.split(key, self.num_chains)
         kernel = self.kernel
         vectorized = hasattr(type(kernel), "plates")
         if vectorized:
@@ -197,6 +260,7 @@ class Program:
             self._static,
             self._fields,
             1,
+            self._mesh,
         )
         shapes = jax.eval_shape(self._chains.collect, state, self._arrays)
         size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes))
@@ -227,16 +291,64 @@ class Program:
         assert self._chains is not None
         return self._chains.capacity
 
-    def draw(self, state: Any, draws: int, steps: int) -> tuple[Any, Callable]:
+    @property
+    def most_steps(self) -> int:
+        """The most steps of one call whose rows can all be fetched ahead."""
+        ahead = [rows for rows in self._ahead() if rows.most_ahead < len(rows)]
+        if not ahead:
+            return 2**31
+        each = self.num_chains * self.kernel.rows_per_draw
+        return max(1, min(rows.most_ahead for rows in ahead) // each)
+
+    def _ahead(self) -> list[HostRows]:
+        found = find_rows((self.args, self.kwargs)).values()
+        return [rows for rows in found if rows.mode == "prefetch"]
+
+    def _fetch_ahead(self, state: Any, done: int, steps: int) -> None:
+        """Have the rows of the steps that follow at hand."""
+        if not self._ahead() or not getattr(self.kernel, "knows_rows", False):
+            return
+        if self._streams is None:  # they stay what they are
+            one = self.num_chains == 1
+            keys = state.index_key[None] if one else state.index_key
+            designs = getattr(state.surrogate, "designs", None)
+            self._streams = self.kernel, keys, designs
+        kernel, keys, designs = self._streams
+        sizes = dict(kernel.plates)
+        by_plate: dict[str, np.ndarray] = {
+            name: np.zeros(0, np.int32) for name in sizes
+        }
+        # in pieces of one length, which compile once
+        for start in range(done, done + steps, _PIECE):
+            found = kernel.rows_ahead(keys, designs, jnp.int32(start), _PIECE)
+            for name, rows in found.items():
+                some = np.asarray(rows)[:, : done + steps - start]
+                by_plate[name] = np.union1d(by_plate[name], some)
+
+        def fetched(rows: HostRows) -> HostRows:
+            mine = [by_plate[name] for name, size in sizes.items() if size == len(rows)]
+            if rows.mode != "prefetch" or not mine:
+                return rows
+            return rows.with_rows(np.concatenate(mine).astype(np.int32))
+
+        # all others are where they belong
+        renewed = map_rows(fetched, self._static.join(self._arrays))
+        self._arrays = [self._put(x) for x in Static.split(*renewed)[1]]
+
+    def draw(
+        self, state: Any, draws: int, steps: int, done: int
+    ) -> tuple[Any, Callable]:
         """Begin to make draws; returns at once.
 
         :param state: the state of all chains.
         :param draws: how many draws, at most :attr:`capacity`.
         :param steps: steps of the kernel to a draw.
+        :param done: steps that were made before.
         :return: the state after them, and a function that waits for the draws and
             returns what was collected, with the axes draw and chain first.
         """
         assert self._chains is not None
+        self._fetch_ahead(state, done, draws * steps)
         state, buffer = _draw(
             self._chains,
             state,

@@ -18,6 +18,8 @@ import numpy as np
 from jax import Array
 from numpyro.infer import init_to_uniform
 
+from numpyro_minibatch._dataflow import inputs_used
+from numpyro_minibatch.host_rows import HostRows, find_rows, map_rows
 from numpyro_minibatch.target import ModelTarget, Target
 
 __all__ = [
@@ -169,6 +171,24 @@ def subsampled_plates(target: ModelTarget) -> dict[str, int]:
     return found
 
 
+def _is_on_host(target: ModelTarget, name: str) -> bool:
+    """Whether the value of a site is of rows that do not belong into memory."""
+    args = (target.args, dict(target.kwargs))
+    if not find_rows(args):
+        return False
+
+    def value(arrays: list[Any]) -> Any:
+        given = iter(arrays)
+        filled = map_rows(lambda rows: rows.filled(next(given)), args)
+        replaced = replace(target, args=filled[0], kwargs=filled[1])
+        return _sites_at_all_rows(replaced)[name]["value"]
+
+    described = [
+        jax.ShapeDtypeStruct(x.shape, x.dtype) for x in find_rows(args).values()
+    ]
+    return any(inputs_used(jax.make_jaxpr(value)(described)))
+
+
 @dataclass(frozen=True)
 class Run:
     """What a run sampled.
@@ -216,6 +236,7 @@ class Run:
     def _replay(self, target: ModelTarget) -> Run:
         sites = inspect_sites(target)
         names = [name for name, site in sites.items() if site.observed]
+        names = [name for name in names if not _is_on_host(target, name)]
 
         def values(target: ModelTarget) -> dict[str, Any]:
             trace = _sites_at_all_rows(target)
@@ -244,7 +265,9 @@ class Run:
             given = {f"arg_{i}": arg for i, arg in enumerate(args)} | dict(kwargs)
         return {
             jax.tree_util.keystr(path, simple=True, separator="."): leaf
-            for path, leaf in jax.tree_util.tree_flatten_with_path(given)[0]
+            for path, leaf in jax.tree_util.tree_flatten_with_path(
+                given, is_leaf=lambda x: isinstance(x, HostRows)
+            )[0]
             if _is_numeric(leaf)
             and leaf.ndim
             and not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)

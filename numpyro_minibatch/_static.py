@@ -132,6 +132,9 @@ def _parts(value: Any, seen: set[int]) -> Iterator[bytes]:
     if isinstance(value, types.ModuleType):
         yield value.__name__.encode()
         return
+    if hasattr(type(value), "_digest_parts"):  # data that are not in memory
+        yield from value._digest_parts()
+        return
     if id(value) in seen:
         return
     seen = seen | {id(value)}

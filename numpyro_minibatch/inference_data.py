@@ -17,6 +17,7 @@ import xarray as xr
 
 from numpyro_minibatch._replay import CHUNK, Run, Site, data_sites, log_likelihoods
 from numpyro_minibatch._version import __version__
+from numpyro_minibatch.host_rows import find_rows
 
 if TYPE_CHECKING:
     import arviz as az
@@ -507,6 +508,10 @@ def _attrs(mcmc: Any, run: Run, labels: _Labels) -> dict[str, Any]:
         "kernel": type(kernel).__name__,
         "thinning": mcmc.thinning,
     }
+    on_host = find_rows((mcmc._args, dict(mcmc._kwargs)))
+    if on_host:
+        modes = {place: rows.mode for place, rows in on_host.items()}
+        attrs["host_rows"] = json.dumps(modes)
     if labels.renamed:
         attrs["renamed_sites"] = json.dumps(labels.renamed)
     if not run.of_package:

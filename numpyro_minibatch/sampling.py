@@ -26,15 +26,24 @@ import jax
 import numpy as np
 import xarray as xr
 from jax import Array
+from jax.sharding import Mesh
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import find_stack_level
 from tqdm.auto import tqdm
 
 from numpyro_minibatch._checks import check_count, check_flag, describe
+from numpyro_minibatch._devices import Share
 from numpyro_minibatch._program import Program
+from numpyro_minibatch._reading import (
+    dataset_of,
+    export_run,
+    groups_of,
+    open_run,
+)
 from numpyro_minibatch._static import Seen, digest
 from numpyro_minibatch._store import Layout, Store
 from numpyro_minibatch._version import __version__
+from numpyro_minibatch.host_rows import find_rows, given_back, map_rows
 from numpyro_minibatch.inference_data import (
     as_inference_data,
     collected_groups,
@@ -47,7 +56,7 @@ if TYPE_CHECKING:
 
     InferenceData = az.InferenceData | xr.DataTree
 
-__all__ = ["open_run", "sample"]
+__all__ = ["export_run", "open_run", "sample"]
 
 _CHUNK_SECONDS = 0.25  # long against what a chunk costs, short for someone who waits
 _COMMIT_SECONDS = 2.0
@@ -69,6 +78,7 @@ def sample(
     out: str | Path | None = None,
     resume: bool = False,
     progress: bool = True,
+    mesh: Mesh | None = None,
 ) -> InferenceData:
     """Run a kernel, and return its draws for ArviZ.
 
@@ -95,6 +105,10 @@ def sample(
     :param resume: go on with the run in ``out``, if there is one. More ``num_samples``
         than it has extend it. It must be the same run in everything else.
     :param progress: whether to show how far the run is.
+    :param mesh: devices that the chains are divided among evenly, as a
+        ``jax.sharding.Mesh`` with one axis; by default all run on the first device.
+        With the devices of several processes each of them draws its own chains, returns
+        them, and writes them to a folder of its own in ``out``.
     :return: an ``arviz.InferenceData`` or, on ArviZ 1.x, an ``xarray.DataTree``, as
         :func:`to_inference_data` makes it; with ``out`` its draws are read from disk
         where they are looked at.
@@ -145,20 +159,43 @@ def sample(
         raise ValueError(
             "sample(resume=True) needs the folder of the run: pass out=..., too."
         )
+    if hasattr(kernel, "check_draws"):
+        kernel.check_draws(num_warmup, num_samples * thinning)
+    if mesh is not None and getattr(kernel, "_mesh", None) is not None:
+        raise ValueError(
+            "sample(mesh=...) divides the chains among devices, and "
+            f"{type(kernel).__name__}(mesh=...) its rungs. Give one of them a mesh: "
+            "the chains, if there are as many as devices."
+        )
+    share = Share.of(num_chains, mesh)
     key = jax.random.key(seed) if isinstance(seed, int | np.integer) else seed
     kwargs = dict(model_kwargs or {})
-    program = Program(kernel, num_warmup, num_chains, args, kwargs, tuple(extra_fields))
-    run = _Run(
-        program, num_warmup, num_samples, thinning, bool(keep_warmup), bool(progress)
+    program = Program(
+        kernel, num_warmup, share.count, args, kwargs, tuple(extra_fields), share.mesh
     )
-    if out is None:
-        return run.finish(key, init_params)
-    store = Store(Path(out))
-    try:
-        run.begin_in(store, key, init_params, resume)
-        return run.finish(key, init_params)
-    finally:
-        store.unlock()
+    run = _Run(
+        program,
+        share,
+        num_warmup,
+        num_samples,
+        thinning,
+        bool(keep_warmup),
+        bool(progress) and share.process == 0,
+    )
+    keys = share.slice(jax.random.split(key, num_chains))
+    start = share.slice(init_params)
+    with given_back((program.args, program.kwargs)):
+        if out is None:
+            return run.finish(keys, start)
+        path = Path(out)
+        if share.processes > 1:
+            path = path / f"process-{share.process:04d}"
+        store = Store(path)
+        try:
+            run.begin_in(store, key, init_params, resume)
+            return run.finish(keys, start)
+        finally:
+            store.unlock()
 
 
 @dataclass
@@ -188,6 +225,7 @@ class _Run:
     """A run under way.
 
     :param program: what draws.
+    :param share: which of all chains.
     :param num_warmup: steps of the warmup.
     :param num_samples: draws wanted.
     :param thinning: steps to a draw.
@@ -196,6 +234,7 @@ class _Run:
     """
 
     program: Program
+    share: Share
     num_warmup: int
     num_samples: int
     thinning: int
@@ -211,6 +250,7 @@ class _Run:
 
     def begin_in(self, store: Store, key: Array, init: Any, resume: bool) -> None:
         """Use a folder: a new one, or one that has a part of this run."""
+        modes = find_rows((self.program.args, self.program.kwargs)).items()
         header = {
             "numpyro_minibatch": __version__,
             "jax": version("jax"),
@@ -220,9 +260,12 @@ class _Run:
             "kernel": type(self.program.kernel).__name__,
             "what the kernel does": _fingerprint_of_kernel(self.program.kernel),
             "data": digest((self.program.args, self.program.kwargs)),
+            "host_rows": {place: rows.mode for place, rows in modes},
             "init_params": digest(init),
             "seed": digest(key),
             "num_chains": self.program.num_chains,
+            "first_chain": self.share.first,
+            "process": [self.share.process, self.share.processes],
             "num_warmup": self.num_warmup,
             "thinning": self.thinning,
             "keep_warmup": self.keep_warmup,
@@ -240,6 +283,18 @@ class _Run:
                 f"sample(out={str(store.path)!r}): cannot write there ({error})."
             ) from error
         self.store = store
+        several = self.share.processes > 1
+        if (
+            (store.path.parent / "run.json").exists()
+            if several
+            else any(store.path.glob("process-*"))
+        ):
+            raise ValueError(
+                f"sample(out={str(store.path)!r}): the folder holds a run of "
+                f"{'one process' if several else 'several processes'}, and this one is "
+                f"of {'several' if several else 'one'}. A run can only go on as it "
+                "began; use another folder for this one."
+            )
         if store.exists and not resume:
             raise ValueError(
                 f"sample(out={str(store.path)!r}): the folder holds a run already. "
@@ -255,7 +310,9 @@ class _Run:
             store.create(header)
             return
         store.read()
-        for name, value in header.items():
+        # the rows are the same wherever they come from
+        told = {name: x for name, x in header.items() if name != "host_rows"}
+        for name, value in told.items():
             there = store.header.get(name)
             if there != value:
                 raise ValueError(
@@ -277,10 +334,16 @@ class _Run:
     # drawing -------------------------------------------------------------------------
 
     def finish(self, key: Array, init_params: Any) -> Any:
-        """Draw what is missing, and return the result."""
+        """Draw what is missing, and return the result.
+
+        :param key: a PRNG key for each chain.
+        :param init_params: unconstrained start, with a leading axis of chains.
+        """
         state = self.program.init(key, init_params)
         if self.store is not None and self.counts:
             state = _joined(*self.store.restore(*_divided(state)))
+        state = self.program.place(state)
+        if self.store is not None and self.counts:
             if not self.template:
                 self._describe(self._drawn(self.program.peek(state)))
         try:
@@ -316,8 +379,9 @@ class _Run:
             while True:
                 following = None
                 if ahead < total and not stop.is_set():
-                    phase, draws, steps = self._next(ahead, pace.steps)
-                    state, fetch = self.program.draw(state, draws, steps)
+                    most = min(pace.steps, self.program.most_steps)
+                    phase, draws, steps = self._next(ahead, most)
+                    state, fetch = self.program.draw(state, draws, steps, ahead)
                     following = state, fetch, phase, draws, steps
                     ahead += draws * steps
                 if waiting is not None:
@@ -427,7 +491,7 @@ class _Run:
 
     def _result(self) -> Any:
         if self.store is not None:
-            found = _lazy(self.store, self.counts)
+            found = groups_of(self.store, self.counts)
         else:
             found = {
                 name: self._in_memory(name, chunks)
@@ -449,13 +513,14 @@ class _Run:
             key: np.concatenate([chunk[key] for chunk in chunks], axis=1)
             for key in chunks[0]
         }
-        return _dataset(
+        return dataset_of(
             {
                 str(stored): (tuple(map(str, like[stored].dims)), values[key])
                 for key, stored in zip(values, like.data_vars, strict=True)
             },
             {str(d): like[d].values for d in like.dims},
             dict(like.attrs),
+            self.share.first,
         )
 
 
@@ -517,7 +582,9 @@ _MOST_TEMPLATES, _MOST_TEMPLATE_BYTES = 8, 2**25
 
 def _template(identity: Hashable, drawn: _Drawn) -> Any:
     """The result of the first draws, which later runs of the same take for theirs."""
-    leaves = jax.tree.leaves((drawn._args, drawn._kwargs))
+    # without data that are on the host: they stay there
+    given = map_rows(lambda _: None, (drawn._args, dict(drawn._kwargs)))
+    leaves = jax.tree.leaves(given)
     arrays = [x for x in leaves if isinstance(x, np.ndarray | Array)]
     identity, seen = (identity, drawn.thinning), Seen.of(arrays)
     known = _TEMPLATES.get(identity)
@@ -549,91 +616,6 @@ def _interruptible() -> Iterator[threading.Event]:
         yield stop
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-# reading ------------------------------------------------------------------------------
-
-
-def open_run(path: str | Path) -> InferenceData:
-    """The draws of a run in a folder, also while it is running.
-
-    :param path: the folder that was given to :func:`sample` as ``out``.
-    :return: the groups that have draws, read from disk where they are looked at.
-    :raises ValueError: the folder holds no run, no draws yet, or is damaged.
-
-    **Example**
-
-    .. doctest::
-
-        >>> import tempfile
-        >>> from numpyro_minibatch import open_run
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     open_run(folder)
-        Traceback (most recent call last):
-        ...
-        ValueError: ... holds no run of numpyro_minibatch: it has no run.json.
-    """
-    store = Store(Path(path))
-    store.read()
-    counts = store.counts()
-    if not counts.get("posterior"):
-        raise ValueError(
-            f"{path}: the run has no draws yet ({counts.get('steps', 0)} of "
-            f"{store.header['num_warmup']} steps of the warmup)."
-        )
-    found = _lazy(store, counts)
-    return as_inference_data(found, dict(found["posterior"].attrs))
-
-
-def progress_of(path: str | Path) -> str:
-    """One line on how far the run in a folder is.
-
-    :param path: the folder.
-    :raises ValueError: it holds no run.
-    """
-    store = Store(Path(path))
-    store.read()
-    counts, header = store.counts(), store.header
-    warmup = min(counts.get("steps", 0), header["num_warmup"])
-    return (
-        f"{header['kernel']}, {header['num_chains']} chains: {warmup} of "
-        f"{header['num_warmup']} steps of the warmup, {counts.get('posterior', 0)} of "
-        f"{header.get('num_samples', '?')} draws"
-    )
-
-
-def _lazy(store: Store, counts: Mapping[str, int]) -> dict[str, xr.Dataset]:
-    """The groups of a run, on disk."""
-    groups = {}
-    for group in dict.fromkeys(layout.group for layout in store.layouts):
-        draws = counts.get(group, 0)
-        if not draws:
-            continue
-        arrays = store.arrays(group, draws)
-        groups[group] = _dataset(
-            {
-                layout.dims[0]: (layout.dims[1:], array)
-                for layout, array in arrays.values()
-            },
-            {name: np.asarray(value) for name, value in store.header["coords"].items()},
-            store.header["attrs"][group],
-        )
-    return groups
-
-
-def _dataset(
-    variables: Mapping[str, tuple[tuple[str, ...], np.ndarray]],
-    coords: Mapping[str, Any],
-    attrs: dict[str, Any],
-) -> xr.Dataset:
-    sizes: dict[str, int] = {}
-    for dims, array in variables.values():
-        sizes |= dict(zip(dims, array.shape, strict=True))
-    chosen = {
-        dim: np.arange(size) if dim in ("chain", "draw") else coords[dim]
-        for dim, size in sizes.items()
-    }
-    return xr.Dataset(dict(variables), chosen, attrs)
 
 
 # is it the same run? ------------------------------------------------------------------

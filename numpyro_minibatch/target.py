@@ -20,6 +20,8 @@ from numpyro.distributions import biject_to
 from numpyro.distributions.util import sum_rightmost
 from numpyro.primitives import Messenger
 
+from numpyro_minibatch.host_rows import HostRows
+
 __all__ = ["ModelTarget", "Target", "Terms"]
 
 Position = Any  # a pytree of unconstrained parameters; a dict for a model
@@ -149,6 +151,33 @@ class Subsample(Messenger):
             indices = self.indices[msg["name"]]
             msg["value"] = indices
             msg["args"] = (msg["args"][0], len(indices))
+        elif msg["type"] == "subsample" and isinstance(msg["value"], HostRows):
+            event_dim = msg["kwargs"]["event_dim"]
+            msg["value"] = _rows_in_plates(msg["value"], event_dim)
+            msg["kwargs"] = {"event_dim": None}  # the plates have nothing left to do
+
+
+def _rows_in_plates(rows: HostRows, event_dim: int) -> Any:
+    """What the enclosing plates make of ``numpyro.subsample(rows, event_dim)``."""
+    value: Any = rows
+    plates = [p for p in numpyro.primitives._PYRO_STACK if isinstance(p, numpyro.plate)]
+    # the one of the first axis first: from then on the rows are in memory
+    for plate in sorted(plates, key=lambda plate: plate.dim):
+        axis = plate.dim - event_dim + len(rows.shape)
+        if axis < 0 or rows.shape[axis] == 1:
+            continue
+        if rows.shape[axis] != plate.size:
+            raise ValueError(
+                f"numpyro.subsample(x, event_dim={event_dim}) in plate "
+                f"{plate.name!r} of {plate.size} rows got HostRows of shape "
+                f"{rows.shape}, which have {rows.shape[axis]} along the plate's axis. "
+                "Give the number of axes of one row as event_dim."
+            )
+        if axis == 0:
+            value = value[plate._indices]
+        elif plate.subsample_size < plate.size:
+            value = jnp.take(value[jnp.arange(len(rows))], plate._indices, axis)
+    return value
 
 
 class SetDeterministic(Messenger):

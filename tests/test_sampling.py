@@ -18,11 +18,13 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+import test_contract as contract
 from jax import random
-from numpyro.infer import HMC, BarkerMH
+from numpyro.infer import HMC, MCMC, BarkerMH
 
 from numpyro_minibatch import (
     MINT,
+    CyclicalSGLD,
     MinibatchMH,
     ReplicaExchange,
     Target,
@@ -507,12 +509,7 @@ def reads_a_param_whole(y: Any) -> None:
 def test_a_control_variate_is_of_the_data_as_they_are(tmp_path: Path) -> None:
     data = np.tile(NOISE, 4)
 
-    def plain(y: Any) -> None:
-        mu = numpyro.sample("mu", dist.Normal(0, 10))
-        with numpyro.plate("data", 4 * N, subsample_size=100) as i:
-            numpyro.sample("obs", dist.StudentT(5.0, mu, 1.0), obs=y[i])
-
-    kernel = MinibatchMH(plain, control_variate="taylor2")
+    kernel = MinibatchMH(reads_nothing_else, control_variate="taylor2")
     first = mean_of(kernel, data)
     data += 0.3
     assert abs(mean_of(kernel, data) - first - 0.3) < 0.05
@@ -523,6 +520,12 @@ def test_a_control_variate_is_of_the_data_as_they_are(tmp_path: Path) -> None:
     found = sample(kernel, data, **settings, resume=True)
     assert (tmp_path / "run" / "constant.npz").stat().st_mtime_ns == written
     assert_same(found, sample(kernel, data, **SETTINGS))
+
+
+def reads_nothing_else(y: Any) -> None:
+    mu = numpyro.sample("mu", dist.Normal(0, 10))
+    with numpyro.plate("data", 4 * N, subsample_size=100) as i:
+        numpyro.sample("obs", dist.StudentT(5.0, mu, 1.0), obs=y[i])
 
 
 DIGEST = """
@@ -593,3 +596,45 @@ def test_a_finished_run_has_its_data_and_its_thinning(tmp_path: Path) -> None:
     assert found["observed_data"]["obs"].shape == (N,)
     assert found["posterior"].attrs["thinning"] == 2
     assert open_run(tmp_path / "run")["posterior"].attrs["thinning"] == 2
+
+
+# the kernels under both drivers ------------------------------------------------------
+
+
+@slow
+@pytest.mark.parametrize(
+    "name", ["AMAGOLD", "RENHD", "MINTEE", "CyclicalSGHMC", "CyclicalMINT"]
+)
+def test_draws_are_those_of_numpyros_driver(name: str) -> None:
+    made = contract.KERNELS[name]
+    draws = 2 * getattr(made(), "samples_per_cycle", 6)
+    mcmc = MCMC(
+        made(),
+        num_warmup=contract.WARMUP,
+        num_samples=draws,
+        num_chains=2,
+        chain_method="vectorized",
+        progress_bar=False,
+    )
+    data = jnp.asarray(contract.X), jnp.asarray(contract.Y)
+    mcmc.run(random.key(1), *data)
+    settings = {"num_warmup": contract.WARMUP, "num_samples": draws, "num_chains": 2}
+    found = sample(made(), *data, **settings, seed=1, progress=False)
+    expected = mcmc.get_samples(group_by_chain=True)
+    assert np.ptp(values(found)["beta"], axis=1).max() > 0.0  # they moved
+    for site in ("beta", "scale", "norm"):
+        # what the programs of the two drivers round differently grows with the steps
+        np.testing.assert_allclose(
+            values(found)[site], expected[site], rtol=2e-3, atol=2e-4
+        )
+
+
+def test_a_cycle_that_would_be_cut_short_is_refused() -> None:
+    kernel = CyclicalSGLD(model, step_size=1e-4, cycle_length=50, samples_per_cycle=5)
+    says = r"num_samples=10 or 15 \(times thinning\), or choose samples_per_cycle"
+    with pytest.raises(ValueError, match=says):
+        sample(kernel, X, Y, num_warmup=0, num_samples=12, progress=False)
+    with pytest.raises(ValueError, match=r"num_samples=5 \(times"):
+        sample(kernel, X, Y, num_warmup=0, num_samples=2, progress=False)
+    # with thinning the steps count
+    kernel.check_draws(0, 4 * 5)

@@ -308,6 +308,61 @@ class MinibatchKernel(MCMCKernel):
             weights=Weights(1.0 if self._temper_prior else heat, 1.0, heat)
         )
 
+    # rows that are known before they are read -----------------------------------------
+
+    _num_steps: int = 1
+    _draws_once_a_step = False  # of the scheme, by `fold_in(index_key, step)`
+
+    @property
+    def knows_rows(self) -> bool:
+        """Whether :meth:`rows_ahead` can tell the rows of steps to come."""
+        return self._draws_once_a_step and self._scheme.single_round
+
+    @property
+    def rows_per_draw(self) -> int:
+        """How many rows :meth:`rows_ahead` tells of one draw."""
+        scheme = self._bound_scheme
+        most = scheme.num_rows(self.plates)
+        if isinstance(scheme, Weighted):
+            most *= 2  # at most as many that are always read come on top
+        return most * self._num_steps * len(self._row_keys(jax.random.key(0)))
+
+    @property
+    def _bound_scheme(self) -> Scheme:
+        if self._plan is not None:
+            return self._plan.scheme
+        layout = self._require_layout()
+        return self._scheme.bound(dict(layout.widths), dict(layout.plates))
+
+    def _row_keys(self, key: Array) -> tuple[Array, ...]:
+        """The keys that a step draws rows with, of the key of its rows."""
+        return (key,)
+
+    def rows_ahead(
+        self, index_keys: Array, designs: Any, start: Array, number: int
+    ) -> dict[str, Array]:
+        """The rows that some draws will read, which do not depend on the chain's state.
+
+        :param index_keys: the ``index_key`` of each chain's state.
+        :param designs: of a scheme that weighs rows, the design of each plate.
+        :param start: draws made before.
+        :param number: for how many draws.
+        :return: for each plate shape ``(chains, number, rows of a draw)``.
+        """
+        plates = tuple(sorted(self.plates.items()))
+        streams = index_keys, designs, start
+        return _rows_ahead(
+            self._bound_scheme, plates, self._num_steps, number, self._row_keys, streams
+        )
+
+    def check_draws(self, num_warmup: int, num_samples: int) -> None:
+        """Raise where a kernel has no use for these numbers of draws.
+
+        :param num_warmup: draws of the warmup.
+        :param num_samples: draws after it.
+        :raises ValueError: they do not fit the kernel.
+        """
+
     # rungs of a ladder ----------------------------------------------------------------
 
     def at(self, temperature: Any) -> Self:
@@ -512,6 +567,33 @@ class MinibatchKernel(MCMCKernel):
         :return: the state after them, and a key to measure with.
         """
         return self._transition(target, state), None
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
+def _rows_ahead(
+    scheme: Scheme,
+    plates: tuple[tuple[str, int], ...],
+    num_steps: int,
+    number: int,
+    row_keys: Callable,
+    streams: tuple[Array, Any, Array],
+) -> dict[str, Array]:
+    index_keys, designs, start = streams
+    steps = start * num_steps + jnp.arange(number * num_steps, dtype=jnp.int32)
+
+    def of_step(key: Array, step: Array) -> dict[str, Array]:
+        keys = row_keys(jax.random.fold_in(key, step))
+        # of batches only the indices, so that nothing else is computed
+        draws = [scheme.draw(key, dict(plates), designs) for key in keys]
+        return {
+            name: jnp.concatenate([drawn[name].indices for drawn in draws])
+            for name, _ in plates
+        }
+
+    found = jax.vmap(jax.vmap(of_step, (None, 0)), (0, None))(index_keys, steps)
+    return {
+        name: rows.reshape(len(index_keys), number, -1) for name, rows in found.items()
+    }
 
 
 def _start_chains(

@@ -172,6 +172,8 @@ class AMAGOLD(MinibatchKernel):
         True
     """
 
+    _draws_once_a_step = True
+
     def __init__(
         self,
         model: Callable | None = None,

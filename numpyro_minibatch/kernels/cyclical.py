@@ -302,6 +302,26 @@ class Cyclical(OuterKernel):
         (rows,) = self.plates.values()
         return factor(count) * rows ** (-1.0 / self._inner._dynamics.order)
 
+    def check_draws(self, num_warmup: int, num_samples: int) -> None:
+        """Raise unless the draws after warmup are whole cycles.
+
+        :param num_warmup: draws of the warmup.
+        :param num_samples: draws after it.
+        :raises ValueError: the last cycle would be cut short.
+        """
+        each = self.samples_per_cycle
+        cycles, rest = divmod(num_samples, each)
+        if rest:
+            below = f"{cycles * each} or " if cycles else ""
+            raise ValueError(
+                f"{type(self).__name__} makes {each} draws in a cycle of "
+                f"{self.cycle_length} steps, and {num_samples} draws would end in a "
+                f"cycle of {rest}, which tells less of its mode than the others. Write "
+                f"num_samples={below}{(cycles + 1) * each} (times thinning), or choose "
+                "samples_per_cycle, or num_steps and cycle_length, so that it divides "
+                f"{num_samples}."
+            )
+
     # the driver's interface -----------------------------------------------------------
 
     def init(  # type: ignore[no-untyped-def]

@@ -131,6 +131,8 @@ class SGMCMC(MinibatchKernel):
         True
     """
 
+    _draws_once_a_step = True
+
     def __init__(
         self,
         model: Callable | None = None,

@@ -221,6 +221,7 @@ class MinibatchMH(MinibatchKernel):
     _dense_mass: bool
     _target_accept_prob: float
     _num_steps: int
+    _draws_once_a_step = True
 
     def __init__(
         self,
@@ -446,6 +447,12 @@ class MinibatchMH(MinibatchKernel):
             (i - warmup) % rarely == rarely - 1,
         )
 
+    def _row_keys(self, key: Array) -> tuple[Array, ...]:
+        if not self._proposal.uses_gradient:
+            return (key,)
+        decision, gradient = jax.random.split(key)
+        return decision, gradient
+
     def _rows_dtype(self, reader: Reader) -> Any:
         """Integers, unless the rows of a draw could be more than an int32 counts."""
         most = 3 * self._num_steps * sum(reader.plates.values())
@@ -552,7 +559,7 @@ class MinibatchMH(MinibatchKernel):
         rng_key, key_proposal, key_accept = jax.random.split(rng_key, 3)
         gradient_rows = 0
         if self._proposal.uses_gradient:
-            batch_key, gradient_key = jax.random.split(batch_key)
+            batch_key, gradient_key = self._row_keys(batch_key)
             gradient_rows = reader.gradient_rows
 
         def gradient(position: Array) -> Array:

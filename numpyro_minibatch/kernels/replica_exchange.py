@@ -24,7 +24,13 @@ from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import is_prng_key
 
 from numpyro_minibatch import accept, batch, ladder
-from numpyro_minibatch._checks import check_count, check_flag, check_positive, describe
+from numpyro_minibatch._checks import (
+    check_count,
+    check_flag,
+    check_mesh,
+    check_positive,
+    describe,
+)
 from numpyro_minibatch._preflight import check_prior
 from numpyro_minibatch.accept import AcceptanceTest, SequentialTest
 from numpyro_minibatch.batch import FullBatch, Scheme, Weighted
@@ -232,7 +238,9 @@ class ReplicaExchange(OuterKernel):
         self._adapt_ladder = bool(adapt_ladder)
         check_flag(name, "collect_rungs", collect_rungs)
         self._collect_rungs = bool(collect_rungs)
-        _check_mesh(name, mesh, self._num_running)
+        if mesh is not None:
+            # a rung of infinite temperature runs no kernel
+            check_mesh(name, mesh, self._num_running, "rungs", "a ladder")
         self._mesh = mesh
 
     # what the driver and the analysis read -----------------------------------------
@@ -814,22 +822,6 @@ def _check_prior_rung(
             f"{name}(temperatures=[..., inf]) makes draws of the prior at the hottest "
             "rung, and a target written by hand has nothing that draws from it. Write "
             "a NumPyro model, or end the ladder at a finite temperature."
-        )
-
-
-def _check_mesh(name: str, mesh: Any, number: int) -> None:
-    if mesh is None:
-        return
-    if not isinstance(mesh, Mesh) or len(mesh.axis_names) != 1:
-        raise TypeError(
-            f"{name}(mesh=...) must be a jax.sharding.Mesh with one axis, such as "
-            f'Mesh(jax.devices(), ("rungs",)), got {describe(mesh)}.'
-        )
-    if number % mesh.size:
-        raise ValueError(
-            f"{name}(mesh=...) divides the rungs evenly among {mesh.size} devices, "
-            f"and {number} run a kernel. Write a ladder of a multiple of "
-            f"{mesh.size}; a rung of infinite temperature does not count."
         )
 
 

@@ -1,0 +1,1 @@
+"""What long runs cost, and what is left of them when they are killed."""

@@ -1,0 +1,35 @@
+"""The benchmarks of long runs, small: that they run, and that what they claim holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.long_runs import costs, kills
+from numpyro_minibatch import sampling
+
+# processes that compile programs of their own
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc"),
+]
+
+
+def test_killed_runs_are_those_of_an_uninterrupted_one(monkeypatch):
+    monkeypatch.setattr(sampling._Pace, "saw", sampling._Pace.saw)
+    monkeypatch.setattr(sampling, "_COMMIT_SECONDS", -1.0)
+    found = kills.main(["--small"])
+    (run,) = found["runs"]
+    assert run["kills"] == len(run["moments"]) == 2
+    assert run["identical_to_uninterrupted"]
+    assert run["opened_after_each_kill_identical"]
+
+
+def test_costs(monkeypatch):
+    monkeypatch.setattr(sampling._Pace, "saw", sampling._Pace.saw)
+    found = costs.main(["--small"])
+    assert found["second_call"]["second"]["compiled"] == []
+    assert found["second_call"]["first"]["compiled"]
+    assert all(case["identical"] for case in found["rows_on_host"].values())
+    assert {case["mode"] for case in found["large_file"]} == {"alias"}

@@ -1,0 +1,285 @@
+"""Runs on several devices and of several processes, and what they are exported to."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import xarray as xr
+from jax.sharding import Mesh
+from test_sampling import assert_same, run, values
+
+from numpyro_minibatch import (
+    MinibatchMH,
+    ReplicaExchange,
+    Target,
+    _reading,
+    export_run,
+    open_run,
+    sample,
+)
+from numpyro_minibatch.__main__ import main
+from numpyro_minibatch._store import Store
+from numpyro_minibatch.inference_data import get_group
+
+slow = pytest.mark.slow
+
+DEVICES = """
+import sys
+sys.path.insert(0, {tests!r})
+import jax, numpy as np
+from jax.sharding import Mesh
+from numpyro_minibatch import MINT, MinibatchMH, open_run, sample
+import test_sampling as t
+
+mesh = Mesh(jax.devices(), ("chains",))
+assert mesh.size == 2
+kept = dict(num_samples=20, num_warmup=20, keep_warmup=True, num_chains=4)
+one = t.run(**kept)
+two = t.run(**kept, mesh=mesh, out={out!r})
+t.assert_same(one, two)
+t.assert_same(one, open_run({out!r}))
+# the run goes on on the same devices, and its draws are those of one
+more = {{**kept, "num_samples": 30}}
+t.assert_same(t.run(**more), t.run(**more, mesh=mesh, out={out!r}, resume=True))
+# a kernel of NumPyro's
+hmc = dict(num_warmup=20, num_samples=20, num_chains=2, progress=False)
+found = [sample(t.HMC(t.whole), t.X, t.Y, **hmc, mesh=m) for m in (None, mesh)]
+np.testing.assert_allclose(*[t.values(x)["b"] for x in found], rtol=1e-2, atol=1e-3)
+# a control variate is shared by all chains
+data = np.tile(t.NOISE, 4)
+found = []
+for where in (None, mesh):
+    kernel = MinibatchMH(t.reads_nothing_else, control_variate="taylor2")
+    settings = {{**t.SETTINGS, "num_chains": 2, "mesh": where}}
+    found.append(t.values(sample(kernel, data, **settings))["mu"])
+np.testing.assert_allclose(*found, rtol=1e-5)
+print("same")
+"""
+
+
+def in_new_process(code: str, **environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@slow
+def test_two_devices_draw_what_one_does(tmp_path: Path) -> None:
+    code = DEVICES.format(tests=str(Path(__file__).parent), out=str(tmp_path / "run"))
+    flags = "--xla_force_host_platform_device_count=2"
+    assert "same" in in_new_process(code, XLA_FLAGS=flags, JAX_PLATFORMS="cpu")
+
+
+def test_a_mesh_of_one_device(tmp_path: Path) -> None:
+    mesh = Mesh(jax.devices()[:1], ("chains",))
+    assert_same(run(num_samples=5), run(num_samples=5, mesh=mesh))
+
+
+@pytest.mark.parametrize(
+    ("mesh", "error", "says"),
+    [
+        ("cpu", TypeError, r'Mesh\(jax.devices\(\), \("chains",\)\)'),
+        (
+            Mesh(np.array(jax.devices()[:1])[None], ("a", "b")),
+            TypeError,
+            "with one axis",
+        ),
+    ],
+)
+def test_meshes_that_are_none(mesh: Any, error: Any, says: str) -> None:
+    with pytest.raises(error, match=says):
+        run(mesh=mesh)
+
+
+def test_chains_and_rungs_are_not_both_divided() -> None:
+    mesh = Mesh(jax.devices()[:1], ("devices",))
+    target = Target(lambda z: -0.5 * z @ z, lambda z, i: 0.0 * i * z[0], 40)
+    inner = MinibatchMH(target=target, estimate="exact")
+    kernel = ReplicaExchange(inner, temperatures=[1.0, 2.0], mesh=mesh)
+    with pytest.raises(ValueError, match="Give one of them a mesh"):
+        sample(kernel, num_warmup=1, num_samples=1, mesh=mesh)
+
+
+# processes ----------------------------------------------------------------------------
+
+PROCESS = """
+import sys
+sys.path.insert(0, {tests!r})
+import jax
+jax.distributed.initialize("127.0.0.1:{port}", 2, {which})
+from jax.sharding import Mesh
+import test_sampling as t
+found = t.run(num_samples={draws}, num_warmup=20, mesh=Mesh(jax.devices(), ("chains",)),
+              num_chains=2, out={out!r}, resume={resume})
+assert found["posterior"]["chain"].values.tolist() == [{which}]
+"""
+
+
+def two_processes(**settings: Any) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    tests = str(Path(__file__).parent)
+    children = [
+        subprocess.Popen(
+            [
+                sys.executable,
+                "-c",
+                PROCESS.format(tests=tests, port=port, which=which, **settings),
+            ],
+            env={**os.environ, "JAX_PLATFORMS": "cpu"},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for which in (0, 1)
+    ]
+    for child in children:
+        _, error = child.communicate(timeout=300)
+        assert child.returncode == 0, error
+
+
+@slow
+def test_two_processes_draw_what_one_does(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    two_processes(draws=10, out=str(out), resume=False)
+    two_processes(draws=15, out=str(out), resume=True)
+    found = open_run(out)
+    whole = run(num_samples=15, num_warmup=20)
+    for group in ("posterior", "sample_stats"):
+        first, second = values(found, group), values(whole, group)
+        assert first.keys() == second.keys()
+        for name in first:
+            # programs of one chain and of two round differently
+            np.testing.assert_allclose(first[name], second[name], rtol=1e-4, atol=1e-5)
+    assert found["posterior"]["chain"].values.tolist() == [0, 1]
+    part = found["posterior"]["b"].isel(chain=[1, 0], draw=slice(2, 9, 3), b_dim_0=1)
+    np.testing.assert_array_equal(part.values, values(found)["b"][[1, 0], 2:9:3, 1])
+    export_run(out, tmp_path / "run.nc")
+    with xr.open_dataset(tmp_path / "run.nc", group="posterior") as file:
+        np.testing.assert_array_equal(file["b"].values, values(found)["b"])
+
+
+def split_in_two(folder: Path) -> None:
+    """Make of a run of two chains one of two processes, as far as it can be read."""
+    store = Store(folder)
+    store.read()
+    counts = store.counts()
+    for which in (0, 1):
+        part = Store(folder / f"process-{which:04d}")
+        part.create({**store.header, "first_chain": which, "process": [which, 2]})
+        part.describe([v._replace(shape=(1, *v.shape[1:])) for v in store.layouts])
+        for group in {layout.group for layout in store.layouts}:
+            some = counts[group] - which  # one is a draw ahead
+            arrays = store.arrays(group, counts[group])
+            part.append(
+                group, {n: a[which : which + 1, :some] for n, (_, a) in arrays.items()}
+            )
+        steps = counts.pop("steps")
+        part.commit(
+            (), (), {n: k - which for n, k in counts.items()} | {"steps": steps}
+        )
+        counts["steps"] = steps
+        part.close()
+
+
+def test_the_parts_of_processes_are_read_side_by_side(
+    tmp_path: Path, capsys: Any
+) -> None:
+    out = tmp_path / "run"
+    whole = run(num_samples=12, num_warmup=20, out=out)
+    split_in_two(out)
+    found = open_run(out)
+    assert found["posterior"]["chain"].values.tolist() == [0, 1]
+    # as many draws as all have
+    b = values(whole)["b"][:, :11]
+    np.testing.assert_array_equal(values(found)["b"], b)
+    lazy = found["posterior"]["b"]
+    np.testing.assert_array_equal(lazy[1, 3:9:2].values, b[1, 3:9:2])
+    np.testing.assert_array_equal(lazy[::-1, [4, 2], 0].values, b[::-1, [4, 2], 0])
+    assert _reading.progress_of(out).splitlines()[1].startswith("process 1, MINT")
+    (out / "run.json").unlink()
+    with pytest.raises(ValueError, match="a run of several processes"):
+        run(num_samples=12, num_warmup=20, out=out, resume=True)
+    header = out / "process-0000" / "run.json"
+    header.unlink()
+    (out / "process-0000").joinpath("state.npz").unlink()
+    with pytest.raises(ValueError, match=r"no run\.json"):
+        open_run(out)
+
+
+# other formats ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ending", [".nc", ".zarr"])
+def test_export(ending: str, tmp_path: Path, monkeypatch: Any) -> None:
+    if ending == ".zarr":
+        pytest.importorskip("zarr")
+    out = tmp_path / "run"
+    run(num_samples=25, num_warmup=20, keep_warmup=True, out=out)
+    for name, piece in (("whole", 2**26), ("pieces", 200)):
+        monkeypatch.setattr(_reading, "_PIECE_BYTES", piece)
+        to = tmp_path / f"{name}{ending}"
+        export_run(out, to)
+        engine = "h5netcdf" if ending == ".nc" else "zarr"
+        for group in ("posterior", "sample_stats", "warmup_posterior"):
+            expected = get_group(open_run(out), group)
+            assert expected is not None
+            more = {"consolidated": False} if engine == "zarr" else {}
+            with xr.open_dataset(to, group=group, engine=engine, **more) as found:
+                xr.testing.assert_equal(found, expected)
+                assert found.attrs["kernel"] == "MINT"
+                for variable in expected.data_vars:
+                    assert found[variable].dtype == expected[variable].dtype
+        with pytest.raises(ValueError, match="there is something already"):
+            export_run(out, to)
+    assert not list(tmp_path.glob("unfinished*"))
+    with pytest.raises(ValueError, match=r"must end in \.nc or \.zarr"):
+        export_run(out, tmp_path / "run.csv")
+    if ending == ".nc":
+        assert main(["export", str(out), str(tmp_path / "again.nc")]) == 0
+        assert (tmp_path / "again.nc").exists()
+    header = json.loads((out / "run.json").read_text())
+    assert header["process"] == [0, 1]
+
+
+# compiled programs --------------------------------------------------------------------
+
+CACHED = """
+import sys
+sys.path.insert(0, {tests!r})
+import jax
+jax.config.update("jax_compilation_cache_dir", {folder!r})
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+seen = []
+jax.monitoring.register_event_listener(lambda name, **_: seen.append(name))
+import test_sampling as t
+t.run(num_samples=5, num_warmup=5)
+names = ("/jax/compilation_cache/cache_hits", "/jax/compilation_cache/cache_misses")
+print(*(seen.count(name) for name in names))
+"""
+
+
+@slow
+def test_compiled_programs_outlive_the_process(tmp_path: Path) -> None:
+    tests = str(Path(__file__).parent)
+    code = CACHED.format(tests=tests, folder=str(tmp_path / "cache"))
+    hits, misses = map(int, in_new_process(code).split())
+    assert not hits and misses
+    hits, misses = map(int, in_new_process(code).split())
+    assert hits and not misses
