@@ -24,10 +24,10 @@ from numpyro_minibatch import (
     to_inference_data,
 )
 from numpyro_minibatch._keys import unwrapped
-from numpyro_minibatch.kernels import equi_energy
+from numpyro_minibatch.kernels import _jumps
+from numpyro_minibatch.kernels._jumps import log_jump_ratio
 from numpyro_minibatch.kernels._nested import Energies, Nested, Reference, truncated
 from numpyro_minibatch.kernels._rings import Rings, ring_of
-from numpyro_minibatch.kernels.equi_energy import log_jump_ratio
 
 slow = pytest.mark.slow
 
@@ -318,7 +318,7 @@ def test_every_chain_has_its_law(temper_prior: bool) -> None:
 
 
 def test_the_printed_ratio_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(equi_energy, "log_jump_ratio", printed_ratio)
+    monkeypatch.setattr(_jumps, "log_jump_ratio", printed_ratio)
     z = of_rungs(run(kernel(energies=[4.0, 20.0], **FULL)))[0]
     assert worst(z, law(1.0)) > 2 * LIMIT
 
@@ -413,7 +413,7 @@ def test_chains_begin_one_after_the_other() -> None:
     )
     mcmc.warmup(random.key(1), init_params=jnp.zeros(4), collect_warmup=True)
     begins = np.array([250, 150, 50]), np.array([200, 100, 0])
-    np.testing.assert_array_equal(mcmc.sampler._stages, begins)
+    np.testing.assert_array_equal(mcmc.sampler._settings.stages(300), begins)
     rates = mcmc.get_extra_fields(group_by_chain=True)["jump_acceptance_rate"]
     tried = ~np.isnan(rates)
     assert not tried[:, :200, 0].any() and not tried[:, :100, 1].any()
