@@ -13,13 +13,16 @@ import pytest
 from jax import random
 from jax.flatten_util import ravel_pytree
 from numpyro.infer import MCMC
+from scipy import stats
 
 from numpyro_minibatch import (
     MINTEE,
+    MinibatchMH,
     ReplicaExchange,
     Target,
     batch,
     diagnose,
+    diagnostics,
     proposal,
     to_inference_data,
 )
@@ -344,6 +347,63 @@ def test_nested_batches(moves: str) -> None:
     assert ((rate > 0.2) & (rate < 0.5)).all()
 
 
+@pytest.fixture(scope="module")
+def of_all_rows_below() -> tuple[MINTEE, MCMC]:
+    """Temperature 1 with all rows, from chains with noise in their energies."""
+    built = kernel(batch_size=[N, 100, 50], temperatures=[1.0, 3.0, 8.0])
+    return built, run(built, num_samples=2 * DRAWS)
+
+
+def test_temperature_one_from_noisy_chains(of_all_rows_below: Any) -> None:
+    _, mcmc = of_all_rows_below
+    fields = mcmc.get_extra_fields(group_by_chain=True)
+    noise = np.median(fields["energy_noise"], (0, 1))
+    assert noise[0] == 0 and (noise[1:] > 0.05).all()
+    z = of_rungs(mcmc)[0]
+    assert worst(z, law(1.0)) < LIMIT
+    assert worst(z, law(1.2)) > 2 * LIMIT
+
+
+def test_masses_of_modes(of_all_rows_below: Any) -> None:
+    """All of them at once, with the covariance that chains tell: Hotelling's law."""
+    z = of_rungs(of_all_rows_below[1])[0]
+    edges = np.array([-1.5, 1.5])
+
+    def p_value(truth: np.ndarray, draws: np.ndarray) -> float:
+        places = np.searchsorted(edges, draws)
+        shares = np.stack([(places == k).mean(1) for k in (0, 1)], -1)
+        error = shares.mean(0) - truth[:2]
+        n, d = shares.shape
+        square = n * error @ np.linalg.solve(np.cov(shares.T), error)
+        return float(stats.f.sf(square * (n - d) / (d * (n - 1)), d, n - d))
+
+    truth = np.bincount(np.searchsorted(edges, GRID), law(1.0), minlength=3)
+    assert p_value(truth, z) > 1e-5
+    # off by a fifteenth of one mode
+    assert p_value(truth + np.array([-0.02, 0.02, 0.0]), z) < 1e-5
+
+
+@pytest.mark.parametrize("full", [pytest.param(True, marks=slow), False])
+def test_rows_are_counted_as_elsewhere(full: bool) -> None:
+    """A state's batch, and a gradient's, which both ends of a move read."""
+    width = N if full else 64
+    moves = {"proposal": proposal.langevin(), "adapt_step_size": False}
+    if full:
+        ladder, given = FULL, {"batch": batch.full()}
+    else:
+        ladder = {"batch_size": [64, 64], "temperatures": [4.0, 8.0]}
+        given = {"batch_size": 64, "temperature": 4.0, "estimate": "augmented"}
+    alone = MinibatchMH(target=TARGET, **given, **moves)
+    found = []
+    for built in (kernel(**ladder, **moves), alone):
+        state = built.init(random.key(0), 0, jnp.zeros(()), (), {})
+        found.append(jax.jit(lambda s, b=built: b.sample(s, (), {}))(state))
+    chains = len(ladder["temperatures"])
+    assert found[1].num_rows == 2 * width
+    np.testing.assert_array_equal(found[0].rung_num_rows, [2 * width] * chains)
+    assert found[0].num_rows == chains * found[1].num_rows
+
+
 @slow
 def test_noise_that_is_not_paid_for_is_found() -> None:
     """Without the penalty the law gains half the variance of its log weight."""
@@ -501,6 +561,11 @@ def test_results_of_a_model() -> None:
     found = diagnose(idata)
     assert len(found.jump_rates) == 2 and min(found.jump_rates) > 0.1
     occupancy = np.array(found.ring_occupancy)
+    table = diagnostics.ring_occupancy(idata)
+    np.testing.assert_array_equal(table, occupancy)
+    assert table["temperature"].values.tolist() == [5.0, 15.0, 45.0]
+    assert table["rows"].values.tolist() == [600, 400, 200]
+    np.testing.assert_allclose(table["energy"][1:], built.pilot["energies"])
     np.testing.assert_allclose(occupancy.sum(1), 1.0)
     assert occupancy[0, 0] > occupancy[1, 0] > occupancy[2, 0] > 0
     assert f"{occupancy[0, 0]:.0%} of the coldest chain's draws" in str(found)
