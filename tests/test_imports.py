@@ -157,7 +157,7 @@ ALLOWED: dict[str, set[str]] = {
     "diagnostics": {"_advice", "_diagnosis", "_normality", "inference_data"},
     "evidence": {"inference_data", "diagnostics"},
     "cycles": {"_checks", "_replay", "inference_data"},
-    "ensemble": {"_checks"},
+    "ensemble": {"_checks", "inference_data"},
     # the driver takes any kernel of NumPyro's interface
     "_program": {"_static"},
     "_store": set(),
