@@ -10,7 +10,7 @@ same temperature; the rows that each read.
 
 The paper's uniform prior is improper here: a component that goes to infinity costs at
 most ``N log(50 / 49)``, 2020 for 1e5 rows, which is 19.5 at the paper's highest
-temperature and less than 14 at those used here. The prior is ``N(0, 5)`` for each mean,
+temperature, and 100 at the highest one of those used here. The prior is ``N(0, 5)`` for each mean,
 the same for all 50 modes.
 """
 
@@ -88,6 +88,7 @@ SIZES: dict[str, dict[str, Any]] = {
         "modes": 50,
         "rounded_to": None,
         "temperatures": [1.0, 1.73, 3.0, 5.2, 9.0, 15.6, 27.0],
+        "ring_width": 0.01,
         "batch_size": [100_000] * 6 + [60_000],
         "jump_prob": 0.3,
         "num_warmup": 10_000,
