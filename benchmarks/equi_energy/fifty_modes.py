@@ -78,8 +78,8 @@ SIZES: dict[str, dict[str, Any]] = {
         "ring_width": 10.0,
         "batch_size": None,
         "jump_prob": 0.5,
-        "num_warmup": 5_000,
-        "num_samples": 25_000,
+        "num_warmup": 2_000,
+        "num_samples": 8_000,
         "num_steps": 5,
     },
     # the same row by row; this takes days
