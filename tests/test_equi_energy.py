@@ -596,3 +596,13 @@ def test_advice_on_a_ladder_of_noise_or_with_gaps() -> None:
     assert "the jumps of chain 1 are accepted at a rate of 0.01" in text
     assert "chain 3 has hardly been at its energies" in text
     assert "num_replicas=6" in text
+
+    assert "again and again" not in text
+    # a ring that chain 0 is often in, and chain 1 seldom
+    rings = np.ones(stats["ring"].shape, int)
+    rings[:, ::4, 0] = 0
+    rings[:, :1, 1] = 0
+    stats["ring"] = stats["ring"].copy(data=rings)
+    text = " ".join(diagnose(idata).advice)
+    assert "chain 0 has 25% of its draws in ring 0" in text
+    assert "about 1:" in text and "a larger ring_width" in text

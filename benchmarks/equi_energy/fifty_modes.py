@@ -10,8 +10,8 @@ same temperature; the rows that each read.
 
 The paper's uniform prior is improper here: a component that goes to infinity costs at
 most ``N log(50 / 49)``, 2020 for 1e5 rows, which is 19.5 at the paper's highest
-temperature, and 100 at the highest one of those used here. The prior is ``N(0, 5)`` for each mean,
-the same for all 50 modes.
+temperature, and 100 at the highest one of those used here. The prior is ``N(0, 5)`` for
+each mean, the same for all 50 modes.
 """
 
 from __future__ import annotations
@@ -244,11 +244,15 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     parser = argparse.ArgumentParser(description=__doc__)
     for name in NAMES:
         parser.add_argument(f"--{name}", action="store_true")
+    parser.add_argument("--ring-width", type=float, help="instead of that of the size")
     parser.add_argument("--chains", type=int, default=4)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args(arguments)
     name = next((n for n in NAMES if vars(given)[n]), "default")
-    size = SIZES[name]
+    size = dict(SIZES[name])
+    if given.ring_width is not None:
+        size["ring_width"] = given.ring_width
+        name = f"{name}_width_{given.ring_width:g}"
     data = simulate(size["rows"], size["modes"])
     target = mixture(data, size["modes"], size["rounded_to"])
     everything = size["batch_size"] is None
@@ -302,7 +306,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         adapt_mass_matrix=False,
         num_steps=size["num_steps"],
     )
-    if name != "paper":
+    if name in SIZES and name != "paper":
         idata, seconds = run(plain, size, given.chains, given.seed)
         content["plain"] = summary(idata, seconds, size["modes"])
     save(f"fifty_modes_{name}", content, RESULTS)
