@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -380,6 +381,26 @@ def _advise_jumps(d: Diagnosis, s: Settings) -> Iterator[str]:
             )
 
 
+def _advise_rings(d: Diagnosis, s: Settings) -> Iterator[str]:
+    """Jumps to the same few states, however often they are accepted."""
+    stale = [
+        (seldom / often, chain, ring, often, seldom)
+        for chain, (colder, hotter) in enumerate(pairwise(d.ring_occupancy))
+        for ring, (often, seldom) in enumerate(zip(colder, hotter, strict=True))
+        if often > 0.1 and seldom < 0.05 * often
+    ]
+    if not (s.jump_prob > 0 and stale):
+        return
+    _, chain, ring, often, seldom = min(stale)
+    yield (
+        f"chain {chain} has {often:.0%} of its draws in ring {ring}, where chain "
+        f"{chain + 1} has {seldom:.2g} of its own, about {seldom * d.num_draws:.0f}: "
+        "it jumps to these again and again, and modes that were found first keep "
+        "their share. Write a larger ring_width, or "
+        f"num_replicas={len(d.ring_occupancy) + 3} for the same range of temperatures."
+    )
+
+
 def _advise_cycles(d: Diagnosis, s: Settings) -> Iterator[str]:
     if not s.samples_per_cycle >= 1:
         return
@@ -482,6 +503,7 @@ _RULES: tuple[Callable[[Diagnosis, Settings], Iterator[str]], ...] = (
     _advise_ladder,
     _advise_energies,
     _advise_jumps,
+    _advise_rings,
     _advise_cycles,
     _advise_acceptance,
     _advise_diverging,

@@ -209,7 +209,11 @@ class Run:
     @classmethod
     def of(cls, mcmc: Any) -> Run:
         """Replay the model of an ``MCMC`` that has run."""
-        kernel = mcmc.sampler
+        return cls.of_kernel(mcmc.sampler, mcmc._args, mcmc._kwargs)
+
+    @classmethod
+    def of_kernel(cls, kernel: Any, args: tuple, kwargs: Mapping[str, Any]) -> Run:
+        """Replay the model of a kernel that has run with these arguments."""
         # attributes that only the kernels of this package have; on the class, because
         # reading them from a kernel that has not run raises
         of_package = hasattr(type(kernel), "plates") and hasattr(type(kernel), "frozen")
@@ -217,7 +221,7 @@ class Run:
         model = getattr(kernel, "model", None)
         if not callable(model):
             return run
-        target = ModelTarget(model=model, args=mcmc._args, kwargs=mcmc._kwargs)
+        target = ModelTarget(model=model, args=args, kwargs=kwargs)
         if of_package:
             return run._replay(
                 replace(target, sizes=kernel.plates, frozen=kernel.frozen)
@@ -229,7 +233,7 @@ class Run:
                 f"to_inference_data could not replay the model of "
                 f"{type(kernel).__name__} ({type(error).__name__}: {error}); its data "
                 "and the names of its plates are left out.",
-                stacklevel=3,
+                stacklevel=4,
             )
             return run
 

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+import jax
 import numpy as np
 import xarray as xr
 from numpyro.util import find_stack_level
@@ -18,7 +19,7 @@ from scipy.special import digamma, logsumexp
 
 from numpyro_minibatch._checks import check_count, describe
 from numpyro_minibatch._replay import CHUNK, Run, log_densities
-from numpyro_minibatch.inference_data import as_inference_data, get_group
+from numpyro_minibatch.inference_data import as_inference_data, get_group, samples_of
 
 if TYPE_CHECKING:
     from numpyro_minibatch.inference_data import InferenceData
@@ -162,14 +163,27 @@ def _log_volume(draws: np.ndarray, cycle: int) -> float:
     return float(0.5 * (log_det - bias + d))
 
 
-def densities(mcmc: Any, chunk_size: int = CHUNK) -> xr.Dataset:
+def densities(
+    run: Any,
+    kernel: Any = None,
+    *args: Any,
+    model_kwargs: Mapping[str, Any] | None = None,
+    chunk_size: int = CHUNK,
+) -> xr.Dataset:
     """Log prior and log likelihood of every draw, on all rows of the data.
 
-    :param mcmc: a ``numpyro.infer.MCMC`` that has run, with a kernel of this package.
+    :param run: a ``numpyro.infer.MCMC`` that has run, with a kernel of this package; or
+        what :func:`~numpyro_minibatch.sample` or
+        :func:`~numpyro_minibatch.to_inference_data` returned, which holds neither the
+        model nor its data.
+    :param kernel: in that case, the kernel that made these draws.
+    :param args: in that case, the positional arguments of the model.
+    :param model_kwargs: in that case, its keyword arguments.
     :param chunk_size: how many log likelihoods of rows are computed at a time.
     :return: ``log_prior`` and ``log_likelihood``, at temperature 1, with dimensions
         ``chain`` and ``draw``; densities with respect to the values of the draws.
-    :raises ValueError: the kernel is not of this package.
+    :raises TypeError: results come without their kernel, or ``MCMC`` with one.
+    :raises ValueError: the kernel is not of this package, or has not seen the data.
 
     **Example**
 
@@ -177,7 +191,7 @@ def densities(mcmc: Any, chunk_size: int = CHUNK) -> xr.Dataset:
 
         >>> import jax, jax.numpy as jnp
         >>> from numpyro.infer import MCMC
-        >>> from numpyro_minibatch import CyclicalSGLD, Target, cycles
+        >>> from numpyro_minibatch import CyclicalSGLD, Target, cycles, sample
         >>> target = Target(lambda z: -0.5 * z**2, lambda z, rows: 0.0 * rows * z, 100)
         >>> kernel = CyclicalSGLD(target=target, batch_size=10, step_size=0.1,
         ...                       cycle_length=10)
@@ -187,31 +201,18 @@ def densities(mcmc: Any, chunk_size: int = CHUNK) -> xr.Dataset:
         >>> bool(jnp.allclose(found["log_prior"].values[0],
         ...                   -0.5 * mcmc.get_samples()**2))
         True
+
+        >>> idata = sample(kernel, num_warmup=0, num_samples=4, progress=False,
+        ...                init_params=jnp.zeros((1,)))
+        >>> cycles.densities(idata, kernel)["log_prior"].shape
+        (1, 4)
     """
     check_count("densities", "chunk_size", chunk_size)
-    run = Run.of(mcmc)
-    target: Any = run.target
-    if target is None and run.of_package:
-        target = run.kernel._make_target((), {})
-    if not run.of_package or target is None:
-        raise ValueError(
-            "densities(mcmc) needs a run of a kernel of numpyro_minibatch, got "
-            f"{type(run.kernel).__name__}."
-        )
-    samples = mcmc.get_samples(group_by_chain=True)
-    if isinstance(samples, Mapping):
-        samples = {n: x for n, x in samples.items() if run.sites[n].latent}
+    target, samples = _sampled(run, kernel, args, model_kwargs or {})
     names = list(samples) if isinstance(samples, Mapping) else ["z"]
-    first = next(iter(samples.values())) if isinstance(samples, Mapping) else samples
-    chains, draws = np.shape(first)[:2]
-
-    def flat(x: Any) -> Any:
-        return x.reshape((chains * draws, *x.shape[2:]))
-
-    flattened = (
-        {n: flat(x) for n, x in samples.items()}
-        if isinstance(samples, Mapping)
-        else flat(samples)
+    chains, draws = np.shape(jax.tree.leaves(samples)[0])[:2]
+    flattened = jax.tree.map(
+        lambda x: np.reshape(x, (chains * draws, *x.shape[2:])), samples
     )
     prior, likelihood = log_densities(target, flattened, chunk_size)
     shape, dims = (chains, draws), ("chain", "draw")
@@ -222,6 +223,38 @@ def densities(mcmc: Any, chunk_size: int = CHUNK) -> xr.Dataset:
         },
         attrs={"sites": json.dumps([name.replace("/", ".") for name in names])},
     )
+
+
+def _sampled(
+    run: Any, kernel: Any, args: tuple, model_kwargs: Mapping[str, Any]
+) -> tuple[Any, Any]:
+    """The target of a run and its draws, with axes of chains and draws."""
+    is_mcmc = hasattr(run, "get_samples")
+    if is_mcmc and (kernel is not None or args or model_kwargs):
+        raise TypeError(
+            "densities(mcmc) takes the kernel and the data from the MCMC: leave the "
+            "other arguments out. They belong to what sample(...) returned."
+        )
+    if not is_mcmc and (kernel is None or not _is_result(run)):
+        raise TypeError(
+            "densities(...) takes an MCMC that has run, or what sample(kernel, *args) "
+            "returned with the same kernel and arguments: write densities(idata, "
+            f"kernel, *args). Got {type(run).__name__}"
+            f"{' without a kernel' if kernel is None else ''}."
+        )
+    replayed = Run.of(run) if is_mcmc else Run.of_kernel(kernel, args, model_kwargs)
+    target: Any = replayed.target
+    if target is None and replayed.of_package:
+        target = replayed.kernel._make_target((), {})
+    if not replayed.of_package or target is None:
+        raise ValueError(
+            "densities needs a run of a kernel of numpyro_minibatch, got "
+            f"{type(replayed.kernel).__name__}."
+        )
+    samples = run.get_samples(group_by_chain=True) if is_mcmc else samples_of(run)
+    if replayed.target is not None:
+        return target, {n: samples[n] for n, s in replayed.sites.items() if s.latent}
+    return target, samples
 
 
 def draw_weights(idata: InferenceData, weights: xr.DataArray) -> xr.DataArray:
@@ -348,10 +381,13 @@ def _group_names(idata: Any) -> list[str]:
     return list(idata.groups())
 
 
+def _is_result(found: Any) -> bool:
+    return isinstance(found, xr.DataTree) or hasattr(found, "groups")
+
+
 def _cycles_of(who: str, idata: Any) -> tuple[xr.Dataset, np.ndarray]:
     """The posterior, and the cycle of each draw, ``(chain, draw)``."""
-    is_idata = isinstance(idata, xr.DataTree) or hasattr(idata, "groups")
-    if not is_idata:
+    if not _is_result(idata):
         raise TypeError(
             f"{who}(idata) takes what to_inference_data(mcmc) returned, got "
             f"{type(idata).__name__}."

@@ -32,6 +32,7 @@ __all__ = [
     "log_ratio_rows",
     "normal_error_bound",
     "normality",
+    "ring_occupancy",
 ]
 
 
@@ -170,7 +171,7 @@ def _numbers(posterior: xr.Dataset, stats: xr.Dataset, s: Settings) -> Diagnosis
         jump_rates=tuple(np.nan_to_num(mean_rates(stats, "jump_acceptance_rate"))),
         jump_tries=_tries(stats, "jump_acceptance_rate"),
         energy_noise=_medians(stats, "energy_noise"),
-        ring_occupancy=_occupancy(stats),
+        ring_occupancy=tuple(map(tuple, _occupancy(stats).tolist())),
         **_cycles(posterior, stats, s),
         rows_per_draw=mean("num_rows") * thinning,
         total_rows=rows,
@@ -206,13 +207,65 @@ def _medians(stats: xr.Dataset, name: str) -> tuple[float, ...]:
     return () if values is None else tuple(np.median(values, 0).tolist())
 
 
-def _occupancy(stats: xr.Dataset) -> tuple[tuple[float, ...], ...]:
-    """The share of the draws of each chain in each ring: the paper's table 3."""
+def ring_occupancy(idata: InferenceData) -> xr.DataArray:
+    """The share of the draws of each chain of MINTEE in each ring of energies.
+
+    The paper's table 3 [1]. Chains whose draws are in rings that the next hotter one
+    hardly visits cannot jump; the share of the coldest chain in ring ``j`` divided by
+    that of the next one says how old the states are that it jumps to.
+
+    :param idata: what :func:`~numpyro_minibatch.to_inference_data` or
+        :func:`~numpyro_minibatch.sample` returned for a run of ``MINTEE``.
+    :return: dimensions ``ladder``, the coldest chain first, and ``ring``, the lowest
+        energies first; with the coordinates ``temperature`` and ``rows``, those of each
+        chain's batch, and ``energy``, the lower end of each ring.
+    :raises ValueError: there are no rings.
+
+    **References:**
+
+    1. Dangna Li, Wing H. Wong (2017), *Mini-batch Tempered MCMC*, appendix D.
+
+    **Example**
+
+    .. doctest::
+
+        >>> import jax.numpy as jnp
+        >>> from numpyro_minibatch import MINTEE, Target, batch, diagnostics, sample
+        >>> target = Target(lambda z: 0.0, lambda z, rows: -0.5 * z**2 + 0.0 * rows, 10)
+        >>> kernel = MINTEE(target=target, batch=batch.full(), temperatures=[1.0, 4.0])
+        >>> idata = sample(kernel, num_warmup=100, num_samples=100, progress=False,
+        ...                init_params=jnp.zeros((1,)))
+        >>> table = diagnostics.ring_occupancy(idata)
+        >>> table.dims, table.sum("ring").values.tolist()
+        (('ladder', 'ring'), [1.0, 1.0])
+    """
+    stats = get_group(idata, "sample_stats")
+    if stats is None or "ring" not in stats:
+        raise ValueError(
+            "ring_occupancy(idata) needs the rings of draws, which a run of MINTEE "
+            "records in sample_stats."
+        )
+    shares = _occupancy(stats)
+    settings = json.loads(stats.attrs.get("settings", "{}"))
+    known = {
+        "temperature": ("ladder", settings.get("temperatures")),
+        "rows": ("ladder", settings.get("rung_batch_sizes")),
+        "energy": ("ring", [-math.inf, *settings.get("energies", [])]),
+    }
+    coords = {
+        name: (dim, values)
+        for name, (dim, values) in known.items()
+        if values is not None and len(values) == len(shares)
+    }
+    return xr.DataArray(shares, dims=("ladder", "ring"), coords=coords, name="share")
+
+
+def _occupancy(stats: xr.Dataset) -> np.ndarray:
+    """The share of the draws of each chain in each ring."""
     rings = _by_place(stats, "ring")
     if rings is None:
-        return ()
-    shares = (rings[..., None] == np.arange(rings.shape[1])).mean(0)
-    return tuple(map(tuple, shares.tolist()))
+        return np.empty((0, 0))
+    return (rings[..., None] == np.arange(rings.shape[1])).mean(0)
 
 
 def _cycles(posterior: xr.Dataset, stats: xr.Dataset, s: Settings) -> dict[str, Any]:

@@ -13,9 +13,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import xarray as xr
 from jax.flatten_util import ravel_pytree
 
 from numpyro_minibatch._checks import check_count, describe
+from numpyro_minibatch.inference_data import get_group, samples_of
 
 __all__ = [
     "Scores",
@@ -24,6 +26,7 @@ __all__ = [
     "entropy",
     "function_distances",
     "line_losses",
+    "members",
     "nll",
     "predict",
     "scores",
@@ -50,6 +53,40 @@ class Scores(NamedTuple):
     calibration_error: np.ndarray
 
 
+def members(run: Any) -> Any:
+    """The draws of a run as members of an ensemble, the chains one after the other.
+
+    :param run: what :func:`~numpyro_minibatch.sample` or
+        :func:`~numpyro_minibatch.to_inference_data` returned, or a
+        ``numpyro.infer.MCMC`` that has run.
+    :return: a dict by the model's names for its sites, such as ``"net/Dense_0.bias"``,
+        which results store under others; the first axis is that of members.
+    :raises TypeError: ``run`` is none of these.
+
+    **Example**
+
+    .. doctest::
+
+        >>> import numpy as np, xarray as xr
+        >>> from numpyro_minibatch import ensemble
+        >>> posterior = xr.Dataset(
+        ...     {"net.w": (("chain", "draw"), [[1.0, 2.0], [3.0, 4.0]])},
+        ...     attrs={"renamed_sites": '{"net.w": "net/w"}'})
+        >>> idata = xr.DataTree.from_dict({"posterior": posterior})
+        >>> {name: x.tolist() for name, x in ensemble.members(idata).items()}
+        {'net/w': [1.0, 2.0, 3.0, 4.0]}
+    """
+    if hasattr(run, "get_samples"):
+        return run.get_samples()
+    is_result = isinstance(run, xr.DataTree) or hasattr(run, "groups")
+    if not is_result or get_group(run, "posterior") is None:
+        raise TypeError(
+            "members(run) takes what sample(...) or to_inference_data(mcmc) returned, "
+            f"or an MCMC that has run, got {describe(run)}."
+        )
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), samples_of(run))
+
+
 def predict(
     logits: Callable[[Any, Any], Any],
     draws: Any,
@@ -63,7 +100,7 @@ def predict(
     :param logits: ``logits(draw, rows)``, the logits of the classes for some rows of
         ``X``, shape ``(rows, classes)``.
     :param draws: a pytree of arrays with a first axis of members, such as
-        ``mcmc.get_samples()``.
+        ``mcmc.get_samples()``, or :func:`members` of what ``sample`` returned.
     :param X: rows, or a pytree of arrays with a first axis of rows.
     :param weights: of the members, for example the values of
         :func:`cycles.draw_weights` in one vector; equal by default.

@@ -158,6 +158,24 @@ def get_group(idata: Any, name: str) -> xr.Dataset | None:
     return idata[name] if name in idata.groups() else None
 
 
+def samples_of(idata: Any) -> Any:
+    """The draws of a result, by the model's names for its sites, chains first.
+
+    :param idata: what :func:`to_inference_data` returned, or what is like it.
+    :return: a dict; an array, for a target that is a function of one.
+    """
+    posterior = get_group(idata, "posterior")
+    assert posterior is not None
+    original = json.loads(posterior.attrs.get("renamed_sites", "{}"))
+    found = {
+        original.get(str(name), str(name)): values.transpose(
+            "chain", "draw", ...
+        ).to_numpy()
+        for name, values in posterior.data_vars.items()
+    }
+    return found["z"] if list(found) == ["z"] else found
+
+
 def _warmup_groups(warmup: Any, posterior: xr.Dataset) -> dict[str, xr.Dataset]:
     is_idata = isinstance(warmup, xr.DataTree) or hasattr(warmup, "groups")
     draws = get_group(warmup, "posterior") if is_idata else None

@@ -280,7 +280,7 @@ def test_a_run(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "beta[0]" in printed and "scale" in printed and "norm" not in printed
 
 
-@kernels("MINT", "MHMinibatch", "control-variate", "RENHD", "CyclicalSGHMC")
+@kernels("MINT", "MHMinibatch", "control-variate", "RENHD", "CyclicalSGHMC", "MINTEE")
 def test_progress_bar_and_continuation_in_place(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -354,6 +354,7 @@ def vectorized(name: str) -> Draws:
     "AMAGOLD",
     "RENHD",
     "CyclicalSGHMC",
+    "MINTEE",
 )
 def test_vectorized_chains_are_the_sequential_ones(name: str) -> None:
     settings = {"num_chains": CHAINS, "chain_method": "sequential"}

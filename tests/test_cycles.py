@@ -11,10 +11,17 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 import xarray as xr
-from numpyro.infer import MCMC
+from numpyro.infer import MCMC, NUTS
 from scipy import stats
 
-from numpyro_minibatch import CyclicalSGLD, cycles, diagnose, to_inference_data
+from numpyro_minibatch import (
+    CyclicalSGLD,
+    Target,
+    cycles,
+    diagnose,
+    sample,
+    to_inference_data,
+)
 
 
 def a_run(draws: np.ndarray, numbers: Any, **attrs: Any) -> xr.DataTree:
@@ -179,9 +186,88 @@ def test_densities_of_a_model(run: MCMC) -> None:
     rows = stats.norm(np.abs(mu)[..., None], scale[..., None]).logpdf(Y).sum(-1)
     expected = rows + stats.norm(mu**2, 1).logpdf(2.0)
     for chunk in (None, 500):  # ten rows at a time
-        found = cycles.densities(run, *([] if chunk is None else [chunk]))
+        found = cycles.densities(
+            run, **({} if chunk is None else {"chunk_size": chunk})
+        )
         np.testing.assert_allclose(found["log_prior"], prior - 0.1 * scale, rtol=1e-4)
         np.testing.assert_allclose(found["log_likelihood"], expected, rtol=1e-4)
+
+
+def test_densities_of_results(run: MCMC) -> None:
+    """Of what ``sample`` returns, which holds neither the model nor its data."""
+    idata = to_inference_data(run)
+    expected = cycles.densities(run)
+    found = cycles.densities(idata, run.sampler, Y)
+    np.testing.assert_allclose(found["log_likelihood"], expected["log_likelihood"])
+    assert found.attrs == expected.attrs
+    w = cycles.weights(idata, "laplace", found)
+    assert w.equals(cycles.weights(idata, "laplace", expected))
+    by_name = cycles.densities(idata, run.sampler, model_kwargs={"y": Y})
+    np.testing.assert_allclose(by_name["log_prior"], expected["log_prior"])
+    # the data count, and not those of the run
+    other = cycles.densities(idata, run.sampler, Y + 1)
+    assert not np.allclose(other["log_likelihood"], expected["log_likelihood"])
+
+
+def test_densities_of_a_network_that_sample_ran() -> None:
+    """Sites whose names a result cannot have, and a target of several arrays."""
+
+    def model(y: Any) -> None:
+        mu = numpyro.sample("net/mu", dist.Normal(0, 3))
+        with numpyro.plate("data", N, subsample_size=50) as idx:
+            numpyro.sample("obs", dist.Normal(mu, 1), obs=y[idx])
+
+    def rows(z: Any, i: Any) -> Any:
+        return -0.5 * (jnp.asarray(Y)[i] - z["a"] - z["b"][0]) ** 2
+
+    target = Target(lambda z: -0.5 * z["a"] ** 2, rows, N)
+    settings = {"step_size": 0.001, "cycle_length": 10, "batch_size": 20}
+    for kernel, args, start in (
+        (CyclicalSGLD(model, **{**settings, "batch_size": None}), (Y,), None),
+        (
+            CyclicalSGLD(target=target, **settings),
+            (),
+            {"a": jnp.zeros(1), "b": jnp.zeros((1, 1))},
+        ),
+    ):
+        idata = sample(
+            kernel,
+            *args,
+            num_warmup=0,
+            num_samples=4,
+            init_params=start,
+            progress=False,
+        )
+        found = cycles.densities(idata, kernel, *args)
+        draws = idata["posterior"]
+        if args:
+            mean = draws["net.mu"].values
+            log_prior = stats.norm(0, 3).logpdf(mean)
+            constant = -0.5 * N * np.log(2 * np.pi)
+        else:
+            mean = draws["a"].values + draws["b"].values[..., 0]
+            log_prior, constant = -0.5 * draws["a"].values ** 2, 0.0
+        rows_at = -0.5 * np.square(Y - mean[..., None]).sum(-1) + constant
+        np.testing.assert_allclose(found["log_likelihood"], rows_at, rtol=1e-4)
+        np.testing.assert_allclose(found["log_prior"], log_prior, rtol=1e-4)
+        assert found.attrs["sites"] == ('["net.mu"]' if args else '["a", "b"]')
+
+
+def test_densities_that_cannot_be_found(run: MCMC) -> None:
+    idata = to_inference_data(run)
+    for arguments, error, says in (
+        ((idata,), TypeError, "without a kernel"),
+        ((run, run.sampler), TypeError, "leave the other arguments out"),
+        (({"posterior": 1}, run.sampler), TypeError, "Got dict"),
+        ((idata, NUTS(model), Y), ValueError, "got NUTS"),
+        (
+            (idata, CyclicalSGLD(model, step_size=0.1, cycle_length=100), Y),
+            RuntimeError,
+            "has not seen the model's data",
+        ),
+    ):
+        with pytest.raises(error, match=says):
+            cycles.densities(*arguments)
 
 
 def test_a_run_from_end_to_end(run: MCMC) -> None:

@@ -20,6 +20,7 @@ from gradient_problems import (
     second_moments,
     start_of,
 )
+from numpyro.infer import MCMC
 
 from numpyro_minibatch import (
     SGHMC,
@@ -131,6 +132,25 @@ def test_draws_are_placed_in_their_cycles() -> None:
     np.testing.assert_array_equal(
         (before + pieces) * length, [52, 56, 60, 112, 116, 120, 172, 176, 180, 232]
     )
+
+
+def test_a_run_goes_on_within_a_cycle() -> None:
+    """From ``last_state``, after a cycle that was cut short."""
+    found = []
+    for number in (4, 8):
+        kernel = kernel_of(cycle_length=15, samples_per_cycle=3)
+        mcmc = MCMC(kernel, num_warmup=0, num_samples=number, progress_bar=False)
+        key = jax.random.key(0)
+        for _ in range(8 // number):
+            mcmc.run(key, init_params=jnp.ones(()), extra_fields=("cycle",))
+            fields = mcmc.get_extra_fields()
+            found.append((np.asarray(mcmc.get_samples()), fields["cycle"]))
+            mcmc.post_warmup_state = mcmc.last_state
+            key = mcmc.last_state.rng_key
+    (first, _), (second, cycles), (whole, all_cycles) = found
+    np.testing.assert_array_equal(all_cycles, [0, 0, 0, 1, 1, 1, 2, 2])
+    np.testing.assert_array_equal(cycles, all_cycles[4:])
+    np.testing.assert_array_equal(np.concatenate([first, second]), whole)
 
 
 def test_settings_that_a_cyclical_kernel_is_equal_by() -> None:

@@ -48,12 +48,28 @@ def test_uci(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         uci, "reference", lambda X, y, draws: rng.normal(size=(draws, 3))
     )
-    arguments = ["--data", "heart", "--grid", "0.01", "--draws", "50"]
+    monkeypatch.setattr(uci, "DESIGNS", {"few": uci.Design(20, 2, (0.05,))})
+    arguments = ["--data", "heart", "--designs", "few", "--draws", "50"]
     arguments += ["--burn-in", "50", "--chains", "2", "--reference", "10"]
     uci.main([*arguments, "--out", str(tmp_path)])
     found = load("uci", tmp_path)
     assert [run["sampler"] for run in found["runs"]] == list(uci.PAPER)
     assert all(0 < run["ess"] < 500 for run in found["runs"])
+
+
+def test_what_steps_make_of_a_normal_law() -> None:
+    """The stated variance and effective size, against sums of autocovariances."""
+    curvatures, n = np.array([1.0, 0.25]), 5000
+    found = uci.expected(np.diag(curvatures), 1.9, n)
+    ess, ratio = [], []
+    for curvature in curvatures:
+        keep = 1 - 1.9 * curvature
+        variance = 2 * 1.9 / (1 - keep**2)
+        lags = keep ** np.arange(1, 2000)
+        ess.append(n / (1 + 2 * lags.sum()))
+        ratio.append((variance * curvature) ** 0.5)
+    assert found["ess"] == pytest.approx(np.median(ess), rel=1e-6)
+    assert found["sd_ratio"] == pytest.approx(np.median(ratio), rel=1e-6)
 
 
 @pytest.mark.slow
@@ -69,11 +85,13 @@ def test_networks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(networks, "SIZES", {"mnist": size})
     monkeypatch.setattr(networks, "task", lambda name, size: task)
     some = ["SGD", "Snapshot", "cSGHMC"]
-    networks.main(["mnist", "--out", str(tmp_path), "--methods", *some])
+    seeds = ["--seeds", "0", "1"]
+    networks.main(["mnist", "--out", str(tmp_path), *seeds, "--methods", *some])
     methods = load("mnist", tmp_path)["methods"]
     members = {name: found["members"] for name, found in methods.items()}
     assert members == dict.fromkeys(methods, 12) | {"SGD": 1, "Snapshot": 4}
     assert methods["cSGHMC"]["gradient_steps"] == 80
+    assert methods["cSGHMC"]["standard_errors"]["nll"] > 0
     assert (tmp_path / "mnist.png").exists()
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import xarray as xr
 from scipy.special import softmax
 
 from numpyro_minibatch import ensemble
@@ -25,6 +26,27 @@ PROBABILITIES = softmax(
 
 def logits(draw: Any, rows: Any) -> Any:
     return rows @ draw["w"] + draw["b"]
+
+
+def test_members_of_a_run() -> None:
+    """By the model's names, the chains one after the other."""
+    values = {f"net.{n}": x[:4].reshape(2, 2, *x.shape[1:]) for n, x in DRAWS.items()}
+    posterior = xr.Dataset(
+        {
+            n: (("chain", "draw", *(f"{n}_{i}" for i in range(x.ndim - 2))), x)
+            for n, x in values.items()
+        },
+        attrs={"renamed_sites": '{"net.w": "net/w"}'},
+    ).transpose("draw", "chain", ...)
+    found = ensemble.members(xr.DataTree.from_dict({"posterior": posterior}))
+    assert set(found) == {"net/w", "net.b"}
+    np.testing.assert_array_equal(found["net/w"], DRAWS["w"][:4])
+    np.testing.assert_array_equal(found["net.b"], DRAWS["b"][:4])
+    alone = xr.Dataset({"z": (("chain", "draw"), [[1.0, 2.0]])})
+    tree = xr.DataTree.from_dict({"posterior": alone})
+    np.testing.assert_array_equal(ensemble.members(tree), [1.0, 2.0])
+    with pytest.raises(TypeError, match="or an MCMC that has run, got"):
+        ensemble.members({"w": 1})
 
 
 @pytest.mark.parametrize("chunk_size", [10, 1000])

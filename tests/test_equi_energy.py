@@ -13,21 +13,24 @@ import pytest
 from jax import random
 from jax.flatten_util import ravel_pytree
 from numpyro.infer import MCMC
+from scipy import stats
 
 from numpyro_minibatch import (
     MINTEE,
+    MinibatchMH,
     ReplicaExchange,
     Target,
     batch,
     diagnose,
+    diagnostics,
     proposal,
     to_inference_data,
 )
 from numpyro_minibatch._keys import unwrapped
-from numpyro_minibatch.kernels import equi_energy
+from numpyro_minibatch.kernels import _jumps
+from numpyro_minibatch.kernels._jumps import log_jump_ratio
 from numpyro_minibatch.kernels._nested import Energies, Nested, Reference, truncated
 from numpyro_minibatch.kernels._rings import Rings, ring_of
-from numpyro_minibatch.kernels.equi_energy import log_jump_ratio
 
 slow = pytest.mark.slow
 
@@ -318,7 +321,7 @@ def test_every_chain_has_its_law(temper_prior: bool) -> None:
 
 
 def test_the_printed_ratio_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(equi_energy, "log_jump_ratio", printed_ratio)
+    monkeypatch.setattr(_jumps, "log_jump_ratio", printed_ratio)
     z = of_rungs(run(kernel(energies=[4.0, 20.0], **FULL)))[0]
     assert worst(z, law(1.0)) > 2 * LIMIT
 
@@ -342,6 +345,63 @@ def test_nested_batches(moves: str) -> None:
     assert (fields["num_rows"] == sum(each)).all()
     rate = np.nanmean(fields["rung_acceptance_rate"], (0, 1))
     assert ((rate > 0.2) & (rate < 0.5)).all()
+
+
+@pytest.fixture(scope="module")
+def of_all_rows_below() -> tuple[MINTEE, MCMC]:
+    """Temperature 1 with all rows, from chains with noise in their energies."""
+    built = kernel(batch_size=[N, 100, 50], temperatures=[1.0, 3.0, 8.0])
+    return built, run(built, num_samples=2 * DRAWS)
+
+
+def test_temperature_one_from_noisy_chains(of_all_rows_below: Any) -> None:
+    _, mcmc = of_all_rows_below
+    fields = mcmc.get_extra_fields(group_by_chain=True)
+    noise = np.median(fields["energy_noise"], (0, 1))
+    assert noise[0] == 0 and (noise[1:] > 0.05).all()
+    z = of_rungs(mcmc)[0]
+    assert worst(z, law(1.0)) < LIMIT
+    assert worst(z, law(1.2)) > 2 * LIMIT
+
+
+def test_masses_of_modes(of_all_rows_below: Any) -> None:
+    """All of them at once, with the covariance that chains tell: Hotelling's law."""
+    z = of_rungs(of_all_rows_below[1])[0]
+    edges = np.array([-1.5, 1.5])
+
+    def p_value(truth: np.ndarray, draws: np.ndarray) -> float:
+        places = np.searchsorted(edges, draws)
+        shares = np.stack([(places == k).mean(1) for k in (0, 1)], -1)
+        error = shares.mean(0) - truth[:2]
+        n, d = shares.shape
+        square = n * error @ np.linalg.solve(np.cov(shares.T), error)
+        return float(stats.f.sf(square * (n - d) / (d * (n - 1)), d, n - d))
+
+    truth = np.bincount(np.searchsorted(edges, GRID), law(1.0), minlength=3)
+    assert p_value(truth, z) > 1e-5
+    # off by a fifteenth of one mode
+    assert p_value(truth + np.array([-0.02, 0.02, 0.0]), z) < 1e-5
+
+
+@pytest.mark.parametrize("full", [pytest.param(True, marks=slow), False])
+def test_rows_are_counted_as_elsewhere(full: bool) -> None:
+    """A state's batch, and a gradient's, which both ends of a move read."""
+    width = N if full else 64
+    moves = {"proposal": proposal.langevin(), "adapt_step_size": False}
+    if full:
+        ladder, given = FULL, {"batch": batch.full()}
+    else:
+        ladder = {"batch_size": [64, 64], "temperatures": [4.0, 8.0]}
+        given = {"batch_size": 64, "temperature": 4.0, "estimate": "augmented"}
+    alone = MinibatchMH(target=TARGET, **given, **moves)
+    found = []
+    for built in (kernel(**ladder, **moves), alone):
+        state = built.init(random.key(0), 0, jnp.zeros(()), (), {})
+        found.append(jax.jit(lambda s, b=built: b.sample(s, (), {}))(state))
+    chains = len(ladder["temperatures"])
+    assert found[1].num_rows == 2 * width
+    np.testing.assert_array_equal(found[0].rung_num_rows, [2 * width] * chains)
+    assert found[0].num_rows == chains * found[1].num_rows
 
 
 @slow
@@ -413,7 +473,7 @@ def test_chains_begin_one_after_the_other() -> None:
     )
     mcmc.warmup(random.key(1), init_params=jnp.zeros(4), collect_warmup=True)
     begins = np.array([250, 150, 50]), np.array([200, 100, 0])
-    np.testing.assert_array_equal(mcmc.sampler._stages, begins)
+    np.testing.assert_array_equal(mcmc.sampler._settings.stages(300), begins)
     rates = mcmc.get_extra_fields(group_by_chain=True)["jump_acceptance_rate"]
     tried = ~np.isnan(rates)
     assert not tried[:, :200, 0].any() and not tried[:, :100, 1].any()
@@ -501,6 +561,11 @@ def test_results_of_a_model() -> None:
     found = diagnose(idata)
     assert len(found.jump_rates) == 2 and min(found.jump_rates) > 0.1
     occupancy = np.array(found.ring_occupancy)
+    table = diagnostics.ring_occupancy(idata)
+    np.testing.assert_array_equal(table, occupancy)
+    assert table["temperature"].values.tolist() == [5.0, 15.0, 45.0]
+    assert table["rows"].values.tolist() == [600, 400, 200]
+    np.testing.assert_allclose(table["energy"][1:], built.pilot["energies"])
     np.testing.assert_allclose(occupancy.sum(1), 1.0)
     assert occupancy[0, 0] > occupancy[1, 0] > occupancy[2, 0] > 0
     assert f"{occupancy[0, 0]:.0%} of the coldest chain's draws" in str(found)
@@ -531,3 +596,13 @@ def test_advice_on_a_ladder_of_noise_or_with_gaps() -> None:
     assert "the jumps of chain 1 are accepted at a rate of 0.01" in text
     assert "chain 3 has hardly been at its energies" in text
     assert "num_replicas=6" in text
+
+    assert "again and again" not in text
+    # a ring that chain 0 is often in, and chain 1 seldom
+    rings = np.ones(stats["ring"].shape, int)
+    rings[:, ::4, 0] = 0
+    rings[:, :1, 1] = 0
+    stats["ring"] = stats["ring"].copy(data=rings)
+    text = " ".join(diagnose(idata).advice)
+    assert "chain 0 has 25% of its draws in ring 0" in text
+    assert "about 1:" in text and "a larger ring_width" in text

@@ -346,7 +346,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--epochs", type=int, help="instead of those of the size")
     parser.add_argument("--rows", type=int, help="instead of those of the size")
     parser.add_argument("--methods", nargs="+", default=METHODS, choices=METHODS)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--report", action="store_true", help="the figure only")
     options = parser.parse_args(argv)
@@ -361,35 +361,72 @@ def main(argv: list[str] | None = None) -> None:
     images = task(options.data, size)
     shape = images.X.shape[1:]
     model, logits = make_model(images.network, shape), logits_of(images.network, shape)
-    start = first_values(images.network, images.X, options.seed)
-    number = ravel_pytree(start)[0].size
+    starts = [first_values(images.network, images.X, seed) for seed in options.seeds]
+    number = ravel_pytree(starts[0])[0].size
     print(f"{len(images.X)} rows, {number} parameters", flush=True)
     content: dict[str, Any] = {
         "machine": machine(),
         "size": size._asdict(),
         "parameters": int(number),
+        "seeds": options.seeds,
         "methods": {},
     }
     for name in options.methods:
-        begin = time.perf_counter()
-        extra: dict[str, Any] = {}
-        if name in ("SGD", "Snapshot"):
-            cycles = 1 if name == "SGD" else CYCLES
-            draws = descend(images, logits, size, start, cycles, options.seed + 1)
-        else:
-            arguments = (name.removeprefix("c"), name.startswith("c"), model, images)
-            draws, extra = sample(*arguments, size, start, options.seed + 1)
-        jax.block_until_ready(draws)
-        extra["seconds_with_compilation"] = round(time.perf_counter() - begin, 1)
-        found = {**judge(images, logits, draws), **extra}
-        if name != "SGD":
-            found["diversity"] = diversity(images, logits, draws)
-        content["methods"][name] = found
-        shown = ("error_percent", "nll", "calibration_error", "entropy_of_others")
-        print(name, {k: found[k] for k in shown} | extra, flush=True)
+        each = [
+            run(name, images, model, logits, size, start, seed + 1)
+            for seed, start in zip(options.seeds, starts, strict=True)
+        ]
+        content["methods"][name] = joined(each)
         save(options.data, content, options.out)
-        jax.clear_caches()
     plot(content["methods"], options.data, options.out / f"{options.data}.png")
+
+
+def run(
+    name: str,
+    images: Task,
+    model: Callable,
+    logits: Callable,
+    size: Size,
+    start: Any,
+    seed: int,
+) -> dict[str, Any]:
+    """One method from one start, and what its ensemble is worth."""
+    begin = time.perf_counter()
+    extra: dict[str, Any] = {}
+    if name in ("SGD", "Snapshot"):
+        cycles = 1 if name == "SGD" else CYCLES
+        draws = descend(images, logits, size, start, cycles, seed)
+    else:
+        arguments = (name.removeprefix("c"), name.startswith("c"), model, images)
+        draws, extra = sample(*arguments, size, start, seed)
+    jax.block_until_ready(draws)
+    extra["seconds_with_compilation"] = round(time.perf_counter() - begin, 1)
+    found = {**judge(images, logits, draws), **extra}
+    if name != "SGD":
+        found["diversity"] = diversity(images, logits, draws)
+    shown = ("error_percent", "nll", "calibration_error", "entropy_of_others")
+    print(name, seed, {k: found[k] for k in shown} | extra, flush=True)
+    jax.clear_caches()
+    return found
+
+
+def joined(each: list[dict[str, Any]]) -> dict[str, Any]:
+    """What several runs of a method found: means, with their standard errors.
+
+    Distances and losses along lines are those of the first run.
+    """
+    found = dict(each[0])
+    for name in ("entropy_quantiles", "entropy_quantiles_of_others"):
+        found[name] = np.mean([one[name] for one in each], 0).round(4).tolist()
+    errors = {}
+    for name, value in each[0].items():
+        if isinstance(value, float):
+            values = [one[name] for one in each]
+            found[name] = round(float(np.mean(values)), 4)
+            if len(each) > 1:
+                spread = np.std(values, ddof=1) / len(values) ** 0.5
+                errors[name] = round(float(spread), 4)
+    return {**found, "standard_errors": errors}
 
 
 def plot(methods: dict[str, Any], name: str, path: Path) -> None:

@@ -1,6 +1,6 @@
 """The experiment of the MINTEE paper: 50 modes in 50 dimensions.
 
-    python -m benchmarks.equi_energy.fifty_modes [--small | --full | --paper]
+    python -m benchmarks.equi_energy.fifty_modes [--small | --rings | --full | --paper]
 
 The data are draws of a mixture of 50 normals of which one has the mean 2 and all others
 0; the parameters are the 50 means, so that the posterior has 50 modes, one for each
@@ -10,8 +10,8 @@ same temperature; the rows that each read.
 
 The paper's uniform prior is improper here: a component that goes to infinity costs at
 most ``N log(50 / 49)``, 2020 for 1e5 rows, which is 19.5 at the paper's highest
-temperature and less than 14 at those used here. The prior is ``N(0, 5)`` for each mean,
-the same for all 50 modes.
+temperature, and 100 at the highest one of those used here. The prior is ``N(0, 5)`` for
+each mean, the same for all 50 modes.
 """
 
 from __future__ import annotations
@@ -55,24 +55,40 @@ SIZES: dict[str, dict[str, Any]] = {
         "num_samples": 800,
         "num_steps": 2,
     },
-    # the paper's size, from the counts of rounded data: some minutes on two cores
+    # the paper's size at temperature 1, from the counts of rounded data; a ring holds
+    # states of all energies
     "default": {
         "rows": 100_000,
         "modes": 50,
-        "rounded_to": 0.02,
-        "temperatures": [5.0, 7.0, 9.8, 13.7, 19.2, 26.9, 37.6],
+        "rounded_to": 0.05,
+        "temperatures": [round(1.65**k, 3) for k in range(7)],
+        "ring_width": 0.01,
         "batch_size": None,
-        "jump_prob": 0.3,
-        "num_warmup": 2_000,
-        "num_samples": 6_000,
+        "jump_prob": 0.5,
+        "num_warmup": 10_000,
+        "num_samples": 70_000,
         "num_steps": 5,
     },
-    # the same row by row, and down to temperature 1; this takes days
+    # the same with rings as wide as the paper's
+    "rings": {
+        "rows": 100_000,
+        "modes": 50,
+        "rounded_to": 0.05,
+        "temperatures": [round(1.65**k, 3) for k in range(7)],
+        "ring_width": 10.0,
+        "batch_size": None,
+        "jump_prob": 0.5,
+        "num_warmup": 2_000,
+        "num_samples": 8_000,
+        "num_steps": 5,
+    },
+    # the same row by row; this takes days
     "full": {
         "rows": 100_000,
         "modes": 50,
         "rounded_to": None,
         "temperatures": [1.0, 1.73, 3.0, 5.2, 9.0, 15.6, 27.0],
+        "ring_width": 0.01,
         "batch_size": [100_000] * 6 + [60_000],
         "jump_prob": 0.3,
         "num_warmup": 10_000,
@@ -92,6 +108,8 @@ SIZES: dict[str, dict[str, Any]] = {
         "num_steps": 2,
     },
 }
+
+NAMES = [name for name in SIZES if name != "default"]
 
 
 def simulate(rows: int, modes: int, seed: int = 0) -> np.ndarray:
@@ -161,6 +179,36 @@ def shares(labels: np.ndarray, modes: int) -> dict[str, Any]:
     }
 
 
+def rounding(
+    draws: np.ndarray, data: np.ndarray, target: Target, modes: int, temperature: float
+) -> dict[str, float]:
+    """What weights of draws would correct for the rounding: how far they are from one.
+
+    :param draws: of the posterior of the rounded data, ``(draws, D)``.
+    :param data: what was rounded, all of whose rows are evaluated here.
+    """
+    every = mixture(data, modes)
+
+    def total(of: Target) -> np.ndarray:
+        size = of.plates["data"]
+        rows = np.array_split(np.arange(size), -(-size // 5000))
+        parts = jax.jit(lambda z, i: of.log_likelihood(z, i))
+        sums = [
+            [np.asarray(parts(z, i), np.float64).sum() for i in rows]
+            for z in jnp.asarray(draws)
+        ]
+        return np.sum(sums, axis=1)
+
+    log_weights = (total(every) - total(target)) / temperature
+    weights = np.exp(log_weights - log_weights.max())
+    return {
+        "draws": len(draws),
+        "sd_of_log_weights": float(log_weights.std(ddof=1)),
+        "effective_share": float(weights.sum() ** 2 / np.square(weights).sum())
+        / len(draws),
+    }
+
+
 def run(kernel: Any, size: dict[str, Any], chains: int, seed: int) -> Any:
     mcmc = MCMC(
         kernel,
@@ -194,13 +242,17 @@ def summary(idata: Any, seconds: float, modes: int) -> dict[str, Any]:
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
     parser = argparse.ArgumentParser(description=__doc__)
-    for name in ("small", "full", "paper"):
+    for name in NAMES:
         parser.add_argument(f"--{name}", action="store_true")
+    parser.add_argument("--ring-width", type=float, help="instead of that of the size")
     parser.add_argument("--chains", type=int, default=4)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args(arguments)
-    name = next((n for n in ("small", "full", "paper") if vars(given)[n]), "default")
-    size = SIZES[name]
+    name = next((n for n in NAMES if vars(given)[n]), "default")
+    size = dict(SIZES[name])
+    if given.ring_width is not None:
+        size["ring_width"] = given.ring_width
+        name = f"{name}_width_{given.ring_width:g}"
     data = simulate(size["rows"], size["modes"])
     target = mixture(data, size["modes"], size["rounded_to"])
     everything = size["batch_size"] is None
@@ -209,6 +261,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         temperatures=size["temperatures"],
         batch_size=size["batch_size"],
         batch=batch.full() if everything else None,
+        ring_width=size.get("ring_width"),
         jump_prob=size["jump_prob"],
         num_steps=size["num_steps"],
         proposal=proposals.langevin(),
@@ -236,6 +289,13 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
             "advice": found.advice,
         },
     }
+    if size["rounded_to"] is not None:
+        z = idata["posterior"]["z"].values.reshape(-1, size["modes"])
+        some = z[np.linspace(0, len(z) - 1, 100).astype(int)]
+        content["rounding"] = rounding(
+            some, data, target, size["modes"], size["temperatures"][0]
+        )
+    save(f"fifty_modes_{name}", content, RESULTS)  # before what follows
     plain = MinibatchMH(
         target=target,
         temperature=size["temperatures"][0],
@@ -246,7 +306,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         adapt_mass_matrix=False,
         num_steps=size["num_steps"],
     )
-    if name != "paper":
+    if name in SIZES and name != "paper":
         idata, seconds = run(plain, size, given.chains, given.seed)
         content["plain"] = summary(idata, seconds, size["modes"])
     save(f"fifty_modes_{name}", content, RESULTS)

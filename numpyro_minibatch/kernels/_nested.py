@@ -8,7 +8,7 @@ temperatures are functions of the state.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -222,15 +222,3 @@ class Nested:
         if self.penalty:
             energy = energy + heat * penalty_correction(log_weight)
         return energy, jnp.asarray(log_weight.variance)
-
-
-def nested_sizes(smallest: int, ratio: float, number: int, size: int) -> Sequence[int]:
-    """The batches of a geometric ladder, the coldest chain's first.
-
-    :param smallest: rows of the hottest chain's batch.
-    :param ratio: ratio of the batches of neighbours.
-    :param number: the number of chains.
-    :param size: the number of rows, which no batch exceeds.
-    """
-    steps = range(number - 1, -1, -1)
-    return tuple(min(size, round(smallest * ratio**j)) for j in steps)

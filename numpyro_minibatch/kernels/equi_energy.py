@@ -24,49 +24,40 @@ from jax import Array
 from jax.flatten_util import ravel_pytree
 from numpyro.infer import init_to_uniform
 
-from numpyro_minibatch import accept
-from numpyro_minibatch._checks import (
-    check_count,
-    check_flag,
-    check_positive,
-    describe,
-)
 from numpyro_minibatch._expansion import Problem
 from numpyro_minibatch._keys import unwrapped
-from numpyro_minibatch.batch import FullBatch, Scheme
-from numpyro_minibatch.estimate import Estimate, Reader, Weights
+from numpyro_minibatch.batch import Scheme
+from numpyro_minibatch.estimate import Reader, Weights
 from numpyro_minibatch.kernels import _energy_ladder
 from numpyro_minibatch.kernels._adaptation import Adaptation, AdaptState
 from numpyro_minibatch.kernels._base import MinibatchKernel
-from numpyro_minibatch.kernels._nested import (
-    Energies,
-    Nested,
-    Reference,
-    nested_sizes,
-    truncated,
-)
+from numpyro_minibatch.kernels._energy_settings import EnergySettings
+from numpyro_minibatch.kernels._jumps import Moves, Rungs, Step, log_density
+from numpyro_minibatch.kernels._nested import Nested, Reference
 from numpyro_minibatch.kernels._reference import find_lowest, flat_start
 from numpyro_minibatch.kernels._rings import Rings, ring_of
-from numpyro_minibatch.proposal import Landscape, Proposal, Whitening
+from numpyro_minibatch.proposal import Proposal
 from numpyro_minibatch.target import Target
 
 __all__ = ["MINTEE", "MINTEEState"]
 
-_MAX_NOISE = 1.0  # variance of a log weight, in whose domain the penalty is accurate
 _MAX_BYTES = 2e9  # of the rings of one chain of MCMC
-
-
-class Rungs(NamedTuple):
-    """A state of each chain of the ladder.
-
-    - **z** - flat positions, ``(K, D)``.
-    - **bits** - bits of the keys of their batches.
-    - **energies** - what these batches say.
-    """
-
-    z: Array
-    bits: Array
-    energies: Energies
+_OF_RUNGS = (
+    "energy",
+    "ring",
+    "energy_noise",
+    "rung_acceptance_rate",
+    "rung_step_size",
+    "rung_num_rows",
+)
+_RECORDED = (
+    "jump_prob",
+    "ring_capacity",
+    "ring_thinning",
+    "penalty",
+    "target_accept_prob",
+    "num_steps",
+)
 
 
 class MINTEEState(NamedTuple):
@@ -93,7 +84,8 @@ class MINTEEState(NamedTuple):
     - **reliable** - share of the decisions of all chains whose log weights had noise in
       the domain of the penalty. The law of the draws rests on those of the coldest
       chain, but hotter chains that are stuck are of no use to it.
-    - **num_rows** - rows of data read to make the draw, by all chains.
+    - **num_rows** - rows of data read to make the draw, by all chains; the batch of a
+      gradient is evaluated at both ends of a move and counts once.
     - **energy** - estimated energy of each chain's state, with the penalty for its
       noise, ``(K,)``.
     - **ring** - the ring of energies that it is in, ``(K,)``.
@@ -140,16 +132,6 @@ class _Carry(NamedTuple):
     rings: Rings
 
 
-class _Step(NamedTuple):
-    """What an inner step reports of each chain; shape ``(K,)``."""
-
-    accept_prob: Array
-    jumped: Array  # whether the move was a jump
-    log_ratio: Array
-    variance: Array
-    reliable: Array
-
-
 class _Survey(NamedTuple):
     """What the pilot came to, as :class:`MinibatchKernel` takes it."""
 
@@ -157,30 +139,6 @@ class _Survey(NamedTuple):
     report: dict[str, Any]
     plan: None = None
     starts: None = None
-
-
-def log_jump_ratio(new: Energies, old: Energies, reference: Reference) -> Array:
-    """The log of ``pi_k(s') pi_{k+1}(s) / (pi_k(s) pi_{k+1}(s'))``, of each chain.
-
-    A member of a ring is drawn with density ``pi_{k+1}`` restricted to the ring, and
-    the way back begins in the same ring, so that the rings' masses cancel. What is not
-    tempered cancels, too. The paper's D.1 prints ``pi_{k+2}(s')`` for ``pi_{k+1}(s')``
-    and ``pi_{k+1}(s)`` for ``pi_k(s)``; line 19 of its algorithm 2 is as here.
-
-    :param new: the energies of the proposed states ``s'``.
-    :param old: those of the current states ``s``.
-    :param reference: temperatures and floors. For the hottest chain, which does not
-        jump, the ratio is one.
-    """
-    heat, floors = reference.temperatures, reference.floors
-    hotter = jnp.concatenate([heat[1:], heat[-1:]])
-    higher = jnp.concatenate([floors[1:], floors[-1:]])
-
-    def log_weights(energies: Energies) -> Array:
-        own = truncated(energies.own, floors, heat)
-        return own - truncated(energies.above, higher, hotter)
-
-    return log_weights(new) - log_weights(old)
 
 
 class MINTEE(MinibatchKernel):
@@ -315,94 +273,16 @@ class MINTEE(MinibatchKernel):
         num_steps: int = 1,
         init_strategy: Callable = init_to_uniform,
     ) -> None:
-        name = type(self).__name__
-        self._sizes = _energy_ladder.batch_sizes(name, batch_size)
-        is_full = isinstance(batch, FullBatch)
-        if batch is not None and not is_full:
-            raise TypeError(
-                f"{name}(batch=...) must be batch.full() or left out: the chains read "
-                "nested batches without replacement, whose sizes batch_size and "
-                f"batch_ratio say; got {describe(batch)}."
-            )
+        settings = EnergySettings.of(type(self).__name__, locals())
         super().__init__(
             model,
             target=target,
-            batch_size=None if self._sizes is None else self._sizes[-1],
+            batch_size=settings.batch_size,
             batch=batch,
             temper_prior=temper_prior,
             init_strategy=init_strategy,
         )
-        check_positive(name, "batch_ratio", batch_ratio)
-        if batch_ratio < 1:
-            raise ValueError(
-                f"{name}(batch_ratio={batch_ratio}) must be at least 1: colder chains "
-                "read larger batches."
-            )
-        self._batch_ratio = float(batch_ratio)
-        self._rule = _energy_ladder.temperature_rule(
-            name,
-            {
-                "temperatures": temperatures,
-                "temperature_ratio": temperature_ratio,
-                "lam": lam,
-                "alpha": alpha,
-            },
-        )
-        self._number = _energy_ladder.number_of_chains(
-            name, num_replicas, self._rule, self._sizes
-        )
-        if self._rule[0] is None and is_full:
-            raise ValueError(
-                f"{name}(batch=batch.full()) needs a ladder: energies have no noise "
-                "that could tell the temperatures. Write num_replicas=5, "
-                "temperature_ratio=3.0, or temperatures=[1.0, 3.0, 9.0]."
-            )
-        self._floors = _energy_ladder.given_energies(
-            name, energies, ring_width, self._number
-        )
-        self._ring_width = None if ring_width is None else float(ring_width)
-        check_positive(name, "jump_prob", jump_prob, zero=True)
-        if jump_prob >= 1:
-            raise ValueError(
-                f"{name}(jump_prob={jump_prob}) must be below 1, to leave some local "
-                "moves: write jump_prob=0.1."
-            )
-        self._jump_prob = float(jump_prob)
-        counts = {
-            "ring_capacity": ring_capacity,
-            "ring_thinning": ring_thinning,
-            "num_steps": num_steps,
-        }
-        for key, value in counts.items():
-            check_count(name, key, value)
-        self._ring_capacity = int(ring_capacity)
-        self._ring_thinning = int(ring_thinning)
-        self._num_steps = int(num_steps)
-        flags = {
-            "penalty": penalty,
-            "adapt_step_size": adapt_step_size,
-            "adapt_mass_matrix": adapt_mass_matrix,
-            "dense_mass": dense_mass,
-        }
-        for key, flag in flags.items():
-            check_flag(name, key, flag)
-        self._penalty = bool(penalty)
-        self._adapt_step_size = bool(adapt_step_size)
-        self._adapt_mass_matrix = bool(adapt_mass_matrix)
-        self._dense_mass = bool(dense_mass)
-        self._proposal = _energy_ladder.local_moves(name, proposal)
-        if step_size is None:
-            step_size = self._proposal.default_step_size
-        check_positive(name, "step_size", step_size)
-        self._step_size = float(step_size)
-        if target_accept_prob is None:
-            target_accept_prob = min(self._proposal.target_accept_prob, 0.45)
-        check_positive(name, "target_accept_prob", target_accept_prob)
-        if target_accept_prob >= 1:
-            raise ValueError(
-                f"{name}(target_accept_prob={target_accept_prob}) must be below 1."
-            )
-        self._target_accept_prob = float(target_accept_prob)
+        self._settings = settings
 
     # what the driver and the analysis read -----------------------------------------
 
@@ -437,34 +317,20 @@ class MINTEE(MinibatchKernel):
     @property
     def temperatures(self) -> tuple[float, ...]:
         """The temperatures of the chains, once the data have been seen."""
-        rule, value = self._rule
-        if rule == "temperatures":
-            return value
-        if rule == "temperature_ratio":
-            return tuple(value**k for k in range(self._number))
-        if rule is None:
+        if self._settings.rule[0] is None:
             self._require_layout()
             return self._report["temperatures"]
+        if self._settings.rule[0] in ("temperatures", "temperature_ratio"):
+            return self._settings.temperatures(0, ())
         ((_, size),) = self._require_layout().plates
-        if rule == "lam":
-            return tuple(size ** (1.0 - lam) for lam in value)
-        return tuple(
-            1.0 if m == size else size ** (1.0 - value * math.log(m) / math.log(size))
-            for m in self.rung_batch_sizes
-        )
+        return self._settings.temperatures(size, self.rung_batch_sizes)
 
     @property
     def rung_batch_sizes(self) -> tuple[int, ...]:
         """The rows of each chain's batch, once the data have been seen."""
-        ((_, size),), ((_, width),) = (
-            self._require_layout().plates,
-            self._require_layout().widths,
-        )
-        if isinstance(self._scheme, FullBatch):
-            return (size,) * self._number
-        if self._sizes is not None and len(self._sizes) > 1:
-            return self._sizes
-        return tuple(nested_sizes(width, self._batch_ratio, self._number, size))
+        layout = self._require_layout()
+        ((_, size),), ((_, width),) = layout.plates, layout.widths
+        return self._settings.rung_batch_sizes(size, width)
 
     @property
     def batch_sizes(self) -> dict[str, int]:
@@ -483,13 +349,8 @@ class MINTEE(MinibatchKernel):
             "rung_batch_sizes": list(self.rung_batch_sizes),
             "energies": list(self._report.get("energies", ())),
             "reference_energy": self._report.get("reference_energy"),
-            "jump_prob": self._jump_prob,
-            "ring_capacity": self._ring_capacity,
-            "ring_thinning": self._ring_thinning,
-            "penalty": self._penalty,
-            "proposal": repr(self._proposal),
-            "target_accept_prob": self._target_accept_prob,
-            "num_steps": self._num_steps,
+            **{name: getattr(self._settings, name) for name in _RECORDED},
+            "proposal": repr(self._settings.proposal),
         }
 
     @property
@@ -508,26 +369,7 @@ class MINTEE(MinibatchKernel):
         )
 
     def _identity(self) -> tuple[Hashable, ...]:
-        return (
-            *super()._identity(),
-            self._sizes,
-            self._batch_ratio,
-            self._rule,
-            self._number,
-            self._floors,
-            self._ring_width,
-            self._jump_prob,
-            self._ring_capacity,
-            self._ring_thinning,
-            self._penalty,
-            self._proposal,
-            self._step_size,
-            self._adapt_step_size,
-            self._adapt_mass_matrix,
-            self._dense_mass,
-            self._target_accept_prob,
-            self._num_steps,
-        )
+        return *super()._identity(), self._settings
 
     def _check_ladder(self, who: str) -> None:
         raise ValueError(
@@ -554,16 +396,17 @@ class MINTEE(MinibatchKernel):
                 f"{name}(batch_size={list(sizes)}): the coldest chain's batch has more "
                 f"rows than the data, {size}. Write batch_size={[size, *sizes[1:]]}."
             )
-        if self._rule[0] is not None:
+        if self._settings.rule[0] is not None:
             _energy_ladder.check_ascending(name, self.temperatures, sizes)
-        number = sum(math.prod(shape) for shape in layout.shapes)
-        places = (self._number - 1) * self._number * self._ring_capacity
-        cost = places * max(number, 1) * jnp.result_type(float).itemsize
+        dim = max(sum(math.prod(shape) for shape in layout.shapes), 1)
+        number, capacity = self._settings.number, self._settings.ring_capacity
+        places = (number - 1) * number * capacity
+        cost = places * dim * jnp.result_type(float).itemsize
         if cost > _MAX_BYTES:
             raise ValueError(
-                f"{name}: the rings would take {cost:.3g} bytes: {self._number - 1} "
-                f"chains x {self._number} rings x {self._ring_capacity} states of "
-                f"{number} numbers. Write a smaller ring_capacity or num_replicas."
+                f"{name}: the rings would take {cost:.3g} bytes: {number - 1} chains x "
+                f"{number} rings x {capacity} states of {dim} numbers. Write a smaller "
+                "ring_capacity or num_replicas."
             )
 
     @property
@@ -574,29 +417,15 @@ class MINTEE(MinibatchKernel):
     def _weights(self) -> Weights:
         # of the search for the reference; where its outcome says the temperatures they
         # are not known yet
-        weight = 1.0 if self._rule[0] is None else 1.0 / self.temperature
+        weight = 1.0 if self._settings.rule[0] is None else 1.0 / self.temperature
         return Weights(weight if self._temper_prior else 1.0, weight)
 
     def _survey(self, problem: Problem, init: Any) -> _Survey:
         """Find the reference, and set the ladder by it."""
-        lowest = find_lowest(problem, flat_start(problem, init), self._temper_prior)
-        sizes, name = self.rung_batch_sizes, type(self).__name__
-        temperatures: tuple[float, ...]
-        if self._rule[0] is None:
-            ((_, size),) = problem.plates.items()
-            # the noise of an energy without a reference; with one it is less
-            noise = [
-                size * lowest.row_sd * math.sqrt((1 - m / size) / m) for m in sizes
-            ]
-            temperatures = tuple(max(1.0, sd) for sd in noise)
-            _energy_ladder.check_ascending(name, temperatures, sizes)
-        else:
-            temperatures = self.temperatures
-        dim = flat_start(problem, init).size
-        width = self._ring_width or math.sqrt(2 * dim)
-        rise = width * np.cumsum(temperatures[:-1])
-        if self._floors is not None:
-            rise = np.asarray(self._floors) - lowest.energy
+        start = flat_start(problem, init)
+        lowest = find_lowest(problem, start, self._temper_prior)
+        temperatures = self._ladder_from(lowest.row_sd)
+        rise = self._settings.rise(temperatures, start.size, lowest.energy)
         dtype = problem.dtype
         reference = Reference(
             rows=lowest.rows,
@@ -614,31 +443,37 @@ class MINTEE(MinibatchKernel):
         }
         return _Survey(reference, report)
 
+    def _ladder_from(self, row_sd: float) -> tuple[float, ...]:
+        """The temperatures that were given, or those of the energies' noise."""
+        if self._settings.rule[0] is not None:
+            return self.temperatures
+        ((_, size),) = self._require_layout().plates
+        sizes = self.rung_batch_sizes
+        # the noise of an energy without a reference; with one it is less
+        noise = [size * row_sd * math.sqrt((1 - m / size) / m) for m in sizes]
+        temperatures = tuple(max(1.0, sd) for sd in noise)
+        _energy_ladder.check_ascending(type(self).__name__, temperatures, sizes)
+        return temperatures
+
     @property
     def _nested(self) -> Nested:
         ((plate, size),) = self._require_layout().plates
         sizes = self.rung_batch_sizes
-        return Nested(plate, size, sizes, self._temper_prior, self._penalty)
+        return Nested(plate, size, sizes, self._temper_prior, self._settings.penalty)
 
     @property
     def _adaptation(self) -> Adaptation:
-        return Adaptation(
-            num_warmup=self._num_warmup,
-            target_accept_prob=self._target_accept_prob,
-            adapt_step_size=self._adapt_step_size,
-            adapt_mass_matrix=self._adapt_mass_matrix,
-            dense_mass=self._dense_mass,
-        )
+        return self._settings.adaptation(self._num_warmup)
 
     def _first_state(
         self, reader: Reader, z: Any, flat: Array, key: Array, surrogate: Any
     ) -> MINTEEState:
         key, index_key, rows_key = jax.random.split(key, 3)
-        number = self._number
+        number = self._settings.number
         positions = jnp.broadcast_to(flat, (number, *flat.shape))
         bits, wrap = unwrapped(jax.random.split(rows_key, number))
         heat = surrogate.temperatures
-        steps = self._step_size * jnp.sqrt(heat / heat[0])
+        steps = self._settings.step_size * jnp.sqrt(heat / heat[0])
         energies = self._nested.energies(reader, surrogate, positions, bits, wrap)
         zero = jnp.zeros((), flat.dtype)
         each = jnp.zeros((number,), flat.dtype)
@@ -650,7 +485,7 @@ class MINTEE(MinibatchKernel):
             index_key=index_key,
             surrogate=(),
             rungs=Rungs(positions, bits, energies),
-            rings=Rings.empty(number, self._ring_capacity, flat, bits[0]),
+            rings=Rings.empty(number, self._settings.ring_capacity, flat, bits[0]),
             adapt_state=jax.vmap(self._adaptation.init)(positions, steps),
             tally=jnp.zeros((2, 2, number), flat.dtype),
             accept_prob=zero,
@@ -673,169 +508,60 @@ class MINTEE(MinibatchKernel):
     @property
     def _rows_dtype(self) -> Any:
         """Integers, unless the rows of a draw could be more than an int32 counts."""
-        most = self._num_steps * (sum(self.rung_batch_sizes) * 2 + 1)
+        most = self._settings.num_steps * (sum(self.rung_batch_sizes) * 2 + 1)
         return jnp.int32 if most < 2**31 else jnp.float32
-
-    @property
-    def _stages(self) -> tuple[np.ndarray, np.ndarray]:
-        """From which draws on each chain fills its rings, and jumps.
-
-        The hottest chain begins. Each chain that follows settles for half of its share
-        of the warmup, already with jumps, before its own rings begin to fill.
-        """
-        share = self._num_warmup // self._number
-        begins = share * np.arange(self._number - 1, -1, -1)
-        return begins + share // 2, begins
 
     # one draw -------------------------------------------------------------------------
 
     def _transition(self, target: Target, state: MINTEEState) -> MINTEEState:
         _, unravel = ravel_pytree(state.z)
-        reader = self._reader(target, unravel)
-        reference: Reference = state.surrogate
-        whitening = state.adapt_state.root, state.adapt_state.step_size
-        fill_from, jump_from = self._stages
-        fills = (state.i >= fill_from) & (state.i % self._ring_thinning == 0)
+        settings, reference = self._settings, state.surrogate
+        moves = Moves(
+            nested=self._nested,
+            reader=self._reader(target, unravel),
+            reference=reference,
+            proposal=settings.proposal,
+            whitening=(state.adapt_state.root, state.adapt_state.step_size),
+            jump_prob=settings.jump_prob,
+        )
+        fill_from, jump_from = settings.stages(self._num_warmup)
+        fills = (state.i >= fill_from) & (state.i % settings.ring_thinning == 0)
         may_jump = state.i >= jump_from
 
-        def inner(carry: _Carry, n: Array) -> tuple[_Carry, _Step]:
+        def inner(carry: tuple[Array, Rungs], n: Array) -> tuple[Any, Step]:
             rows_key = jax.random.fold_in(
-                state.index_key, state.i * self._num_steps + n
+                state.index_key, state.i * settings.num_steps + n
             )
-            carry, step = self._step(
-                reader, reference, whitening, may_jump, rows_key, carry
-            )
-            return carry, step
+            key, rungs = carry
+            key, rungs, step = moves.step(key, rows_key, rungs, state.rings, may_jump)
+            return (key, rungs), step
 
-        carry = _Carry(state.rng_key, state.rungs, state.rings)
-        if self._num_steps == 1:
+        carry = state.rng_key, state.rungs
+        if settings.num_steps == 1:
             carry, last = inner(carry, jnp.int32(0))
             steps = jax.tree.map(lambda x: x[None], last)
         else:
-            count = jnp.arange(self._num_steps, dtype=jnp.int32)
+            count = jnp.arange(settings.num_steps, dtype=jnp.int32)
             carry, steps = jax.lax.scan(inner, carry, count)
-        rungs = carry.rungs
+        rng_key, rungs = carry
         ring = ring_of(rungs.energies.own, reference.floors)
-        rings = carry.rings.put(ring[1:], rungs.z[1:], rungs.bits[1:], fills[1:])
+        rings = state.rings.put(ring[1:], rungs.z[1:], rungs.bits[1:], fills[1:])
         state = state._replace(
-            z=unravel(rungs.z[0]), rng_key=carry.rng_key, rungs=rungs, rings=rings
+            z=unravel(rungs.z[0]), rng_key=rng_key, rungs=rungs, rings=rings
         )
         return self._recorded(state, ring, steps)
 
-    def _step(
-        self,
-        reader: Reader,
-        reference: Reference,
-        adapted: tuple[Array, Array],
-        may_jump: Array,
-        rows_key: Array,
-        carry: _Carry,
-    ) -> tuple[_Carry, _Step]:
-        """A local move or a jump of each chain, and one decision about it."""
-        names = ("rng", "propose", "jump", "pick", "accept")
-        keys = dict(zip(names, jax.random.split(carry.rng_key, 5), strict=True))
-        rungs, number = carry.rungs, self._number
-        rows_key, gradient_key = jax.random.split(rows_key)
-        bits, wrap = unwrapped(jax.random.split(rows_key, number))
-        moved, log_q_ratio = self._proposed(
-            reader, reference, adapted, keys["propose"], gradient_key, rungs.z
-        )
-
-        # the ring is that of the hotter chain's energy of the state, so that it is the
-        # same for the state's way there and back
-        real = rungs.z.dtype
-        ring = ring_of(rungs.energies.above, reference.floors)[:-1]
-        member = carry.rings.pick(
-            ring, jax.random.uniform(keys["pick"], (number - 1,), real)
-        )
-        wanted = jax.random.uniform(keys["jump"], (number - 1,), real) < self._jump_prob
-        jumps = jnp.append(wanted & member[2] & may_jump[:-1], False)
-
-        def either(member: Array, local: Array) -> Array:
-            among = jumps[:-1].reshape(-1, *[1] * (local.ndim - 1))
-            return local.at[:-1].set(jnp.where(among, member, local[:-1]))
-
-        new = Rungs(either(member[0], moved), either(member[1], bits), rungs.energies)
-        energies = self._nested.energies(reader, reference, new.z, new.bits, wrap)
-        new = new._replace(energies=energies)
-        log_ratio = jnp.where(
-            jumps,
-            log_jump_ratio(new.energies, rungs.energies, reference),
-            _log_density(new.energies, reference)
-            - _log_density(rungs.energies, reference)
-            + log_q_ratio,
-        )
-        # both weights are functions of their states, with the penalty inside
-        decision = accept.metropolis()(keys["accept"], Estimate(log_ratio))
-
-        def chosen(new: Array, old: Array) -> Array:
-            taken = decision.accept.reshape(-1, *[1] * (new.ndim - 1))
-            return jnp.where(taken, new, old)
-
-        noise = jnp.stack([new.energies.noise, rungs.energies.noise])
-        step = _Step(
-            accept_prob=decision.accept_prob,
-            jumped=jumps,
-            log_ratio=log_ratio,
-            variance=noise.sum(0),
-            reliable=(noise <= _MAX_NOISE).all(0) & jnp.isfinite(log_ratio),
-        )
-        rungs = jax.tree.map(chosen, new, rungs)
-        return _Carry(keys["rng"], rungs, carry.rings), step
-
-    def _proposed(
-        self,
-        reader: Reader,
-        reference: Reference,
-        adapted: tuple[Array, Array],
-        key: Array,
-        gradient_key: Array,
-        z: Array,
-    ) -> tuple[Array, Array]:
-        """A local move of each chain, and the log ratio of its two directions."""
-        bits, wrap = unwrapped(jax.random.split(gradient_key, len(z)))
-
-        def propose(
-            key: Array, bits: Array, z: Array, heat: Array, root: Array, size: Array
-        ) -> tuple[Array, Array]:
-            weights = Weights(1.0 / heat if self._temper_prior else 1.0, 1.0 / heat)
-
-            def gradient(position: Array) -> Array:
-                tempered = reader._replace(weights=weights)
-                return tempered.gradient(wrap(bits), position)
-
-            landscape = Landscape(gradient, Whitening(root))
-            proposed = self._proposal.propose(key, z, size, landscape)
-            return proposed.z, proposed.log_q_ratio
-
-        keys = jax.random.split(key, len(z))
-        return jax.vmap(propose)(keys, bits, z, reference.temperatures, *adapted)
-
-    def _recorded(self, state: MINTEEState, ring: Array, steps: _Step) -> MINTEEState:
+    def _recorded(self, state: MINTEEState, ring: Array, steps: Step) -> MINTEEState:
         """Adapt in warmup, and what there is to say of the draw."""
         reference, energies = state.surrogate, state.rungs.energies
         kinds = jnp.stack([~steps.jumped, steps.jumped], 1)  # steps, kinds, chains
         sums = jnp.where(kinds, steps.accept_prob[:, None], 0.0).sum(0)
         number = kinds.sum(0).astype(sums.dtype)
         rates = sums / number  # of none not a number
-        adaptation, adapt_state = self._adaptation, state.adapt_state
-        sizes = adapt_state.step_size
-        if adaptation.active:
-            # a jump says nothing about the step size
-            seen = jnp.where(number[0] > 0, rates[0], self._target_accept_prob)
-            adapt_state = jax.lax.cond(
-                state.i < adaptation.num_warmup,
-                lambda: jax.vmap(adaptation.update, (None, 0, 0, 0))(
-                    state.i, seen, state.rungs.z, adapt_state
-                ),
-                lambda: adapt_state,
-            )
+        adapt_state = self._adapted(state, rates[0], number[0])
         fresh = (state.i == 0) | (state.i == self._num_warmup)
-        gradient_rows = 0
-        if self._proposal.uses_gradient:
-            gradient_rows = self.rung_batch_sizes[-1]
-        rows = self._num_steps * (np.array(self.rung_batch_sizes) + gradient_rows)
-        log_density = _log_density(energies, reference)[0] + (
+        rows = self._rows_of_a_draw
+        lp_estimate = log_density(energies, reference)[0] + (
             reference.log_prior - reference.energy / reference.temperatures[0]
         )
         return state._replace(
@@ -843,9 +569,9 @@ class MINTEE(MinibatchKernel):
             adapt_state=adapt_state,
             tally=jnp.where(fresh, 0.0, state.tally) + jnp.stack([sums, number]),
             accept_prob=rates[0, 0],
-            step_size=sizes[0],
-            diverging=~jnp.isfinite(log_density),
-            lp_estimate=log_density,
+            step_size=adapt_state.step_size[0],
+            diverging=~jnp.isfinite(lp_estimate),
+            lp_estimate=lp_estimate,
             log_ratio=steps.log_ratio[-1, 0],
             log_ratio_variance=steps.variance[-1, 0],
             reliable=steps.reliable.mean(dtype=sums.dtype),
@@ -854,23 +580,30 @@ class MINTEE(MinibatchKernel):
             ring=ring,
             energy_noise=jnp.sqrt(energies.noise),
             rung_acceptance_rate=rates[0],
-            rung_step_size=sizes,
+            rung_step_size=adapt_state.step_size,
             rung_num_rows=jnp.asarray(rows, self._rows_dtype),
             jump_acceptance_rate=rates[1, :-1],
         )
 
+    def _adapted(self, state: MINTEEState, rate: Array, number: Array) -> AdaptState:
+        """The adaptation after a draw with so many local moves, accepted at a rate."""
+        adaptation, adapt_state = self._adaptation, state.adapt_state
+        if not adaptation.active:
+            return adapt_state
+        # a jump says nothing about the step size
+        seen = jnp.where(number > 0, rate, self._settings.target_accept_prob)
+        return jax.lax.cond(
+            state.i < adaptation.num_warmup,
+            lambda: jax.vmap(adaptation.update, (None, 0, 0, 0))(
+                state.i, seen, state.rungs.z, adapt_state
+            ),
+            lambda: adapt_state,
+        )
 
-_OF_RUNGS = (
-    "energy",
-    "ring",
-    "energy_noise",
-    "rung_acceptance_rate",
-    "rung_step_size",
-    "rung_num_rows",
-)
-
-
-def _log_density(energies: Energies, reference: Reference) -> Array:
-    """The log density of each chain's state, relative to the reference."""
-    weight = truncated(energies.own, reference.floors, reference.temperatures)
-    return weight + energies.log_prior
+    @property
+    def _rows_of_a_draw(self) -> np.ndarray:
+        """Rows that each chain reads: a new state's batch, and a gradient's."""
+        sizes = np.array(self.rung_batch_sizes)
+        if self._settings.proposal.uses_gradient:
+            sizes = sizes + sizes[-1]
+        return self._settings.num_steps * sizes
