@@ -1,4 +1,7 @@
-"""A Bayesian neural network on MNIST, by SGHMC and AMAGOLD, from minibatches.
+"""A Bayesian network on MNIST
+===========================
+
+A Bayesian neural network on MNIST, by SGHMC and AMAGOLD, from minibatches.
 
 The model is a NumPyro model with a flax network. Gradient descent with momentum on that
 same model finds where to begin; SGHMC and AMAGOLD go on from there. The ensembles of
@@ -306,7 +309,7 @@ def say(text):
 BEGIN = time.perf_counter()
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="A Bayesian network on MNIST")
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--small", action="store_true", help="digits, under a minute")
     length.add_argument("--full", action="store_true", help="the paper's network")

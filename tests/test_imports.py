@@ -161,7 +161,7 @@ ALLOWED: dict[str, set[str]] = {
         "inference_data",
     },
     "__main__": {"diagnostics", "sampling"},
-    "plots": {"inference_data", "diagnostics"},
+    "plots": {"inference_data", "diagnostics", "estimate"},
     # on their own
     "datasets": set(),
     "_version": set(),
