@@ -239,6 +239,8 @@ def plot(results, data, path):
             axes[1].plot(grid, levels, style, color=colour, label=f"{name}, {what}")
     axes[0].set(xlabel="draw", ylabel="test error, percent")
     axes[1].set(xlabel="entropy of the prediction, nats", ylabel="share of images")
+    axes[0].xaxis.get_major_locator().set_params(integer=True)
+    axes[0].set_title("Errors of draws, and of all of them together")
     axes[1].set_title("Left is sure, right is unsure")
     for axis in axes:
         axis.legend(fontsize=8)

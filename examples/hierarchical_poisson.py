@@ -133,6 +133,7 @@ axis.set(
     ylabel="log rate of a house without basement",
     title=f"{houses:,} houses: {missed} of {counties} counties outside their interval",
 )
+axis.xaxis.get_major_locator().set_params(integer=True)
 axis.legend()
 args.out.mkdir(parents=True, exist_ok=True)
 figure.savefig(args.out / "hierarchical_poisson.png", dpi=80)

@@ -141,7 +141,7 @@ figure.savefig(args.out / "robust_regression.png", dpi=80)
 # Quantiles of the residuals at the posterior means, against those of the two laws. A
 # model that fits is on the diagonal.
 
-levels = np.linspace(0.001, 0.999, 199)
+levels = np.linspace(0.005, 0.995, 199)
 figure, axis = plt.subplots(figsize=(5, 5), layout="constrained")
 for title, idata in results.items():
     mean = {k: v.values.mean((0, 1)) for k, v in idata["posterior"].items()}
@@ -163,7 +163,7 @@ axis.axline((0, 0), slope=1, color="0.6", lw=1)
 axis.set(
     xlabel="quantile of the model's errors",
     ylabel="quantile of the residuals",
-    title="Errors from 0.1% to 99.9%",
+    title="Errors from 0.5% to 99.5%",
 )
 axis.legend()
 figure.savefig(args.out / "robust_regression_tails.png", dpi=80)

@@ -264,7 +264,9 @@ def decision_noise(
     limit = max_variance if limit is None else limit
     ax = _axes(ax)
     edges = np.geomspace(noise.min() * 0.99, noise.max() * 1.01, 50)
-    ax.hist(noise, edges, color=_COLOURS[5], edgecolor=_COLOURS[0], linewidth=0.4)
+    ax.hist(
+        noise, edges.tolist(), color=_COLOURS[5], edgecolor=_COLOURS[0], linewidth=0.4
+    )
     title = "Noise of the decisions"
     if limit:
         ax.axvline(limit**0.5, color=_COLOURS[1], ls="--", label="the test's domain")
@@ -288,9 +290,9 @@ def rows_and_samples(
 ) -> Axes:
     """Draw effective samples against rows of data read, of one run or several.
 
-    Each line begins with the first draws of a run and ends with all of them. A line of
-    slope one mixes as well at its end as at its beginning; how far apart lines are is
-    what a kernel makes of a row. Warmup and set-up are not counted.
+    Each line begins with a tenth of the draws of a run and ends with all of them. A
+    line of slope one mixes as well at its end as at its beginning; how far apart lines
+    are is what a kernel makes of a row. Warmup and set-up are not counted.
 
     :param runs: results of :func:`to_inference_data`, by a label each. A run without
         ``num_rows``, such as one of NUTS, is counted by its leapfrog steps where it has
@@ -324,7 +326,8 @@ def rows_and_samples(
     for place, (label, idata) in enumerate(runs.items()):
         rows = _rows_read(label, idata)
         columns = _columns(idata, var_name)
-        ends = np.unique(np.geomspace(20, rows.shape[1], number).astype(int))
+        first = max(min(20, rows.shape[1]), rows.shape[1] // 10)
+        ends = np.unique(np.geomspace(first, rows.shape[1], number).astype(int))
         found = [
             min(effective_sample_size(column[:, :end]) for column in columns)
             for end in ends
@@ -512,6 +515,7 @@ def _draw_shares(ax: Axes, z: np.ndarray, centers: np.ndarray, masses: Any) -> N
             xytext=(5, 5),
             textcoords="offset points",
             fontsize="x-small",
+            bbox={"facecolor": "white", "alpha": 0.75, "linewidth": 0, "pad": 1},
         )
     seen = int((shares > 0).sum())
     title = f"{len(z):,} draws at {seen} of {len(centers)} modes"
