@@ -1,5 +1,5 @@
 """The double well: noise, and who makes up for it
-================================================
+===============================================
 
 A particle in two wells is moved by gradients with noise of variance one. SGHMC ignores
 that noise, so that its draws are too hot, the more the longer its steps; AMAGOLD makes
