@@ -56,3 +56,5 @@ python_maximum_signature_line_length = 88
 
 html_theme = "furo"
 html_title = f"numpyro-minibatch {release}"
+html_static_path = ["_static"]
+html_css_files = ["pages.css"]

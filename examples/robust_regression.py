@@ -144,7 +144,7 @@ figure.savefig(args.out / "robust_regression.png", dpi=80)
 levels = np.linspace(0.005, 0.995, 199)
 figure, axis = plt.subplots(figsize=(5, 5), layout="constrained")
 for title, idata in results.items():
-    mean = {k: v.values.mean((0, 1)) for k, v in idata["posterior"].items()}
+    mean = {k: v.values.mean((0, 1)) for k, v in idata["posterior"].data_vars.items()}
     left = np.asarray(y) - mean["intercept"] - np.asarray(X) @ mean["slopes"]
     rng = np.random.default_rng(1)
     law = (
