@@ -35,8 +35,10 @@ def order(path):
 
 
 def forget(gallery_conf, path):
-    """Leave nothing of one example to the next."""
+    """Leave nothing of one example to the next, and print summaries whole."""
     import jax
+    import pandas as pd
 
     jax.clear_caches()
     gc.collect()
+    pd.set_option("display.width", 100, "display.max_columns", 20)

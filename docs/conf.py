@@ -1,5 +1,6 @@
 """Sphinx configuration."""
 
+import os
 import sys
 import warnings
 from pathlib import Path
@@ -8,6 +9,8 @@ from numpyro_minibatch._version import __version__
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))  # for _gallery
+
+os.environ.setdefault("TQDM_DISABLE", "1")  # no bars among what examples print
 
 # ArviZ 0.23 announces ArviZ 1 at its first import on each day.
 warnings.filterwarnings("ignore", r"\s*ArviZ is undergoing", FutureWarning)

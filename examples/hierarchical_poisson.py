@@ -38,7 +38,7 @@ args = parser.parse_args()
 
 houses = 20_000 if args.small else 1_000_000 if args.full else 200_000
 counties = 20 if args.small else 60
-draws = 1000 if args.small else 2000
+draws = 1500 if args.small else 2000
 
 # %%
 # The model
