@@ -33,7 +33,8 @@ help:
 	@echo 'make doctest     run the examples in the docstrings and in the documentation'
 	@echo 'make wheel       build, install into an empty environment, and run once'
 	@echo 'make examples    run every example at its small size'
-	@echo 'make docs        build the documentation; a warning is an error'
+	@echo 'make docs        build the documentation, which runs every example at its'
+	@echo '                 small size; a warning is an error'
 	@echo 'make lowest      run the quick tests on the lowest supported versions'
 	@echo 'make test-other  run the quick tests on every other supported Python found'
 	@echo 'make clean       delete environments and everything else that was built'
@@ -130,5 +131,5 @@ test-other: $(VENV)/.created
 	[ -z "$$failed" ]
 
 clean:
-	rm -rf $(VENV) $(VENV)-* dist docs/_build demo-output .mypy_cache .pytest_cache \
+	rm -rf $(VENV) $(VENV)-* dist docs/_build docs/gallery demo-output .mypy_cache .pytest_cache \
 	    .ruff_cache

@@ -1,6 +1,19 @@
 """Sphinx configuration."""
 
+import os
+import sys
+import warnings
+from pathlib import Path
+
 from numpyro_minibatch._version import __version__
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))  # for _gallery
+
+os.environ.setdefault("TQDM_DISABLE", "1")  # no bars among what examples print
+
+# ArviZ 0.23 announces ArviZ 1 at its first import on each day.
+warnings.filterwarnings("ignore", r"\s*ArviZ is undergoing", FutureWarning)
 
 project = "numpyro-minibatch"
 author = "The numpyro-minibatch developers"
@@ -13,10 +26,30 @@ extensions = [
     "sphinx.ext.doctest",  # for the directive; `make doctest` runs the examples
     "sphinx.ext.mathjax",
     "sphinx.ext.viewcode",
+    "sphinx_gallery.gen_gallery",
 ]
 myst_enable_extensions = ["amsmath", "deflist", "dollarmath", "fieldlist"]
 myst_heading_anchors = 3
 exclude_patterns = ["_build"]
+
+# Every script in examples/ is run at its small size; an error is one of the build. What
+# did not change since the last build is not run again.
+sphinx_gallery_conf = {
+    "examples_dirs": str(HERE.parent / "examples"),
+    "gallery_dirs": "gallery",
+    "filename_pattern": r"\.py$",
+    "ignore_pattern": r"__init__\.py$",
+    "reset_argv": "_gallery.arguments",
+    "reset_modules": ("matplotlib", "_gallery.forget"),
+    "within_subsection_order": "_gallery.order",
+    "abort_on_example_error": False,
+    "min_reported_time": 1e9,
+    "show_memory": False,
+    "show_signature": False,
+    "download_all_examples": False,
+    "remove_config_comments": True,
+    "write_computation_times": False,
+}
 
 autodoc_default_options = {"members": True, "member-order": "bysource"}
 autodoc_typehints = "signature"
@@ -26,3 +59,5 @@ python_maximum_signature_line_length = 88
 
 html_theme = "furo"
 html_title = f"numpyro-minibatch {release}"
+html_static_path = ["_static"]
+html_css_files = ["pages.css"]

@@ -1,4 +1,7 @@
-"""A Bayesian neural network on MNIST, by SGHMC and AMAGOLD, from minibatches.
+"""A Bayesian network on MNIST
+===========================
+
+A Bayesian neural network on MNIST, by SGHMC and AMAGOLD, from minibatches.
 
 The model is a NumPyro model with a flax network. Gradient descent with momentum on that
 same model finds where to begin; SGHMC and AMAGOLD go on from there. The ensembles of
@@ -236,6 +239,8 @@ def plot(results, data, path):
             axes[1].plot(grid, levels, style, color=colour, label=f"{name}, {what}")
     axes[0].set(xlabel="draw", ylabel="test error, percent")
     axes[1].set(xlabel="entropy of the prediction, nats", ylabel="share of images")
+    axes[0].xaxis.get_major_locator().set_params(integer=True)
+    axes[0].set_title("Errors of draws, and of all of them together")
     axes[1].set_title("Left is sure, right is unsure")
     for axis in axes:
         axis.legend(fontsize=8)
@@ -306,7 +311,7 @@ def say(text):
 BEGIN = time.perf_counter()
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="A Bayesian network on MNIST")
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--small", action="store_true", help="digits, under a minute")
     length.add_argument("--full", action="store_true", help="the paper's network")

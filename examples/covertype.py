@@ -1,4 +1,7 @@
-"""Bayesian logistic regression on 319,055 rows, from minibatches and with NUTS.
+"""Logistic regression on 319,055 rows, beside NUTS
+================================================
+
+Bayesian logistic regression on 319,055 rows, from minibatches and with NUTS.
 
 Which of two pines grows here? Covertype has ten measurements of each patch of forest.
 MinibatchMH with a control variate samples the posterior. MINT and MHMinibatch, whose
@@ -326,7 +329,9 @@ def say(text):
 
 if __name__ == "__main__":
     BEGIN = time.perf_counter()
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description="Logistic regression on 319,055 rows, beside NUTS"
+    )
     parser.add_argument("--small", action="store_true", help="20,000 rows, few draws")
     parser.add_argument("--out", type=Path, default=Path("demo-output"))
     parser.add_argument("--seed", type=int, default=0)

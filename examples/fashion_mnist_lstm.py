@@ -1,4 +1,7 @@
-"""A recurrent Bayesian network on Fashion-MNIST: RENHD beside SGHMC and SGNHT.
+"""A recurrent network on Fashion-MNIST: a ladder of replicas
+==========================================================
+
+A recurrent Bayesian network on Fashion-MNIST: RENHD beside SGHMC and SGNHT.
 
 An LSTM reads each image row by row. Its weights have a prior, and three samplers look
 for them with the same number of gradients, from the same position, a draw of the prior:
@@ -410,7 +413,9 @@ def say(text):
 BEGIN = time.perf_counter()
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description="A recurrent network on Fashion-MNIST: a ladder of replicas"
+    )
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--small", action="store_true", help="digits, half a minute")
     length.add_argument("--full", action="store_true", help="the paper's settings")

@@ -1,4 +1,7 @@
-"""The tied-means mixture of the MINT paper, against quadrature.
+"""The tied-means mixture of the MINT paper
+========================================
+
+The tied-means mixture of the MINT paper, against quadrature.
 
 A million rows from 0.5 N(0, 2) + 0.5 N(1, 2), batches of 1000 and alpha = 0.5, which is
 the temperature n ** 0.75. Five samplers of that tempered posterior are compared with
@@ -260,7 +263,9 @@ def say(text):
 
 if __name__ == "__main__":
     BEGIN = time.perf_counter()
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description="The tied-means mixture of the MINT paper"
+    )
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--small", action="store_true", help="10,000 rows, few draws")
     length.add_argument("--full", action="store_true", help="the paper's 1e6 draws")

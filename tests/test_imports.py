@@ -176,7 +176,7 @@ ALLOWED: dict[str, set[str]] = {
         "inference_data",
     },
     "__main__": {"_reading", "diagnostics", "sampling"},
-    "plots": {"inference_data", "diagnostics"},
+    "plots": {"inference_data", "diagnostics", "estimate"},
     # on their own
     "datasets": set(),
     "_version": set(),

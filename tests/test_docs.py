@@ -1,0 +1,71 @@
+"""What the documentation promises of itself: nothing of it is run here."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+import numpyro_minibatch
+from numpyro_minibatch.kernels import __all__ as KERNELS
+
+ROOT = Path(__file__).resolve().parent.parent
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+PAGES = sorted(p for p in (ROOT / "docs").glob("**/*.md") if "_build" not in p.parts)
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_is_a_page_of_the_gallery(path: Path) -> None:
+    text = path.read_text()
+    title, line, empty, *_ = (ast.get_docstring(ast.parse(text)) or "").split("\n")
+    assert line == "=" * len(title) and empty == ""  # what the gallery asks for
+    assert '"--small"' in text and '"--out"' in text  # what it is run with
+    assert "diagnose(" in text or "effective_sample_size" in text
+
+
+def test_the_gallery_has_an_order() -> None:
+    spec = importlib.util.spec_from_file_location(
+        "_gallery", ROOT / "docs" / "_gallery.py"
+    )
+    assert spec and spec.loader
+    gallery = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(gallery)
+    assert sorted(gallery.ORDER) == [path.stem for path in EXAMPLES]
+
+
+@pytest.mark.parametrize("page", ["choosing.md", "index.md"])
+def test_every_kernel_is_in_the_tables(page: str) -> None:
+    text = (ROOT / "docs" / page).read_text()
+    general = {"SGMCMC", "Cyclical"}  # their presets are
+    missing = [k for k in KERNELS if k not in text and k not in general]
+    assert not missing
+
+
+def test_what_figures_there_are_is_in_the_documentation() -> None:
+    text = "".join(page.read_text() for page in PAGES)
+    text += "".join(path.read_text() for path in EXAMPLES)
+    unseen = [f for f in numpyro_minibatch.plots.__all__ if f"plots.{f}" not in text]
+    assert not unseen
+
+
+def test_code_in_the_documentation_is_run() -> None:
+    """Blocks of Python are doctests; fragments of a longer program are named here."""
+    fragments = {"networks.md", "control-variates.md", "confidencemh.md"}
+    blocks = {
+        page.name for page in PAGES if re.search(r"^```python$", page.read_text(), re.M)
+    }
+    assert blocks <= fragments
+
+
+def test_the_commands_of_the_reproduction_exist() -> None:
+    text = (ROOT / "docs" / "reproduction.md").read_text()
+    modules = re.findall(r"python -m (benchmarks[\w.]+)", text)
+    scripts = re.findall(r"python ((?:benchmarks|examples)/[\w/]+\.py)", text)
+    assert modules and scripts
+    for module in modules:
+        assert (ROOT / (module.replace(".", "/") + ".py")).exists(), module
+    for script in scripts:
+        assert (ROOT / script).exists(), script
