@@ -396,7 +396,7 @@ def _advise_rings(d: Diagnosis, s: Settings) -> Iterator[str]:
         f"chain {chain} has {often:.0%} of its draws in ring {ring}, where chain "
         f"{chain + 1} has {seldom:.2g} of its own, about {seldom * d.num_draws:.0f}: "
         "it jumps to these again and again, and modes that were found first keep "
-        "their share. Write a larger ring_width, or "
+        "their share. Write ring_width=0.01, which makes one ring of all energies, or "
         f"num_replicas={len(d.ring_occupancy) + 3} for the same range of temperatures."
     )
 

@@ -605,4 +605,4 @@ def test_advice_on_a_ladder_of_noise_or_with_gaps() -> None:
     stats["ring"] = stats["ring"].copy(data=rings)
     text = " ".join(diagnose(idata).advice)
     assert "chain 0 has 25% of its draws in ring 0" in text
-    assert "about 1:" in text and "a larger ring_width" in text
+    assert "about 1:" in text and "ring_width=0.01" in text
