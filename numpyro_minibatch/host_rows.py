@@ -52,7 +52,7 @@ class HostRows:
       chunk before runs, for kernels that know their rows ahead. Rows that were not
       foreseen come by callback.
     - ``"callback"`` - the program asks the host for the rows of each step. Works with
-      every kernel and array, and takes some 0.1 to 0.2 ms a step.
+      every kernel and array, and takes tenths of a millisecond a step.
 
     :param array: a NumPy array or memory map, or an array of ``h5py`` or ``zarr``,
         shape ``(N, ...)``.
