@@ -196,6 +196,11 @@ class HostRows:
         aux = self.tree_flatten()[1]
         return self.tree_unflatten(aux, self._source.table(rows))
 
+    @property
+    def in_place(self) -> Array | None:
+        """The whole array as JAX sees it, where a program reads it in place."""
+        return self._parts[0] if self._mode == "alias" else None
+
     def on(self, devices: list[Any], sharding: Any) -> HostRows:
         """The same for a program on several devices; the alias is made on each.
 
