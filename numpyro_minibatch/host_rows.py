@@ -52,7 +52,7 @@ class HostRows:
       chunk before runs, for kernels that know their rows ahead. Rows that were not
       foreseen come by callback.
     - ``"callback"`` - the program asks the host for the rows of each step. Works with
-      every kernel and array, and takes some 0.1 to 0.2 ms a step.
+      every kernel and array, and takes tenths of a millisecond a step.
 
     :param array: a NumPy array or memory map, or an array of ``h5py`` or ``zarr``,
         shape ``(N, ...)``.
@@ -195,6 +195,11 @@ class HostRows:
         """
         aux = self.tree_flatten()[1]
         return self.tree_unflatten(aux, self._source.table(rows))
+
+    @property
+    def in_place(self) -> Array | None:
+        """The whole array as JAX sees it, where a program reads it in place."""
+        return self._parts[0] if self._mode == "alias" else None
 
     def on(self, devices: list[Any], sharding: Any) -> HostRows:
         """The same for a program on several devices; the alias is made on each.

@@ -152,6 +152,9 @@ class Subsample(Messenger):
             msg["value"] = indices
             msg["args"] = (msg["args"][0], len(indices))
         elif msg["type"] == "subsample" and isinstance(msg["value"], HostRows):
+            if msg["value"].in_place is not None:
+                msg["value"] = msg["value"].in_place  # as of data in memory
+                return
             event_dim = msg["kwargs"]["event_dim"]
             msg["value"] = _rows_in_plates(msg["value"], event_dim)
             msg["kwargs"] = {"event_dim": None}  # the plates have nothing left to do

@@ -83,11 +83,11 @@ def draws(idata: Any, group: str = "posterior") -> dict[str, np.ndarray]:
     return {str(name): np.asarray(dataset[name]) for name in dataset.data_vars}
 
 
-def assert_same(one: Any, other: Any) -> None:
+def assert_same(one: Any, other: Any, but: tuple[str, ...] = ()) -> None:
     for group in ("posterior", "sample_stats"):
         first, second = draws(one, group), draws(other, group)
         assert first.keys() == second.keys() and first
-        for name in first:
+        for name in first.keys() - set(but):
             np.testing.assert_array_equal(first[name], second[name], err_msg=name)
 
 
@@ -201,7 +201,9 @@ def test_draws_are_those_of_data_in_memory(
         in_memory[name] = sample(KERNELS[name], X, Y, **SETTINGS)
     data = [HostRows(mapped(files, n), mode) for n in ("x", "y")]
     found = sample(KERNELS[name], *data, **SETTINGS)
-    assert_same(found, in_memory[name])
+    # how far single precision is off is told by numbers of its own size
+    rounded = ("check_rms_error", "check_rms_z") if mode != "alias" else ()
+    assert_same(found, in_memory[name], rounded)
     modes = json.loads(found["posterior"].attrs["host_rows"])
     assert modes == {"args[0]": mode, "args[1]": mode}
     # the data stay where they are

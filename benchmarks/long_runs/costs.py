@@ -188,25 +188,24 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         return {}
     small = options.small
     few, many = (20, 200) if small else (10_000, 100_000)
-    found: dict[str, Any] = {"second_call": second_call()}
+    found: dict[str, Any] = {}
+
+    def note(name: str, result: Any) -> None:
+        found[name] = result
+        if not small:
+            save("costs", found)  # what there is, if a later case is killed
+
+    note("second_call", second_call())
+    times = (100, 1) if small else (10_000, 5)
+    note("chunk_overhead", chunk_overhead(*times))
+    note("rows_on_host", where_rows_are(*((50, 1) if small else (5000, 3))))
+    cases = [(draws, where) for where in ("folder", "memory") for draws in (few, many)]
+    note("draws_on_disk", [in_one_process("many_draws", *case) for case in cases])
     with tempfile.TemporaryDirectory() as folder:
         ram = int(Path("/proc/meminfo").read_text().split()[1]) / 2**20
-        sizes = (0.01, 0.02) if small else (0.1, round(2 * ram))
-        found["large_file"] = [
-            in_one_process("large_file", size, folder, 50 if small else 5000)
-            for size in sizes
-        ]
-    found["draws_on_disk"] = [
-        in_one_process("many_draws", draws, where)
-        for where in ("folder", "memory")
-        for draws in (few, many)
-    ]
-    found["chunk_overhead"] = chunk_overhead(
-        100 if small else 10_000, 1 if small else 7
-    )
-    found["rows_on_host"] = where_rows_are(50 if small else 5000, 1 if small else 5)
-    if not small:
-        save("costs", found)
+        sizes = (0.01, 0.02) if small else (0.1, round(1.1 * ram))
+        cases = [(size, folder, 50 if small else 500) for size in sizes]
+        note("large_file", [in_one_process("large_file", *case) for case in cases])
     return found
 
 
