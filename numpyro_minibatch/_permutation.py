@@ -129,7 +129,9 @@ def _feistel(words: Array, places: Array, size: int) -> Array:
                 column = _shift(column, _mix(row + words[i]), num_columns)
         return row * np.uint32(num_columns) + column
 
-    cells = network(places)
+    # The rounds must not be fused with what reads the rows: where that walks through
+    # them in another order, XLA of jax 0.12 makes code that doubles with each round.
+    cells = lax.optimization_barrier(network(places))
     if num_rows * num_columns == size:
         return cells
     # Follow the cycle of a surplus cell until it comes back into range. It does:

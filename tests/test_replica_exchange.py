@@ -638,3 +638,18 @@ def test_swaps_read_residuals_of_a_control_variate() -> None:
             error = means.std(0, ddof=1) / np.sqrt(CHAINS)
             worst = np.abs((means.mean(0) - expected) / error).max()
             assert worst < 9.0, (rung, worst, means.mean(0), expected)
+
+
+def test_a_ladder_of_many_chains_compiles() -> None:
+    """XLA of jax 0.12 took minutes for rows that are read in another order."""
+    slopes = jnp.asarray(_rng.normal(size=(N, 2)) / N, jnp.float32)
+    target = Target(
+        lambda z: -0.5 * jnp.square(z).sum(),
+        lambda z, i: slopes[i] @ z + log_mixture(z.sum()) / N,
+        N,
+    )
+    kernel = RENHD(target=target, batch_size=M, step_size=0.1, num_replicas=7)
+    start = jnp.zeros((4, 2))
+    state = kernel.init(random.split(random.key(0), 4), 1, start, (), {})
+    state = jax.jit(lambda state: kernel.sample(state, (), {}))(state)
+    assert jnp.isfinite(state.z).all()
