@@ -29,12 +29,14 @@ from numpyro.infer import MCMC, init_to_sample
 from numpyro_minibatch import CyclicalSGHMC, diagnose, ensemble, to_inference_data
 
 parser = argparse.ArgumentParser(description="An ensemble of networks on small images")
-parser.add_argument("--small", action="store_true", help="digits, short cycles")
+sizes = parser.add_mutually_exclusive_group()
+sizes.add_argument("--small", action="store_true", help="digits, short cycles")
+sizes.add_argument("--full", action="store_true", help="200 epochs of 128 channels")
 parser.add_argument("--out", type=Path, default=Path("demo-output"))
 args = parser.parse_args()
 cycles, samples = 4, 3
-epochs = 10 if args.small else 60  # of each cycle
-channels = 8 if args.small else 32
+epochs = 10 if args.small else 50 if args.full else 20  # of each cycle
+channels = 8 if args.small else 128 if args.full else 32
 args.out.mkdir(parents=True, exist_ok=True)
 
 

@@ -30,30 +30,36 @@ from numpyro_minibatch import (
 )
 
 parser = argparse.ArgumentParser(description="Fifty modes and an equi-energy sampler")
-parser.add_argument("--small", action="store_true", help="eight modes, short chains")
+sizes = parser.add_mutually_exclusive_group()
+sizes.add_argument("--small", action="store_true", help="eight modes, short chains")
+sizes.add_argument("--full", action="store_true", help="down to temperature 1: hours")
 parser.add_argument("--out", type=Path, default=Path("demo-output"))
 args = parser.parse_args()
 
 modes = 8 if args.small else 50
 number = 4000 if args.small else 100_000
-ladder = (
-    [2.0, 3.5, 6.0, 10.0] if args.small else [5.0, 7.0, 9.8, 13.7, 19.2, 26.9, 37.6]
-)
-warmup, draws = (400, 800) if args.small else (2000, 6000)
+warmup, draws, width = 2000, 6000, 0.02
+ladder, settings = [5.0, 7.0, 9.8, 13.7, 19.2, 26.9, 37.6], {"jump_prob": 0.3}
+if args.small:
+    warmup, draws, ladder = 400, 800, [2.0, 3.5, 6.0, 10.0]
+if args.full:
+    warmup, draws, width = 10_000, 70_000, 0.05
+    ladder = [1.65**k for k in range(7)]
+    settings = {"jump_prob": 0.5, "ring_width": 0.01}
 chains = 4
 
 # %%
 # The posterior of the means
 # --------------------------
-# The data are rounded to 0.02 and counted, so that a row stands for all data of one
+# The data are rounded and counted, so that a row stands for all data of one
 # value: the posterior is the same but for the rounding, at a few hundred evaluations in
 # place of all data. A prior keeps components from going to infinity, which they
 # otherwise do: a uniform one makes the posterior improper.
 
 rng = np.random.default_rng(0)
 data = 2.0 * (rng.integers(modes, size=number) == 0) + rng.normal(size=number)
-values, counts = np.unique(np.round(data / 0.02), return_counts=True)
-values = jnp.asarray(values * 0.02, jnp.float32)
+values, counts = np.unique(np.round(data / width), return_counts=True)
+values = jnp.asarray(values * width, jnp.float32)
 counts = jnp.asarray(counts, jnp.float32)
 
 
@@ -81,7 +87,7 @@ common = {
     "step_size": 0.03,
 }
 kernels = {
-    "MINTEE": MINTEE(temperatures=ladder, jump_prob=0.3, **common),
+    "MINTEE": MINTEE(temperatures=ladder, **settings, **common),
     "one chain": MinibatchMH(temperature=ladder[0], adapt_mass_matrix=False, **common),
 }
 runs = {}
