@@ -35,8 +35,8 @@ sizes.add_argument("--full", action="store_true", help="200 epochs of 128 channe
 parser.add_argument("--out", type=Path, default=Path("demo-output"))
 args = parser.parse_args()
 cycles, samples = 4, 3
-epochs = 10 if args.small else 50 if args.full else 20  # of each cycle
-channels = 8 if args.small else 128 if args.full else 32
+epochs = 10 if args.small else 50 if args.full else 5  # of each cycle
+channels = 8 if args.small else 128 if args.full else 16
 args.out.mkdir(parents=True, exist_ok=True)
 
 
