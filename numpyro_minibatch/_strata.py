@@ -19,36 +19,50 @@ from jax.typing import ArrayLike
 
 __all__ = ["Design", "build", "draw", "exact_variance", "stratum_of"]
 
-# Probabilities are whole multiples of 1 / (count * _UNIT) within a stratum, the
-# resolution of the 32 random bits that a slot's threshold is compared with. Sums of
-# integers are exact, so the tables of all strata come from one pass and fit exactly.
-_UNIT = 1 << 32
+# Probabilities within a stratum are whole multiples of 1 / _WHOLE: a row's is the
+# share of the 32-bit words that find it. Sums of integers are exact, so the tables of
+# all strata come from one pass, fit exactly, and what they say of a row is what a draw
+# does.
+_WHOLE = 1 << 32
 
 
 class Design(NamedTuple):
     """Which rows are always read, and the tables from which the others are drawn.
 
-    The rows that are not always read stand in ``R`` slots, those of a stratum side
-    by side. A draw picks a slot of its stratum, and keeps it or takes its alias.
+    The others stand in slots, those of a stratum side by side, as many as the next
+    power of two. A draw is one random word: its upper bits pick a slot of the stratum,
+    and the lower ones decide whether to keep it or to take its alias.
 
     :param sure: rows that are always read, int32, shape ``(S,)``; ``S`` may be 0.
     :param start: first slot of each stratum, int32, shape ``(H,)``.
-    :param count: number of slots of each stratum, at least 1, int32, shape ``(H,)``.
-    :param threshold: probability that a slot is kept, float32, shape ``(R,)``.
-    :param alias: the slot of the same stratum that is taken otherwise, int32,
-        shape ``(R,)``.
-    :param row: the row of each slot, int32, shape ``(R,)``.
-    :param inverse: one over the probability, within its stratum, of each slot's row,
-        float32, shape ``(R,)``.
+    :param shift: number of lower bits, from 1 to 31, uint32, shape ``(H,)``.
+    :param slots: what :func:`pack` makes of the ``R`` slots, uint32, shape ``(R, 4)``.
     """
 
     sure: Array
     start: Array
-    count: Array  # type: ignore[assignment]  # not the method of a tuple
-    threshold: Array
-    alias: Array
-    row: Array
-    inverse: Array
+    shift: Array
+    slots: Array
+
+    @property
+    def threshold(self) -> Array:
+        """How many of the lower bits' values keep a slot, uint32, shape ``(R,)``."""
+        return self.slots[..., 0]
+
+    @property
+    def alias(self) -> Array:
+        """The slot of the same stratum that is taken otherwise, int32."""
+        return self.slots[..., 1].astype(jnp.int32)
+
+    @property
+    def row(self) -> Array:
+        """The row of each slot, int32; of those that no draw keeps, any."""
+        return self.slots[..., 2].astype(jnp.int32)
+
+    @property
+    def inverse(self) -> Array:
+        """One over the probability, within its stratum, of each slot's row."""
+        return jax.lax.bitcast_convert_type(self.slots[..., 3], jnp.float32)
 
     @property
     def num_strata(self) -> int:
@@ -59,6 +73,22 @@ class Design(NamedTuple):
     def num_sure(self) -> int:
         """The number of rows ``S`` that are always read."""
         return self.sure.shape[-1]
+
+
+def pack(
+    threshold: ArrayLike, alias: ArrayLike, row: ArrayLike, inverse: ArrayLike
+) -> Array:
+    """The numbers of each slot side by side: a draw waits for memory once, not thrice.
+
+    :param threshold: how many values of the lower bits keep the slot, shape ``(R,)``.
+    :param alias: the slot that is taken otherwise.
+    :param row: the row of the slot.
+    :param inverse: one over the row's probability, as float32.
+    :return: uint32, shape ``(R, 4)``.
+    """
+    columns = [np.asarray(x).astype(np.uint32) for x in (threshold, alias, row)]
+    columns.append(np.asarray(inverse, np.float32).view(np.uint32))
+    return jnp.asarray(np.stack(columns, axis=-1))
 
 
 def build(
@@ -116,8 +146,8 @@ def build(
         >>> from numpyro_minibatch._strata import build
         >>> scores = np.r_[500.0, np.linspace(1.0, 2.0, 999)]
         >>> design = build(scores, None, 20)
-        >>> design.sure.tolist(), design.num_strata, design.count.tolist()[::3]
-        ([0], 10, [135, 104, 89, 78])
+        >>> design.sure.tolist(), design.num_strata, design.start.tolist()[::3]
+        ([0], 10, [0, 512, 896, 1280])
     """
     values = _checked_rows("scores", scores)
     num_rows = len(values)
@@ -167,19 +197,25 @@ def build(
             # row's value is divided by, and never zero
             by = np.argsort(order[row] / probability, kind="stable")
         row, probability = row[by], probability[by]
-    start = _cut(probability, num_strata)
-    count = np.diff(np.append(start, len(row)))
-    weight = _whole(probability, start, count)
-    threshold, alias = _alias_tables(weight)
-    whole = np.repeat(count * float(_UNIT), count)
+    first = _cut(probability, num_strata)
+    count = np.diff(np.append(first, len(row)))
+    # a slot of its own for each row, and empty ones up to a power of two, at least 2
+    bits = np.maximum(np.frexp(count - 0.5)[1], 1).astype(np.int64)
+    start = np.append(0, np.cumsum(1 << bits))
+    # the slot of each row: those of a stratum are at its beginning
+    slot = np.arange(len(row)) + np.repeat(start[:-1] - first, count)
+    weight = np.zeros(start[-1], np.int64)
+    weight[slot] = _weights(probability, first, count)
+    threshold, alias = _alias_tables(weight, np.repeat(_WHOLE >> bits, 1 << bits))
+    row_of = np.zeros(start[-1], np.int32)
+    row_of[slot] = row
+    inverse = np.ones(start[-1], np.float32)
+    inverse[slot] = _WHOLE / weight[slot]
     return Design(
         sure=jnp.asarray(np.sort(sure), jnp.int32),
-        start=jnp.asarray(start, jnp.int32),
-        count=jnp.asarray(count, jnp.int32),
-        threshold=jnp.asarray(threshold, jnp.float32),
-        alias=jnp.asarray(alias, jnp.int32),
-        row=jnp.asarray(row, jnp.int32),
-        inverse=jnp.asarray((whole / weight).astype(np.float32), jnp.float32),
+        start=jnp.asarray(start[:-1], jnp.int32),
+        shift=jnp.asarray(32 - bits, jnp.uint32),
+        slots=pack(threshold, alias, row_of, inverse),
     )
 
 
@@ -252,52 +288,54 @@ def _cut(probability: np.ndarray, num_strata: int) -> np.ndarray:
     return start[start < len(probability)]
 
 
-def _whole(probability: np.ndarray, start: np.ndarray, count: np.ndarray) -> np.ndarray:
-    """Each slot's share of its stratum in units, ``count * _UNIT`` for all of it."""
+def _weights(
+    probability: np.ndarray, start: np.ndarray, count: np.ndarray
+) -> np.ndarray:
+    """Each row's share of its stratum, in units of which the stratum has ``_WHOLE``.
+
+    Every row has one unit, so that none is left out. The rest is shared out by the
+    rounded running sum, which is exact in the end and never off by more than one.
+    """
     if not len(start):
         return np.zeros(0, np.int64)
-    scale = count * float(_UNIT) / np.add.reduceat(probability, start)
-    weight = np.rint(probability * np.repeat(scale, count)).astype(np.int64)
-    np.maximum(weight, 1, out=weight)  # no row is left out
-    # Thresholds are the weights of light slots, so these get the 24 bits of a float32
-    # first. Rounded up or down in turn, by multiples of the golden ratio: equal weights
-    # that were all rounded the same way would take from the heavy ones in sum.
-    light = np.flatnonzero(weight < _UNIT)
-    bits = np.frexp(weight[light].astype(np.float64))[1].astype(np.int64)
-    grain = np.left_shift(1, np.maximum(bits - 24, 0))
-    turn = light * 2_654_435_769 % _UNIT * grain >> 32
-    weight[light] = (weight[light] + turn) // grain * grain
-    # what rounding gained or lost is the heaviest's, which has the most to spare
-    heaviest = np.repeat(np.maximum.reduceat(weight, start), count)
-    candidates = np.flatnonzero(weight == heaviest)
-    heavy = candidates[np.searchsorted(candidates, start)]
-    weight[heavy] += count * _UNIT - np.add.reduceat(weight, start)
-    return weight
+    total = np.repeat(np.add.reduceat(probability, start), count)
+    rest = np.repeat(_WHOLE - count, count)
+    running = np.cumsum(probability / total * rest)
+    # each stratum from a whole number to a whole number, however the sum was rounded
+    end = np.cumsum(_WHOLE - count)
+    ends = np.repeat(end, count)
+    running = np.clip(np.rint(running).astype(np.int64), ends - rest, ends)
+    running[np.append(start[1:], len(running)) - 1] = end
+    return 1 + np.diff(running, prepend=0)
 
 
-def _alias_tables(weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Thresholds and aliases of all strata at once, from their weights in units.
+def _alias_tables(
+    weight: np.ndarray, unit: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Thresholds and aliases of all strata at once, from the weights of their slots.
 
     A sweep along the light and the heavy slots gives each light one's deficit to the
     heavy one whose turn it is; a heavy slot that gave more than its surplus leaves the
     difference to the next. Whose turn it is, prefix sums of both sides tell. Deficits
     and surpluses of a stratum have the same sum exactly, so that none crosses over.
+
+    :param unit: what a slot of the same stratum has on average.
     """
-    light = np.flatnonzero(weight < _UNIT)
-    heavy = np.flatnonzero(weight > _UNIT)
-    deficit = np.cumsum(_UNIT - weight[light])
-    surplus = np.cumsum(weight[heavy] - _UNIT)
-    threshold = np.minimum(weight, _UNIT)
+    light = np.flatnonzero(weight < unit)
+    heavy = np.flatnonzero(weight > unit)
+    deficit = np.cumsum(unit[light] - weight[light])
+    surplus = np.cumsum(weight[heavy] - unit[heavy])
+    threshold = np.minimum(weight, unit)
     alias = np.arange(len(weight))
-    before = deficit - (_UNIT - weight[light])
+    before = deficit - (unit[light] - weight[light])
     alias[light] = heavy[np.searchsorted(surplus, before, side="right")]
     # the light slot with which a heavy one's surplus is used up
     last = np.searchsorted(deficit, surplus, side="left")
     excess = deficit[last] - surplus
-    threshold[heavy] = _UNIT - excess
+    threshold[heavy] = unit[heavy] - excess
     gives = np.flatnonzero(excess)
     alias[heavy[gives]] = heavy[gives + 1]
-    return (threshold / float(_UNIT)).astype(np.float32), alias
+    return threshold, alias
 
 
 def draw(design: Design, key: Array, num_draws: int) -> tuple[Array, Array]:
@@ -325,43 +363,19 @@ def draw(design: Design, key: Array, num_draws: int) -> tuple[Array, Array]:
         ((21,), 0, 1.0)
     """
     design = Design(*map(jnp.asarray, design))
-    bits = jax.random.bits(key, (2, design.num_strata, num_draws), jnp.uint32)
-    offset, rest = _split(bits[0], bits[1], design.count[:, None])
-    slot = design.start[:, None] + offset.astype(jnp.int32)
-    # float32 holds 32 bits to a relative 2 ** -24, the precision of the threshold
-    is_kept = rest.astype(jnp.float32) * np.float32(2.0**-32) < design.threshold[slot]
-    slot = jnp.where(is_kept, slot, design.alias[slot]).ravel()
-    rows = jnp.concatenate([design.sure, design.row[slot]])
+    word = jax.random.bits(key, (design.num_strata, num_draws), jnp.uint32)
+    shift = design.shift[:, None]
+    slot = design.start[:, None] + (word >> shift).astype(jnp.int32)
+    rest = word & ((jnp.uint32(1) << shift) - 1)
+    found = design.slots[slot]
+    slot = jnp.where(rest < found[..., 0], slot, found[..., 1].astype(jnp.int32))
+    found = design.slots[slot.ravel()]
+    rows = jnp.concatenate([design.sure, found[:, 2].astype(jnp.int32)])
+    inverse = jax.lax.bitcast_convert_type(found[:, 3], jnp.float32)
     weights = jnp.concatenate(
-        [
-            jnp.ones(design.num_sure, jnp.float32),
-            design.inverse[slot] / np.float32(num_draws),
-        ]
+        [jnp.ones(design.num_sure, jnp.float32), inverse / np.float32(num_draws)]
     )
     return rows, weights
-
-
-def _split(high: Array, low: Array, count: Array) -> tuple[Array, Array]:
-    """Whole part and fraction, in 32 bits, of a 64-bit random fraction of ``count``.
-
-    One word is too coarse: at ten million slots it makes some 0.2% likelier than
-    others. Of two words, the whole part is even to ``count / 2 ** 64``, and the
-    fraction is as good as a fresh word.
-    """
-    count = count.astype(jnp.uint32)
-    whole = _high_word(high, count)
-    fraction = high * count + _high_word(low, count)
-    carry = fraction < high * count
-    return whole + carry.astype(jnp.uint32), fraction
-
-
-def _high_word(a: Array, b: Array) -> Array:
-    """The upper 32 bits of the product of two 32-bit words, in 32-bit arithmetic."""
-    mask, half = np.uint32(0xFFFF), np.uint32(16)
-    a1, a0, b1, b0 = a >> half, a & mask, b >> half, b & mask
-    middle = a1 * b0 + (a0 * b0 >> half)
-    other = a0 * b1 + (middle & mask)
-    return a1 * b1 + (middle >> half) + (other >> half)
 
 
 def stratum_of(
@@ -376,10 +390,19 @@ def stratum_of(
     """
     stratum = np.full(num_rows, -1, np.int32)
     probability = np.ones(num_rows)
-    count, row = np.asarray(design.count), np.asarray(design.row)
-    stratum[row] = np.repeat(np.arange(len(count), dtype=np.int32), count)
-    probability[row] = 1.0 / np.asarray(design.inverse, np.float64)
+    slot, of_slot = _drawn(design)
+    row = np.asarray(design.row)[slot]
+    stratum[row] = of_slot
+    probability[row] = 1.0 / np.asarray(design.inverse, np.float64)[slot]
     return stratum, probability
+
+
+def _drawn(design: Design) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """The slots that are not empty, and the strata that they are in."""
+    bits = 32 - np.asarray(design.shift, np.int64)
+    stratum = np.repeat(np.arange(len(bits), dtype=np.int32), 1 << bits)
+    slot = np.flatnonzero(np.asarray(design.threshold))
+    return slot, stratum[slot]
 
 
 def exact_variance(
@@ -403,12 +426,13 @@ def exact_variance(
         >>> [int(exact_variance(d, values, 2) ** 0.5) for d in (good, bad)]
         [48054, 980079]
     """
-    start, count = np.asarray(design.start), np.asarray(design.count)
-    values = np.asarray(values, np.float64)[..., np.asarray(design.row)]
-    if not len(start):
+    slot, stratum = _drawn(design)
+    values = np.asarray(values, np.float64)[..., np.asarray(design.row)[slot]]
+    if not len(slot):
         return np.zeros(values.shape[:-1])
-    inverse = np.asarray(design.inverse, np.float64)
+    start = np.searchsorted(stratum, np.arange(design.num_strata))
+    inverse = np.asarray(design.inverse, np.float64)[slot]
     # around the total of each stratum, so that no two large sums are subtracted
-    total = np.repeat(np.add.reduceat(values, start, axis=-1), count, axis=-1)
+    total = np.add.reduceat(values, start, axis=-1)[..., stratum]
     square = np.square(values * inverse - total) / inverse
     return square.sum(-1) / num_draws

@@ -196,15 +196,15 @@ def expand(
         displacement = phi - expansion.center
         rest = jax.tree.map(jnp.zeros_like, z)
 
-        def along(t: Array) -> dict[str, Array]:
-            """The rows on the straight line from the centre."""
-            point = unravel_phi(expansion.center + t * displacement)
-            return coordinates.rows(target, point, rest, indices)
+        def rows(phi: Array) -> dict[str, Array]:
+            return coordinates.rows(target, unravel_phi(phi), rest, indices)
 
         if form == "remainder":
-            residual = _remainder(along, order, flat.dtype)
+            residual = _remainder(rows, expansion.center, displacement, order)
         else:
-            at_center = _derivatives(along, order)(jnp.zeros((), flat.dtype))
+            # at the centre itself, which positions side by side have in common: what
+            # does not depend on the displacement is computed once for all of them
+            at_center = _derivatives(rows, displacement, order)(expansion.center)
             residual = _minus_polynomial(terms.rows, at_center)
         # the value apart, so that it cancels exactly in a difference
         polynomial = expansion.polynomial(displacement, order)
@@ -239,15 +239,17 @@ def log_surrogate(
     return density
 
 
-def _derivatives(along: Callable, order: int) -> Callable[[Array], list[Any]]:
-    """``t -> [value, first derivative, ...]`` of a function of one number."""
+def _derivatives(
+    fn: Callable[[Array], Any], direction: Array, order: int
+) -> Callable[[Array], list[Any]]:
+    """``x -> [value, first directional derivative, ...]`` of a function at ``x``."""
 
     def nest(k: int) -> Callable[[Array], list[Any]]:
         if k == 0:
-            return lambda t: [along(t)]
+            return lambda x: [fn(x)]
 
-        def value_and_next(t: Array) -> list[Any]:
-            values, tangents = jax.jvp(nest(k - 1), (t,), (jnp.ones_like(t),))
+        def value_and_next(x: Array) -> list[Any]:
+            values, tangents = jax.jvp(nest(k - 1), (x,), (direction,))
             return [*values, tangents[-1]]
 
         return value_and_next
@@ -265,14 +267,19 @@ def _minus_polynomial(rows: Any, derivatives: list[Any]) -> Any:
     return residual
 
 
-def _remainder(along: Callable, order: int, dtype: Any) -> Any:
+def _remainder(
+    fn: Callable[[Array], Any], center: Array, displacement: Array, order: int
+) -> Any:
     """The residual as an integral: Gauss-Jacobi quadrature of the next derivative.
 
-    ``r = integral over [0, 1] of (1 - t) ** q / q! * l^(q + 1)(t)``; three nodes are
-    exact where that derivative is a polynomial of degree five in ``t``.
+    ``r = integral over [0, 1] of (1 - t) ** q / q! * l^(q + 1)(t)`` along the straight
+    line from the centre; three nodes are exact where that derivative is a polynomial of
+    degree five in ``t``.
     """
     nodes, weights = gauss_jacobi(order)
-    highest = jax.vmap(lambda t: _derivatives(along, order + 1)(t)[-1])
+    derivatives = _derivatives(fn, displacement, order + 1)
+    dtype = displacement.dtype
+    highest = jax.vmap(lambda t: derivatives(center + t * displacement)[-1])
     return jax.tree.map(
         lambda d: jnp.tensordot(jnp.asarray(weights, dtype), d, 1),
         highest(jnp.asarray(nodes, dtype)),

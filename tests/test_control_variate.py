@@ -491,7 +491,7 @@ def test_the_batch_noise_that_is_reported_is_true(grid):
     # the exact checks of the warmup: the error of a log ratio is what it says
     state = mcmc.last_state
     count = float(state.checks.number.sum())
-    assert count > 64 * 50
+    assert 100 <= count <= 200  # a hundred or some more, in all chains together
     z2 = float(state.checks.z.sum()) / count
     assert 0.5 < z2 < 2.0, z2
 

@@ -138,6 +138,7 @@ class MinibatchKernel(MCMCKernel):
         self._temper_prior = bool(temper_prior)
         self._init_strategy = init_strategy
         self._num_warmup = 0
+        self._num_chains = 1  # side by side, in one program
         self._pace: Callable[[Array], Any] | None = None  # see `paced`
         self._layout: Layout | None = None
         self._frozen: dict[str, Any] = {}
@@ -225,6 +226,7 @@ class MinibatchKernel(MCMCKernel):
             and self._identity() == other._identity()
             and self._init_strategy == other._init_strategy
             and self._num_warmup == other._num_warmup
+            and self._num_chains == other._num_chains
             and self._layout == other._layout
             and self._plan == other._plan
             and digest(self._frozen) == digest(other._frozen)
@@ -480,6 +482,7 @@ class MinibatchKernel(MCMCKernel):
         vectorized = not is_prng_key(rng_key)
         name, layout = type(self).__name__, self._require_layout()
         chains = (len(rng_key),) if vectorized else ()
+        self._num_chains = len(rng_key) if vectorized else 1
         check_init_params(
             name, self._target, layout, self._init_strategy, init_params, chains
         )

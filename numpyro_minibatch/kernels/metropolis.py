@@ -178,8 +178,8 @@ class MinibatchMH(MinibatchKernel):
         ``init_strategy`` says where), coordinates are whitened by its covariance, and
         no mass matrix adapts. :attr:`pilot` has what was measured.
     :param exact_checks: with a control variate, make about a hundred decisions of
-        the warmup, and a few afterwards, on all rows too, to see whether their
-        noise is what the batches said.
+        the warmup (of all chains side by side together), and a few afterwards, on all
+        rows too, to see whether their noise is what the batches said.
     :param fallback: ``"exact"`` to make those decisions on all rows whose noise is
         outside the test's domain.
     :param init_strategy: a per-site initialisation function of NumPyro.
@@ -436,14 +436,20 @@ class MinibatchMH(MinibatchKernel):
         )
 
     def _is_check(self, reader: Reader, i: Array) -> Array:
-        """A hundred draws of the warmup are checked, and few afterwards."""
+        """A hundred decisions of the warmup are checked, and few afterwards.
+
+        Chains side by side are checked together: a hundred in all of them.
+        """
         if not self._checks_exactly(reader):
             return jnp.array(False)
         warmup = max(self._num_warmup, 1)
-        rarely = max(1000, sum(reader.plates.values()) // 50)
+        often = max(warmup * self._num_chains // 100, 1)
+        # by then a tenth of the rows of the data are read between two checks and
+        # more, by batches of a hundred: those of the checks hardly show
+        rarely = max(1000, sum(reader.plates.values()) // 10)
         return jnp.where(
             i < self._num_warmup,
-            i % max(warmup // 100, 1) == 0,
+            i % often == 0,
             (i - warmup) % rarely == rarely - 1,
         )
 
@@ -530,10 +536,13 @@ class MinibatchMH(MinibatchKernel):
         def no_batch(position: Array) -> Array:
             raise AssertionError("a step sets the gradient of its batch")
 
-        landscape = Landscape(no_batch, Whitening(state.adapt_state.root))
         if self._plan is None:
-            return landscape
-        return landscape._replace(
+            return Landscape(no_batch, Whitening(state.adapt_state.root))
+        return Landscape(
+            no_batch,
+            # the surrogate's, which chains side by side share: a matrix of each
+            # chain's own, though equal, would be a product of its own
+            Whitening(state.surrogate.root),
             center=state.surrogate.location,
             log_surrogate=log_surrogate(
                 target,
