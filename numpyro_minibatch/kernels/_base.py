@@ -19,6 +19,7 @@ from numpyro.infer import init_to_uniform
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import find_stack_level, is_prng_key
 
+from numpyro_minibatch import _passes
 from numpyro_minibatch import control_variate as control_variates
 from numpyro_minibatch._checks import check_flag, check_positive, describe
 from numpyro_minibatch._expansion import Problem
@@ -415,9 +416,17 @@ class MinibatchKernel(MCMCKernel):
             if known == (static, layout) and seen == Seen.of(arrays):
                 return prepared
         shapes = dict(zip(layout.latents, layout.shapes, strict=True))
+        # where a search begins may depend on where a chain is told to start
+        mesh, placed = _passes.setup_devices(alike=init is None), None
+        own = [jnp.asarray(x) for x in arrays]
+        if mesh is not None:
+            both = _passes.everywhere(static.join(arrays), mesh)
+            own, placed = (Static.split(*given)[1] for given in both)
         problem = Problem(
             target_of=lambda arrays: self._make_target(*static.join(arrays)),
-            arrays=[jnp.asarray(x) for x in arrays],
+            arrays=own,
+            mesh=mesh,
+            placed=placed,
             plates=dict(layout.plates),
             weights=self._weights,
             example=(

@@ -26,6 +26,7 @@ from numpyro.util import is_prng_key
 from numpyro_minibatch import accept, batch, ladder
 from numpyro_minibatch._checks import (
     check_count,
+    check_divides,
     check_flag,
     check_mesh,
     check_positive,
@@ -240,7 +241,8 @@ class ReplicaExchange(OuterKernel):
         self._collect_rungs = bool(collect_rungs)
         if mesh is not None:
             # a rung of infinite temperature runs no kernel
-            check_mesh(name, mesh, self._num_running, "rungs", "a ladder")
+            check_mesh(name, mesh, "rungs")
+            check_divides(name, mesh.size, self._num_running, "rungs", "a ladder")
         self._mesh = mesh
 
     # what the driver and the analysis read -----------------------------------------
