@@ -23,6 +23,7 @@ from numpyro.infer import HMC
 
 from numpyro_minibatch._devices import CHAINS
 from numpyro_minibatch._passes import using
+from numpyro_minibatch._preflight import remembered
 from numpyro_minibatch._static import Seen, Static, digest
 from numpyro_minibatch.host_rows import HostRows, find_rows, map_rows
 
@@ -124,6 +125,11 @@ def _draw(
             check_vma=False,
         )
     return run(state, arrays, draws, steps)
+
+
+@partial(jax.jit, static_argnums=0)
+def _collected(chains: Chains, state: Any, arrays: list[Any]) -> dict[str, Any]:
+    return chains.collect(state, arrays)
 
 
 def _specs(chains: Chains, state: Any) -> Any:
@@ -240,7 +246,8 @@ class Program:
             start = init_params
             if one:
                 start = jax.tree.map(lambda x: x[0], init_params)
-            with using(self._setup):
+            content = digest(kernel.model)
+            with using(self._setup), remembered(content):
                 state = kernel.init(
                     keys[0] if one else keys,
                     self.num_warmup,
@@ -250,7 +257,7 @@ class Program:
                 )
             kernel = _snapshot(kernel)
             # what a model reads from its surroundings is compiled in
-            identity: Hashable = _ByValue(kernel), digest(kernel.model)
+            identity: Hashable = _ByValue(kernel), content
         else:
             kernel, state = _started(
                 kernel,
@@ -273,7 +280,8 @@ class Program:
             1,
             self._mesh,
         )
-        shapes = jax.eval_shape(self._chains.collect, state, self._arrays)
+        # as compiled functions are, so that it is known the next time
+        shapes = _collected.eval_shape(self._chains, state, self._arrays)
         size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes))
         capacity = int(np.clip(_MOST_BYTES // max(size, 1), 1, _MOST_DRAWS))
         self._chains = Chains(**{**self._chains.__dict__, "capacity": capacity})
@@ -287,7 +295,7 @@ class Program:
     def peek(self, state: Any) -> Any:
         """What would be collected of a state, with the axes chain and draw first."""
         assert self._chains is not None
-        found = jax.jit(self._chains.collect)(state, self._arrays)
+        found = _collected(self._chains, state, self._arrays)
         return jax.tree.map(lambda x: np.asarray(x)[:, None], found)
 
     @property
