@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
@@ -26,6 +27,7 @@ from numpyro_minibatch import (
     MinibatchMH,
     ReplicaExchange,
     Target,
+    _passes,
     _reading,
     batch,
     estimate,
@@ -34,6 +36,7 @@ from numpyro_minibatch import (
     sample,
 )
 from numpyro_minibatch.__main__ import main
+from numpyro_minibatch._devices import Share
 from numpyro_minibatch._store import Store
 from numpyro_minibatch.inference_data import get_group
 
@@ -58,10 +61,21 @@ t.assert_same(one, open_run({out!r}))
 # the run goes on on the same devices, and its draws are those of one
 more = {{**kept, "num_samples": 30}}
 t.assert_same(t.run(**more), t.run(**more, mesh=mesh, out={out!r}, resume=True))
+try:
+    t.run(**more, out={out!r}, resume=True)
+    raise AssertionError("a run goes on with other devices")
+except ValueError as error:
+    assert "differs in devices" in str(error)
 # a kernel of NumPyro's
 hmc = dict(num_warmup=20, num_samples=20, num_chains=2, progress=False)
 found = [sample(t.HMC(t.whole), t.X, t.Y, **hmc, mesh=where) for where in (None, mesh)]
 np.testing.assert_allclose(*[t.values(x)["b"] for x in found], rtol=1e-2, atol=1e-3)
+try:
+    rows = Mesh(jax.devices(), ("rows",))
+    sample(t.HMC(t.whole), t.X, t.Y, **hmc, mesh=rows)
+    raise AssertionError("rows of a kernel of NumPyro's are divided")
+except ValueError as error:
+    assert 'Use an axis "chains"' in str(error)
 # a control variate is shared by all chains, and devices share the passes before a run
 found = []
 for where in (None, mesh):
@@ -127,6 +141,34 @@ def rows_are_shared() -> None:
         assert reads[1] - reads[0] == {(0, 251), (252, N - 1)}
 
 
+def processes_share_rows() -> None:
+    """On two processes of one device each: what a set-up does before a run."""
+    share = Share.of(2, Mesh(jax.devices(), ("chains",)))
+    assert share.mesh is None and share.setup is not None and share.setup.size == 2
+    widths = []
+
+    def total(given: Any, scale: Any) -> Any:
+        chunks = _passes.Chunks.of({"data": N}, {"data": 100})
+        widths.append((chunks.number, chunks.widths["data"]))
+
+        def of_chunk(i: Any) -> Any:
+            indices, masks = chunks.at(i)
+            rows = given[0][0][indices["data"]]
+            return jnp.where(masks["data"], rows, 0.0).sum()
+
+        return scale * chunks.sum(of_chunk, jnp.zeros(()))
+
+    with _passes.using(share.setup):
+        assert _passes.setup_devices(alike=False) is None
+        mesh = _passes.setup_devices(alike=True)
+    assert mesh is not None
+    own, placed = _passes.everywhere(((Y,), {}), mesh)
+    found = _passes.shared(total, mesh)(placed, 2.0)
+    assert widths == [(6, 84)]
+    np.testing.assert_allclose(found, 2.0 * Y.sum(), rtol=1e-5)
+    np.testing.assert_array_equal(own[0][0], Y)
+
+
 def in_new_process(code: str, **environment: str) -> str:
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -158,7 +200,7 @@ def test_a_mesh_of_one_device(tmp_path: Path) -> None:
         (
             Mesh(np.array(jax.devices()[:1])[None], ("a", "b")),
             TypeError,
-            "with one axis",
+            r'with these two, \("chains", "rows"\)',
         ),
     ],
 )
@@ -184,7 +226,9 @@ sys.path.insert(0, {tests!r})
 import jax
 jax.distributed.initialize("127.0.0.1:{port}", 2, {which})
 from jax.sharding import Mesh
+import test_many_devices as m
 import test_sampling as t
+m.processes_share_rows()
 found = t.run(num_samples={draws}, num_warmup=20, mesh=Mesh(jax.devices(), ("chains",)),
               num_chains=2, out={out!r}, resume={resume})
 assert found["posterior"]["chain"].values.tolist() == [{which}]
