@@ -26,6 +26,7 @@ from numpyro_minibatch.host_rows import map_rows
 __all__ = [
     "AXIS",
     "Chunks",
+    "agreed",
     "everywhere",
     "gathered",
     "num_devices",
@@ -60,6 +61,25 @@ def gathered(found: Any) -> Any:
     if num_devices() == 1:
         return jax.tree.map(lambda x: x[None], found)
     return jax.tree.map(lambda x: jax.lax.all_gather(x, AXIS), found)
+
+
+def agreed(found: Any) -> Any:
+    """What the first device found, on all.
+
+    They compute the same, but on some hardware sums are not made in the same order
+    every time: decisions that differ would take the devices apart.
+
+    :param found: a tree of arrays; integers and keys are the same anyway.
+    """
+    if num_devices() == 1:
+        return found
+    leaves, treedef = jax.tree.flatten(found)
+    places = [k for k, x in enumerate(leaves) if jnp.issubdtype(x.dtype, jnp.floating)]
+    first = which_device() == 0
+    own = [jnp.where(first, leaves[k], 0) for k in places]
+    for place, leaf in zip(places, jax.lax.psum(own, AXIS), strict=True):
+        leaves[place] = leaf
+    return jax.tree.unflatten(treedef, leaves)
 
 
 def scan_shared(fn: Callable, carry: Any, items: Any) -> tuple[Any, Any]:

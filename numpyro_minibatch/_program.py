@@ -22,7 +22,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from numpyro.infer import HMC
 
 from numpyro_minibatch._devices import CHAINS
-from numpyro_minibatch._passes import using
+from numpyro_minibatch._passes import agreed, using
 from numpyro_minibatch._preflight import remembered
 from numpyro_minibatch._static import Seen, Static, digest
 from numpyro_minibatch.host_rows import HostRows, find_rows, map_rows
@@ -152,7 +152,11 @@ def _some_draws(
     )
 
     def one_step(_: Array, state: Any) -> Any:
-        return chains.next_state(state, arrays)
+        moved = chains.next_state(state, arrays)
+        if not hasattr(moved, "surrogate"):
+            return agreed(moved)
+        constant = moved.surrogate
+        return agreed(moved._replace(surrogate=()))._replace(surrogate=constant)
 
     def one_draw(place: Array, carry: tuple[Any, Any]) -> tuple[Any, Any]:
         state, buffer = carry
