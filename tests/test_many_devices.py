@@ -21,7 +21,6 @@ from jax.sharding import Mesh
 from test_sampling import N, X, Y, assert_same, model, run, values
 
 from numpyro_minibatch import (
-    AMAGOLD,
     SGLD,
     HostRows,
     MinibatchMH,
@@ -119,7 +118,6 @@ def rows_are_shared() -> None:
     full: dict[str, Any] = {"batch": batch.full(), "step_size": 1e-4}
     for kernel, num_chains in (
         (SGLD(model, **full), 1),
-        (AMAGOLD(model, **full), 1),
         (MinibatchMH(model, estimate="exact"), 2),
         (MinibatchMH(model, estimate=estimate.exact(max_rows=1)), 1),
     ):
