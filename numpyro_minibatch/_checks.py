@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 __all__ = [
     "check_count",
     "check_flag",
+    "check_divides",
     "check_instance",
     "check_mesh",
     "check_positive",
@@ -68,15 +69,19 @@ def check_instance(who: str, name: str, value: Any, kind: type, example: str) ->
         )
 
 
-def check_mesh(who: str, mesh: Any, number: int, what: str, advice: str) -> None:
-    """Raise unless a mesh has one axis, and a number of things divides evenly."""
+def check_mesh(who: str, mesh: Any, what: str) -> None:
+    """Raise unless a mesh has one axis."""
     if not isinstance(mesh, Mesh) or len(mesh.axis_names) != 1:
         raise TypeError(
             f"{who}(mesh=...) must be a jax.sharding.Mesh with one axis, such as "
             f'Mesh(jax.devices(), ("{what}",)), got {describe(mesh)}.'
         )
-    if number % mesh.size:
+
+
+def check_divides(who: str, devices: int, number: int, what: str, advice: str) -> None:
+    """Raise unless a number of things divides evenly among devices."""
+    if number % devices:
         raise ValueError(
-            f"{who}(mesh=...) divides {number} {what} evenly among {mesh.size} "
-            f"devices. Write {advice} of a multiple of {mesh.size}."
+            f"{who}(mesh=...) divides {number} {what} evenly among {devices} "
+            f"devices. Write {advice} of a multiple of {devices}."
         )

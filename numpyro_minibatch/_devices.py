@@ -1,4 +1,4 @@
-"""Which device draws which chains, and which process of several."""
+"""Which device draws which chains or reads which rows, and which process does."""
 
 from __future__ import annotations
 
@@ -9,21 +9,28 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from numpyro_minibatch._checks import check_mesh
+from numpyro_minibatch._checks import check_divides, describe
+from numpyro_minibatch._passes import AXIS
 
-__all__ = ["Share"]
+__all__ = ["CHAINS", "Share"]
+
+CHAINS = "chains"  # the axis of a program that chains are divided among
+ROWS = "rows"  # the axis of a mesh whose devices share the passes of a chain
 
 
 @dataclass(frozen=True)
 class Share:
     """The part of a run that this process does.
 
-    Chains do not need each other, so processes do not wait for each other: each runs a
-    program of its own on the devices that it has.
+    Chains do not need each other, so processes do not wait for each other while they
+    draw: each runs a program of its own on the devices that it has.
 
     :param first: its first chain.
     :param count: how many chains it has.
-    :param mesh: its own devices; ``None`` for the first one alone.
+    :param mesh: its own devices, with an axis of chains and one of rows; ``None`` for
+        the first one alone.
+    :param setup: the devices of all processes, for the passes before the run; ``None``
+        if there is but one.
     :param process: which process it is.
     :param processes: how many take part.
     """
@@ -31,6 +38,7 @@ class Share:
     first: int
     count: int
     mesh: Mesh | None = None
+    setup: Mesh | None = None
     process: int = 0
     processes: int = 1
 
@@ -39,40 +47,54 @@ class Share:
         """Divide the chains evenly among the devices of a mesh.
 
         :param num_chains: the number of chains.
-        :param mesh: a mesh with one axis, or ``None``.
+        :param mesh: a mesh with an axis of chains, one called ``"rows"``, or both; or
+            ``None``.
         :raises TypeError: it is no such mesh.
         :raises ValueError: the chains cannot be divided evenly, or none of the devices
             belongs to this process.
         """
         if mesh is None:
             return cls(0, num_chains)
-        check_mesh("sample", mesh, num_chains, "chains", "num_chains")
-        devices = list(mesh.devices.flat)
-        owners = list(dict.fromkeys(d.process_index for d in devices))
+        devices = _chains_and_rows(mesh)
+        check_divides("sample", len(devices), num_chains, "chains", "num_chains")
+        owners = list(dict.fromkeys(d.process_index for d in devices.flat))
         here = jax.process_index()
         if here not in owners:
             raise ValueError(
                 f"sample(mesh=...): none of its devices belongs to process {here}. "
                 'Write Mesh(jax.devices(), ("chains",)), the devices of all processes.'
             )
-        places = [k for k, d in enumerate(devices) if d.process_index == here]
+        if any(d.process_index != row[0].process_index for row in devices for d in row):
+            raise ValueError(
+                "sample(mesh=...): the devices that share the rows of a chain must "
+                "belong to one process. Write Mesh(numpy.reshape(jax.devices(), "
+                f'({len(owners)}, -1)), ("chains", "rows")).'
+            )
+        places = [k for k, row in enumerate(devices) if row[0].process_index == here]
         if places != list(range(places[0], places[0] + len(places))):
             raise ValueError(
                 "sample(mesh=...): the devices of a process must stand side by side. "
                 'Write Mesh(jax.devices(), ("chains",)).'
             )
         each = num_chains // len(devices)
-        own = None
-        alone = len(places) == 1 and devices[places[0]] == jax.local_devices()[0]
-        if not alone and each * len(places) > 1:
-            own = Mesh(np.array([devices[k] for k in places]), mesh.axis_names)
+        own, setup = devices[places], None
+        alone = own.size == 1 and own[0, 0] == jax.local_devices()[0]
+        if devices.size > 1:
+            setup = Mesh(devices.ravel(), (AXIS,))
         return cls(
             each * places[0],
             each * len(places),
-            own,
+            None if alone else Mesh(own, (CHAINS, AXIS)),
+            setup,
             owners.index(here),
             len(owners),
         )
+
+    @property
+    def devices(self) -> dict[str, int]:
+        """Among how many devices of this process chains and rows are divided."""
+        chains, rows = self.mesh.devices.shape if self.mesh is not None else (1, 1)
+        return {"chains": chains, "rows": rows}
 
     def slice(self, of_chains: Any) -> Any:
         """The part of a tree of arrays that have a leading axis of chains.
@@ -81,3 +103,19 @@ class Share:
         """
         own = slice(self.first, self.first + self.count)
         return jax.tree.map(lambda x: x[own], of_chains)
+
+
+def _chains_and_rows(mesh: Any) -> np.ndarray:
+    """The devices of a mesh, those that share the rows of a chain side by side."""
+    names = mesh.axis_names if isinstance(mesh, Mesh) else ()
+    if len(names) == 1:
+        devices = mesh.devices[None] if ROWS in names else mesh.devices[:, None]
+    elif len(names) == 2 and ROWS in names:
+        devices = mesh.devices if names[1] == ROWS else mesh.devices.T
+    else:
+        raise TypeError(
+            "sample(mesh=...) must be a jax.sharding.Mesh with one axis, such as "
+            'Mesh(jax.devices(), ("chains",)) or Mesh(jax.devices(), ("rows",)), or '
+            f'with these two, ("chains", "rows"), got {describe(mesh)}.'
+        )
+    return devices

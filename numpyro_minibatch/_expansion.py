@@ -14,9 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.flatten_util import ravel_pytree
+from jax.sharding import Mesh
 from scipy.optimize import minimize
 
+from numpyro_minibatch import _passes
 from numpyro_minibatch._dataflow import inputs_used
+from numpyro_minibatch._passes import Chunks
 from numpyro_minibatch._permutation import permute
 from numpyro_minibatch.control_variate import Coordinates, Taylor
 from numpyro_minibatch.estimate import Weights
@@ -59,6 +62,9 @@ class Problem:
     :param weights: the powers of the prior and of the likelihood.
     :param example: a position, for its structure and shapes.
     :param coordinates: what the rows are expanded in.
+    :param dtype: the working precision.
+    :param mesh: devices that share the passes over all rows; ``None`` for one.
+    :param placed: the data on each of them.
     """
 
     target_of: Callable[[list[Any]], Target]
@@ -68,6 +74,18 @@ class Problem:
     example: Any
     coordinates: Coordinates = field(default_factory=Coordinates)
     dtype: Any = field(default_factory=lambda: jnp.result_type(float))
+    mesh: Mesh | None = None
+    placed: list[Any] | None = None
+
+    def over_rows(self, fn: Callable) -> Callable:
+        """Compile a function that makes passes over all rows.
+
+        :param fn: a function of the data and of other trees of arrays.
+        :return: a function of the others.
+        """
+        compiled = _passes.shared(fn, self.mesh)
+        arrays = self.arrays if self.placed is None else self.placed
+        return lambda *rest: compiled(arrays, *rest)
 
     @cached_property
     def shapes(self) -> Any:
@@ -183,7 +201,7 @@ def choose_coordinates(
 
 
 def row_sums(problem: Problem, counts: Mapping[str, int], derivatives: int) -> Any:
-    """A function of ``(arrays, phi)``: the summed log likelihood and its derivatives.
+    """A function of ``phi``: the summed log likelihood and its derivatives.
 
     :param counts: rows that are read of each plate; fewer than all are a random
         subset, scaled up.
@@ -193,16 +211,11 @@ def row_sums(problem: Problem, counts: Mapping[str, int], derivatives: int) -> A
     key = jax.random.key(20)
 
     def of_chunk(phi: Array, i: Array, template: Any, arrays: list[Any]) -> Array:
-        target, (unravel_phi, z, widths) = problem.target_of(arrays), template
-        indices, masks = {}, {}
-        for name, width in widths.items():
-            positions = i * width + jnp.arange(width, dtype=jnp.int32)
-            masks[name] = positions < counts[name]
-            positions = jnp.minimum(positions, counts[name] - 1)
-            whole = counts[name] == plates[name]
-            indices[name] = (
-                positions if whole else permute(key, positions, plates[name])
-            )
+        target, (unravel_phi, z, chunks) = problem.target_of(arrays), template
+        indices, masks = chunks.at(i)
+        for name, positions in indices.items():
+            if counts[name] != plates[name]:
+                indices[name] = permute(key, positions, plates[name])
         rows = problem.coordinates.rows(target, unravel_phi(phi), z, indices)
         parts = [
             plates[n] / counts[n] * jnp.where(masks[n], r, 0.0).sum()
@@ -213,23 +226,21 @@ def row_sums(problem: Problem, counts: Mapping[str, int], derivatives: int) -> A
     def sums(arrays: list[Any], phi: Array) -> tuple[Array, ...]:
         # some 2 ** 22 numbers at once, whatever the dimension
         most = max(256, min(2**14, 2**22 // (phi.size + 1)))
-        widths = {name: min(count, most) for name, count in counts.items()}
+        chunks = Chunks.of(counts, dict.fromkeys(counts, most))
         z = jax.tree.map(lambda x: jnp.zeros(jnp.shape(x), phi.dtype), problem.example)
         _, unravel_phi = ravel_pytree(
             problem.coordinates.of(problem.target_of(arrays), z)
         )
         functions = [of_chunk, jax.grad(of_chunk), jax.hessian(of_chunk)][:derivatives]
 
-        def add_chunk(i: Array, total: tuple[Array, ...]) -> tuple[Array, ...]:
-            template = unravel_phi, z, widths
-            parts = [fn(phi, i, template, arrays) for fn in functions]
-            return tuple(t + p for t, p in zip(total, parts, strict=True))
+        def sums_of(i: Array) -> tuple[Array, ...]:
+            template = unravel_phi, z, chunks
+            return tuple(fn(phi, i, template, arrays) for fn in functions)
 
         zeros = [jnp.zeros((phi.size,) * k, phi.dtype) for k in range(derivatives)]
-        chunks = max(-(-counts[n] // w) for n, w in widths.items())
-        return jax.lax.fori_loop(0, chunks, add_chunk, tuple(zeros))
+        return chunks.sum(sums_of, tuple(zeros))
 
-    return jax.jit(sums)
+    return problem.over_rows(sums)
 
 
 def find_center(
@@ -275,7 +286,7 @@ def find_center(
         """Minus the log density and its derivatives."""
         with double():
             point = jnp.asarray(phi, jnp.float64)
-            rows = sums(problem.arrays, point)
+            rows = sums(point)
             other = known(problem.arrays, point)
             return [
                 np.asarray(-(weight * np.asarray(r) + np.asarray(k)))
@@ -328,7 +339,7 @@ def _at_center(
     all_rows: Callable, problem: Problem, center: np.ndarray, other_mode: float
 ) -> Center:
     with double():
-        found = all_rows(problem.arrays, jnp.asarray(center, jnp.float64))
+        found = all_rows(jnp.asarray(center, jnp.float64))
         value, gradient, hessian = map(np.asarray, found)
     return Center(center, gradient, hessian, value, float(other_mode))
 

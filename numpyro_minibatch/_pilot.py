@@ -20,6 +20,7 @@ from numpyro.infer.hmc import hmc
 
 from numpyro_minibatch import control_variate
 from numpyro_minibatch._expansion import Center, Problem, double, not_definite
+from numpyro_minibatch._passes import Chunks
 from numpyro_minibatch._strata import Design, stratum_of
 from numpyro_minibatch.batch import FullBatch, Scheme, Weighted
 from numpyro_minibatch.control_variate import Expansion, Form, Taylor
@@ -31,6 +32,7 @@ _HELD_OUT = 32  # draws that judge the design, in pairs
 _IN_DOUBLE = 8  # draws on which the precisions are compared
 _FLOAT_ERROR = 0.05  # error of a summed residual, in units of the log ratio
 _MIN_BATCH = 100
+_WIDTH = 2**13  # rows that are read at once, at all draws
 _DIVERGING = 0.1  # share of diverging trajectories that the surrogate may have
 
 
@@ -329,13 +331,21 @@ class _ResidualScan:
         self.problem, self.order, self.form = problem, order, form
         self.dtype = problem.dtype if dtype is None else dtype
         self.expansion = jax.tree.map(lambda x: jnp.asarray(x, self.dtype), expansion)
-        self.widths = {n: min(size, 2**13) for n, size in problem.plates.items()}
-        self.chunks = max(-(-problem.plates[n] // w) for n, w in self.widths.items())
+
+    def _chunks(self, counts: Mapping[str, int] | None = None) -> Chunks:
+        """How the program that is being traced goes through the rows."""
+        counts = self.problem.plates if counts is None else counts
+        return Chunks.of(counts, dict.fromkeys(counts, _WIDTH))
 
     def _residuals(
-        self, arrays: list[Any], expansion: Expansion, draws: Array, i: Array
-    ) -> tuple[dict[str, Array], dict[str, Array], dict[str, Array]]:
-        """The residuals of a chunk, ``(K, width)``, its rows, and which are real."""
+        self,
+        arrays: list[Any],
+        expansion: Expansion,
+        draws: Array,
+        indices: Mapping[str, Array],
+        masks: Mapping[str, Array],
+    ) -> dict[str, Array]:
+        """The residuals of some rows, ``(K, width)``; zero where they are masked."""
         problem = self.problem
         evaluate = control_variate.expand(
             problem.target_of(arrays),
@@ -345,67 +355,60 @@ class _ResidualScan:
             expansion,
             problem.unravel,
         )
-        indices, masks = {}, {}
-        for name, width in self.widths.items():
-            positions = i * width + jnp.arange(width, dtype=jnp.int32)
-            masks[name] = positions < problem.plates[name]
-            indices[name] = jnp.minimum(positions, problem.plates[name] - 1)
         rows = jax.vmap(lambda flat: evaluate(flat, indices).rows)(draws)
-        masked = {n: jnp.where(masks[n], r, 0.0) for n, r in rows.items()}
-        return masked, indices, masks
+        return {n: jnp.where(masks[n], r, 0.0) for n, r in rows.items()}
 
     def scores(
         self, draws: np.ndarray
     ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """How much each row matters, and its loading on the leading direction."""
+        plates = self.problem.plates
 
-        @jax.jit
         def gram(arrays: list[Any], expansion: Expansion, draws: Array) -> Any:
-            few = min(self.chunks, 16)
-            step = self.chunks // few
+            # pieces of the data, the same ones on any number of devices
+            strides = {n: -(-size // _WIDTH) // 16 for n, size in plates.items()}
+            counts = {n: min(size, 16 * _WIDTH) for n, size in plates.items()}
+            chunks = self._chunks(counts)
 
-            def add(i: Array, total: Any) -> Any:
-                rows, _, _ = self._residuals(arrays, expansion, draws, i * step)
+            def of_chunk(i: Array) -> Any:
+                indices, masks = chunks.at(i)
+                for name, row in indices.items():
+                    skipped = (max(strides[name], 1) - 1) * (row // _WIDTH)
+                    indices[name] = row + skipped * _WIDTH
+                rows = self._residuals(arrays, expansion, draws, indices, masks)
                 centred = {n: r - r.mean(0) for n, r in rows.items()}
-                return {n: total[n] + r @ r.T for n, r in centred.items()}
+                return {n: r @ r.T for n, r in centred.items()}
 
-            zero = jnp.zeros((len(draws),) * 2, draws.dtype)
-            return jax.lax.fori_loop(
-                0, few, add, {name: zero for name in self.problem.plates}
-            )
+            zeros = jnp.zeros((len(draws),) * 2, draws.dtype)
+            return chunks.sum(of_chunk, dict.fromkeys(plates, zeros))
 
-        @jax.jit
         def score(
             arrays: list[Any], expansion: Expansion, draws: Array, leading: Any
         ) -> Any:
-            def score_chunk(carry: None, i: Array) -> Any:
-                rows, _, _ = self._residuals(arrays, expansion, draws, i)
+            chunks = self._chunks()
+
+            def of_chunk(i: Array) -> Any:
+                rows = self._residuals(arrays, expansion, draws, *chunks.at(i))
                 centred = {n: r - r.mean(0) for n, r in rows.items()}
                 rms = {
                     n: jnp.sqrt(jnp.square(r).sum(0) / (len(draws) - 1))
                     for n, r in centred.items()
                 }
-                return carry, (rms, {n: leading[n] @ r for n, r in centred.items()})
+                return rms, {n: leading[n] @ r for n, r in centred.items()}
 
-            _, found = jax.lax.scan(score_chunk, None, jnp.arange(self.chunks))
-            return found
+            return tuple(
+                {n: chunks.joined(n, part) for n, part in found.items()}
+                for found in chunks.map(of_chunk)
+            )
 
-        points = jnp.asarray(draws, self.dtype)
-        args = self.problem.arrays, self.expansion, points
-        grams = jax.tree.map(np.asarray, gram(*args))
+        args = self.expansion, jnp.asarray(draws, self.dtype)
+        over_rows = self.problem.over_rows
+        grams = jax.tree.map(np.asarray, over_rows(gram)(*args))
         leading = {
             n: jnp.asarray(np.linalg.eigh(np.nan_to_num(g))[1][:, -1], self.dtype)
             for n, g in grams.items()
         }
-        scores, loadings = score(*args, leading)
-
-        def flat(parts: Any) -> dict[str, np.ndarray]:
-            return {
-                n: np.asarray(part).reshape(-1)[: self.problem.plates[n]]
-                for n, part in parts.items()
-            }
-
-        return flat(scores), flat(loadings)
+        return jax.tree.map(np.asarray, over_rows(score)(*args, leading))
 
     def sums(self, draws: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """Sums of all residuals at each draw, and the variance of a row's difference.
@@ -414,23 +417,22 @@ class _ResidualScan:
             the difference between the draws of each pair, ``(K // 2,)``.
         """
 
-        @jax.jit
         def total(arrays: list[Any], expansion: Expansion, draws: Array) -> Any:
-            def add(i: Array, sums: Any) -> Any:
-                rows, _, _ = self._residuals(arrays, expansion, draws, i)
-                new = {}
-                for name, r in rows.items():
-                    pairs = r[1::2] - r[::2]
-                    whole, square = sums[name]
-                    new[name] = (whole + r.sum(1), square + jnp.square(pairs).sum(1))
-                return new
+            chunks = self._chunks()
+
+            def of_chunk(i: Array) -> Any:
+                rows = self._residuals(arrays, expansion, draws, *chunks.at(i))
+                return {
+                    name: (r.sum(1), jnp.square(r[1::2] - r[::2]).sum(1))
+                    for name, r in rows.items()
+                }
 
             zeros = jnp.zeros(len(draws), draws.dtype)
             first = {n: (zeros, zeros[::2]) for n in self.problem.plates}
-            return jax.lax.fori_loop(0, self.chunks, add, first)
+            return chunks.sum(of_chunk, first)
 
-        found = total(
-            self.problem.arrays, self.expansion, jnp.asarray(draws, self.dtype)
+        found = self.problem.over_rows(total)(
+            self.expansion, jnp.asarray(draws, self.dtype)
         )
         sums = np.zeros(len(draws))
         variances: dict[str, np.ndarray] = {}
@@ -452,51 +454,41 @@ class _ResidualScan:
             size = self.problem.plates[name]
             stratum, probability = stratum_of(design, size)
             count = design.num_strata
-            pad = self.chunks * self.widths[name] - size
-            stratum = np.where(stratum < 0, count, stratum)
             tables[name] = (
-                jnp.asarray(
-                    np.pad(stratum, (0, pad), constant_values=count), jnp.int32
-                ),
-                jnp.asarray(
-                    np.pad(probability, (0, pad), constant_values=1), self.dtype
-                ),
+                jnp.asarray(np.where(stratum < 0, count, stratum), jnp.int32),
+                jnp.asarray(probability, self.dtype),
             )
             strata[name] = count + 1
             num_draws[name] = scheme.draws_of(name)
 
-        @jax.jit
         def total(
             arrays: list[Any], expansion: Expansion, draws: Array, tables: Any
         ) -> Any:
-            def add(i: Array, sums: Any) -> Any:
-                rows, _, _ = self._residuals(arrays, expansion, draws, i)
-                new = {}
-                for name in tables:
-                    width = self.widths[name]
-                    stratum, probability = (
-                        jax.lax.dynamic_slice(t, (i * width,), (width,))
-                        for t in tables[name]
-                    )
+            chunks = self._chunks()
+
+            def of_chunk(i: Array) -> Any:
+                indices, masks = chunks.at(i)
+                rows = self._residuals(arrays, expansion, draws, indices, masks)
+                sums = {}
+                for name, count in strata.items():
+                    # rows that are none count for the last stratum, as the sure ones
+                    stratum, probability = (t[indices[name]] for t in tables[name])
+                    stratum = jnp.where(masks[name], stratum, count - 1)
                     pairs = (rows[name][1::2] - rows[name][::2]).T
                     parts = (pairs, jnp.square(pairs) / probability[:, None])
-                    new[name] = tuple(
-                        s + jax.ops.segment_sum(p, stratum, strata[name])
-                        for s, p in zip(sums[name], parts, strict=True)
+                    sums[name] = tuple(
+                        jax.ops.segment_sum(p, stratum, count) for p in parts
                     )
-                return new
+                return sums
 
             first = {
                 n: (jnp.zeros((count, len(draws) // 2), draws.dtype),) * 2
                 for n, count in strata.items()
             }
-            return jax.lax.fori_loop(0, self.chunks, add, first)
+            return chunks.sum(of_chunk, first)
 
-        found = total(
-            self.problem.arrays,
-            self.expansion,
-            jnp.asarray(draws, self.dtype),
-            tables,
+        found = self.problem.over_rows(total)(
+            self.expansion, jnp.asarray(draws, self.dtype), tables
         )
         variance = np.zeros(len(draws) // 2)
         for name, parts in found.items():

@@ -6,9 +6,12 @@ Everything here runs the model abstractly, so that it costs no arithmetic on the
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +22,8 @@ from numpyro.infer import init_to_uniform
 from numpyro.util import find_stack_level
 
 from numpyro_minibatch._dataflow import inspect_flow
+from numpyro_minibatch._static import Static, digest
+from numpyro_minibatch.host_rows import map_rows
 from numpyro_minibatch.target import ModelTarget, Subsample, Target, data_frames
 
 __all__ = [
@@ -28,7 +33,9 @@ __all__ = [
     "find_nan",
     "inspect_model",
     "inspect_target",
+    "known_content",
     "layout_target",
+    "remembered",
 ]
 
 # a warning about work on all rows is worth its noise from so many batches of rows on
@@ -76,6 +83,30 @@ class Site(NamedTuple):
         return [f for f in self.frames if f.name in plates]
 
 
+# what was found of models that a driver told the content of; it holds no data
+_FOUND: WeakKeyDictionary[Callable, OrderedDict[Hashable, Layout]] = WeakKeyDictionary()
+_MOST_FOUND = 8  # of each model
+_CONTENT: ContextVar[str | None] = ContextVar("content of a model", default=None)
+
+
+@contextmanager
+def remembered(content: str) -> Iterator[None]:
+    """Have models inspected once only, for arguments of the same shapes.
+
+    :param content: a digest of the model and of what it reads from its surroundings.
+    """
+    token = _CONTENT.set(content)
+    try:
+        yield
+    finally:
+        _CONTENT.reset(token)
+
+
+def known_content() -> str | None:
+    """What a driver told of the content of the model; ``None`` where there is none."""
+    return _CONTENT.get()
+
+
 def inspect_model(
     who: str,
     model: Callable,
@@ -101,6 +132,58 @@ def inspect_model(
     :raises ValueError: the model cannot be sampled from minibatches; the message says
         what was found and what to write instead.
     """
+    options = who, _hashable(sizes), full, default, whole
+    key = _known_by(args, kwargs, options)
+    try:
+        found = _FOUND.setdefault(model, OrderedDict()) if key is not None else {}
+    except TypeError:  # it cannot be referred to weakly
+        found = {}
+    if key in found:
+        return found[key], {}
+    layout, frozen, warned = _inspected(
+        who, model, args, kwargs, sizes, full, default, whole
+    )
+    # `param` sites may depend on the values of the data
+    if key is not None and not frozen and not warned:
+        found[key] = layout
+        while len(found) > _MOST_FOUND:
+            found.pop(next(iter(found)))
+    return layout, frozen
+
+
+def _hashable(sizes: int | Mapping[str, int] | None) -> Hashable:
+    return tuple(sorted(sizes.items())) if isinstance(sizes, Mapping) else sizes
+
+
+def _known_by(
+    args: tuple, kwargs: Mapping[str, Any], options: tuple[Hashable, ...]
+) -> Hashable:
+    """What the layout of a model depends on; ``None`` where that is not known."""
+    content = known_content()
+    if content is None:
+        return None
+    # of rows on the host what a model can see of them
+    plain = map_rows(lambda x: ("rows", x.shape, str(x.dtype)), (args, dict(kwargs)))
+    static, arrays = Static.split(*plain)
+    shapes = tuple(
+        (type(x).__name__, x.shape, str(x.dtype), bool(getattr(x, "weak_type", False)))
+        for x in arrays
+    )
+    real = str(jnp.result_type(float))
+    return content, static.treedef, digest(static.leaves), shapes, real, *options
+
+
+def _inspected(
+    who: str,
+    model: Callable,
+    args: tuple,
+    kwargs: Mapping[str, Any],
+    sizes: int | Mapping[str, int] | None,
+    full: bool,
+    default: int | None,
+    whole: bool,
+) -> tuple[Layout, dict[str, Any], bool]:
+    """What :func:`inspect_model` finds, and whether it had a warning to give."""
     target = ModelTarget(model=model, args=args, kwargs=kwargs, sizes={})
     sites, frozen = _sites_as_written(who, target)
     if whole:
@@ -118,7 +201,7 @@ def inspect_model(
         name: jax.ShapeDtypeStruct(site.free_shape, jnp.result_type(float))
         for name, site in found.items()
     }
-    _check_flow(who, target, widths, z)
+    warned = _check_flow(who, target, widths, z)
     ordered = tuple(sorted(plates.items()))
     layout = Layout(
         ordered,
@@ -128,7 +211,7 @@ def inspect_model(
         tuple(found[name].value_shape or () for name in latents),
         default is not None and sizes is None and not full and not _own_sizes(sites),
     )
-    return layout, frozen
+    return layout, frozen, warned
 
 
 def layout_target(
@@ -640,8 +723,11 @@ def _crossed(site: Site, as_written: Site, plates: Mapping[str, int]) -> str:
     return ""
 
 
-def _check_flow(who: str, target: Target, widths: Mapping[str, int], z: Any) -> None:
-    """Check what a target does with its data beyond the rows that it is asked for."""
+def _check_flow(who: str, target: Target, widths: Mapping[str, int], z: Any) -> bool:
+    """Check what a target does with its data beyond the rows that it is asked for.
+
+    :return: whether there was something to warn of.
+    """
     plates, probe = target.plates, _probe(target.plates)
     closed = jax.make_jaxpr(target.terms)(z, probe)
     indices = [None] * len(jax.tree.leaves(z)) + sorted(probe)
@@ -662,7 +748,8 @@ def _check_flow(who: str, target: Target, widths: Mapping[str, int], z: Any) -> 
                 "first, X[idx] @ beta instead of (X @ beta)[idx].",
                 stacklevel=find_stack_level(),
             )
-            break
+            return True
+    return False
 
 
 def _shape_problem(site: Site, plates: Mapping[str, int]) -> str:

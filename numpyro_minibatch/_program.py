@@ -21,6 +21,9 @@ from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from numpyro.infer import HMC
 
+from numpyro_minibatch._devices import CHAINS
+from numpyro_minibatch._passes import agreed, using
+from numpyro_minibatch._preflight import remembered
 from numpyro_minibatch._static import Seen, Static, digest
 from numpyro_minibatch.host_rows import HostRows, find_rows, map_rows
 
@@ -50,7 +53,7 @@ class Chains:
     :param static: the model's arguments without their arrays.
     :param fields: the fields of the state that are collected.
     :param capacity: the most draws that one call returns.
-    :param mesh: devices that the chains are divided among.
+    :param mesh: devices that the chains are divided among, and the rows of a pass.
     """
 
     kernel: Any
@@ -111,21 +114,29 @@ def _draw(
     """So many draws of so many steps each, in a buffer of fixed size."""
     run = partial(_some_draws, chains)
     if chains.mesh is not None:
-        # each device runs its own chains and waits for no other
-        of_chains, whole = _specs(state, chains.mesh), PartitionSpec()
+        # devices run their own chains, and wait for none but those that share rows
+        of_chains, whole = _specs(chains, state), PartitionSpec()
+        kept = PartitionSpec(None, CHAINS) if chains.num_chains > 1 else whole
         run = jax.shard_map(
             run,
             mesh=chains.mesh,
             in_specs=(of_chains, whole, whole, whole),
-            out_specs=(of_chains, PartitionSpec(None, chains.mesh.axis_names[0])),
+            out_specs=(of_chains, kept),
             check_vma=False,
         )
     return run(state, arrays, draws, steps)
 
 
-def _specs(state: Any, mesh: Mesh) -> Any:
+@partial(jax.jit, static_argnums=0)
+def _collected(chains: Chains, state: Any, arrays: list[Any]) -> dict[str, Any]:
+    return chains.collect(state, arrays)
+
+
+def _specs(chains: Chains, state: Any) -> Any:
     """How a state is divided among devices: by chains, but for what they share."""
-    divided = jax.tree.map(lambda _: PartitionSpec(mesh.axis_names[0]), state)
+    if chains.num_chains == 1:  # it has no axis of chains
+        return jax.tree.map(lambda _: PartitionSpec(), state)
+    divided = jax.tree.map(lambda _: PartitionSpec(CHAINS), state)
     if not hasattr(state, "surrogate"):
         return divided
     shared = jax.tree.map(lambda _: PartitionSpec(), state.surrogate)
@@ -141,7 +152,11 @@ def _some_draws(
     )
 
     def one_step(_: Array, state: Any) -> Any:
-        return chains.next_state(state, arrays)
+        moved = chains.next_state(state, arrays)
+        if not hasattr(moved, "surrogate"):
+            return agreed(moved)
+        constant = moved.surrogate
+        return agreed(moved._replace(surrogate=()))._replace(surrogate=constant)
 
     def one_draw(place: Array, carry: tuple[Any, Any]) -> tuple[Any, Any]:
         state, buffer = carry
@@ -162,7 +177,9 @@ class Program:
     :param kwargs: keyword arguments of the model.
     :param extra_fields: fields of the state that are collected besides those that the
         kernel names.
-    :param mesh: devices of this process that the chains are divided among.
+    :param mesh: devices of this process, with an axis that the chains are divided
+        among and one for the rows of a pass.
+    :param setup: devices that share the passes before the run.
     """
 
     def __init__(
@@ -174,17 +191,17 @@ class Program:
         kwargs: Mapping[str, Any],
         extra_fields: tuple[str, ...] = (),
         mesh: Mesh | None = None,
+        setup: Mesh | None = None,
     ) -> None:
         self.kernel = kernel
         self.num_warmup = num_warmup
         self.num_chains = num_chains
-        self._mesh = mesh
+        self._mesh, self._setup = mesh, setup
         known = bool(getattr(kernel, "knows_rows", False))
         given = map_rows(lambda rows: rows.foreseen(known), (args, dict(kwargs)))
         self.args, self.kwargs = given
         self._static, self._given = Static.split(*given)
-        # once for the run, and not closed over
-        self._arrays = self._placed(given)
+        self._arrays: list[Any] = []
         self._streams: Any = None
         names = (kernel.sample_field, *kernel.default_fields, *extra_fields)
         if isinstance(kernel, HMC):
@@ -213,10 +230,11 @@ class Program:
         if self._mesh is None:
             return state
         mesh = self._mesh
+        assert self._chains is not None
         return jax.tree.map(
             lambda x, spec: jax.device_put(x, NamedSharding(mesh, spec)),
             state,
-            _specs(state, mesh),
+            _specs(self._chains, state),
         )
 
     def init(self, keys: Array, init_params: Any = None) -> Any:
@@ -232,16 +250,18 @@ class Program:
             start = init_params
             if one:
                 start = jax.tree.map(lambda x: x[0], init_params)
-            state = kernel.init(
-                keys[0] if one else keys,
-                self.num_warmup,
-                start,
-                model_args=self.args,
-                model_kwargs=self.kwargs,
-            )
+            content = digest(kernel.model)
+            with using(self._setup), remembered(content):
+                state = kernel.init(
+                    keys[0] if one else keys,
+                    self.num_warmup,
+                    start,
+                    model_args=self.args,
+                    model_kwargs=self.kwargs,
+                )
             kernel = _snapshot(kernel)
             # what a model reads from its surroundings is compiled in
-            identity: Hashable = _ByValue(kernel), digest(kernel.model)
+            identity: Hashable = _ByValue(kernel), content
         else:
             kernel, state = _started(
                 kernel,
@@ -252,6 +272,8 @@ class Program:
                 self._given,
             )
             identity = (_ById(kernel), self.num_warmup, digest(kernel.model))
+        # once for the run, and not closed over
+        self._arrays = self._placed((self.args, self.kwargs))
         self._chains = Chains(
             kernel,
             identity,
@@ -262,7 +284,8 @@ class Program:
             1,
             self._mesh,
         )
-        shapes = jax.eval_shape(self._chains.collect, state, self._arrays)
+        # as compiled functions are, so that it is known the next time
+        shapes = _collected.eval_shape(self._chains, state, self._arrays)
         size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes))
         capacity = int(np.clip(_MOST_BYTES // max(size, 1), 1, _MOST_DRAWS))
         self._chains = Chains(**{**self._chains.__dict__, "capacity": capacity})
@@ -276,7 +299,7 @@ class Program:
     def peek(self, state: Any) -> Any:
         """What would be collected of a state, with the axes chain and draw first."""
         assert self._chains is not None
-        found = jax.jit(self._chains.collect)(state, self._arrays)
+        found = _collected(self._chains, state, self._arrays)
         return jax.tree.map(lambda x: np.asarray(x)[:, None], found)
 
     @property

@@ -20,7 +20,9 @@ from jax import Array
 from jax.scipy.special import erfc
 from jax.typing import ArrayLike
 
+from numpyro_minibatch import _passes
 from numpyro_minibatch._keys import unwrapped
+from numpyro_minibatch._passes import Chunks
 from numpyro_minibatch.batch import Batch, FullBatch, Scheme, full
 from numpyro_minibatch.target import Terms
 
@@ -333,6 +335,10 @@ class Reader(NamedTuple):
         enough: Callable | None = None,
     ) -> tuple[Any, Estimate, Array, Array]:
         scheme, plates = self.scheme, self.plates
+        # only passes over all rows are worth the company of other devices
+        full = isinstance(scheme, FullBatch)
+        widths = Chunks.of(plates, scheme.widths).widths if full else scheme.widths
+        devices = _passes.num_devices() if full else 1
         limit = max_variance / self.weights.likelihood**2
         streams = jax.random.split(key)
 
@@ -349,18 +355,28 @@ class Reader(NamedTuple):
             # cloned: every round reads the next rows of one permutation, on purpose
             keys = scheme.plate_keys(jax.random.clone(stream))
             indices, fresh = {}, {}
-            for name, width in scheme.widths.items():
+            for name, width in widths.items():
                 start = state.moments[name].seen
+                if devices > 1:
+                    start += _passes.which_device() * width
                 positions = start + jnp.arange(width, dtype=jnp.int32)
                 indices[name] = scheme.rows_at(keys[name], positions, plates[name])
                 fresh[name] = jnp.clip(state.needed[name] - start, 0, width)
             extra, rows = rows_of(indices)
-            moments = {
-                name: state.moments[name].merge(Moments.of(rows[name], fresh[name]))
-                for name in plates
-            }
-            num_rows = state.num_rows + sum(fresh.values())
+            found = {name: Moments.of(rows[name], fresh[name]) for name in plates}
+            moments = dict(state.moments)
+            if devices > 1:
+                found = _passes.gathered(found)
+                parts = [
+                    jax.tree.map(lambda x, k=k: x[k], found) for k in range(devices)
+                ]
+            else:
+                parts = [found]
+            for part in parts:
+                moments = {n: moments[n].merge(part[n]) for n in plates}
             counts = {name: m.seen for name, m in moments.items()}
+            new = [counts[name] - state.moments[name].seen for name in plates]
+            num_rows = state.num_rows + sum(new)
             variances = {
                 n: jnp.asarray(m.total(plates[n]).variance)[0]
                 for n, m in moments.items()
@@ -465,14 +481,14 @@ class Reader(NamedTuple):
             indices = {name: b.indices for name, b in batches.items()}
             return jax.value_and_grad(log_density)(z, indices, None)
 
-        def add_chunk(i: Array, sums: tuple[Array, Array]) -> tuple[Array, Array]:
-            indices, masks = _chunk(scheme, self.plates, i)
-            known = {"known": (i == 0).astype(z.dtype)}
-            found = jax.value_and_grad(log_density)(z, indices, masks | known)
-            return jax.tree.map(jnp.add, sums, found)
+        chunks = Chunks.of(self.plates, scheme.widths)
 
-        start = jnp.zeros((), z.dtype), jnp.zeros_like(z)
-        return jax.lax.fori_loop(0, _num_chunks(scheme, self.plates), add_chunk, start)
+        def of_chunk(i: Array) -> tuple[Array, Array]:
+            indices, masks = chunks.at(i)
+            known = {"known": (i == 0).astype(z.dtype)}
+            return jax.value_and_grad(log_density)(z, indices, masks | known)
+
+        return chunks.sum(of_chunk, (jnp.zeros((), z.dtype), jnp.zeros_like(z)))
 
     def gradient_variance(
         self, key: Array, number: int, z: Array, mapping: Callable[[Array], Array]
@@ -488,23 +504,6 @@ class Reader(NamedTuple):
         # one after the other, to keep memory small
         found = jax.lax.map(lambda bits: mapping(self.gradient(wrap(bits), z)), bits)
         return found.var(0, ddof=1)
-
-
-def _num_chunks(scheme: Scheme, plates: Mapping[str, int]) -> int:
-    counts = (-(-plates[name] // width) for name, width in scheme.widths.items())
-    return max(counts, default=1)
-
-
-def _chunk(
-    scheme: Scheme, plates: Mapping[str, int], i: Array
-) -> tuple[dict[str, Array], dict[str, Array]]:
-    """The rows of the ``i``-th chunk of all rows, and which of them are new."""
-    indices, masks = {}, {}
-    for name, width in scheme.widths.items():
-        positions = i * width + jnp.arange(width, dtype=jnp.int32)
-        indices[name] = jnp.minimum(positions, plates[name] - 1)
-        masks[name] = positions < plates[name]
-    return indices, masks
 
 
 class _Rounds(NamedTuple):
@@ -629,18 +628,15 @@ class Exact:
     max_rows: int = 2**24  # 64 MB of float32
 
     def init(self, reader: Reader, key: Array, z: Array) -> Terms | tuple[()]:
-        """The terms of the first position, the rows of each plate in chunks."""
+        """The terms of the first position, of all rows of each plate."""
         if sum(reader.plates.values()) > self.max_rows:
             return ()
         everything = reader.everything(jnp.array(True))
-        widths = everything.scheme.widths
-        shape = jax.eval_shape(
-            reader.evaluate, z, {n: jnp.zeros(w, jnp.int32) for n, w in widths.items()}
-        )
-        chunks = _num_chunks(everything.scheme, reader.plates)
+        one_row = {name: jnp.zeros(1, jnp.int32) for name in reader.plates}
+        shape = jax.eval_shape(reader.evaluate, z, one_row)
         nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shape)
         rows = {
-            name: jnp.zeros((chunks, *row.shape), row.dtype)
+            name: jnp.zeros(reader.plates[name], row.dtype)
             for name, row in shape.rows.items()
         }
         return self._renewed(everything, z, nothing._replace(rows=rows))[0]
@@ -649,13 +645,13 @@ class Exact:
         self, everything: Reader, z: Array, old: Terms
     ) -> tuple[Terms, Array, Array]:
         """The terms at ``z``, by how much their weighted sum grew, and both sums."""
-        scheme, plates = everything.scheme, everything.plates
         weights = everything.weights
+        chunks = Chunks.of(everything.plates, everything.scheme.widths)
         before = old._replace(rows={})
 
         def one_chunk(_: Any, chunk: Any) -> Any:
             i, kept = chunk
-            indices, masks = _chunk(scheme, plates, i)
+            indices, masks = chunks.at(i)
             terms = everything.evaluate(z, indices)
             sums = jnp.zeros(3, z.dtype)
             for name, row in terms.rows.items():
@@ -664,8 +660,10 @@ class Exact:
                 sums += jnp.where(masks[name], three, 0.0).sum(-1)
             return terms._replace(rows={}), (terms.rows, sums)
 
-        count = jnp.arange(_num_chunks(scheme, plates), dtype=jnp.int32)
-        new, (rows, sums) = jax.lax.scan(one_chunk, before, (count, old.rows))
+        count = jnp.arange(chunks.number, dtype=jnp.int32)
+        kept = {name: chunks.cut(name, row) for name, row in old.rows.items()}
+        new, (rows, sums) = _passes.scan_shared(one_chunk, before, (count, kept))
+        rows = {name: chunks.joined(name, row) for name, row in rows.items()}
         change = jax.tree.map(jnp.subtract, new, before)
         known = jnp.stack([weights.known(part) for part in (change, before, new)])
         total = known + weights.likelihood * sums.sum(0)

@@ -107,8 +107,11 @@ def sample(
     :param progress: whether to show how far the run is.
     :param mesh: devices that the chains are divided among evenly, as a
         ``jax.sharding.Mesh`` with one axis; by default all run on the first device.
-        With the devices of several processes each of them draws its own chains, returns
-        them, and writes them to a folder of its own in ``out``.
+        An axis called ``"rows"``, alone or beside that of the chains, has devices that
+        make the steps of a chain together: each takes its share of every pass over all
+        rows. The passes before a run are shared by all devices in any case. With the
+        devices of several processes each of them draws its own chains, returns them,
+        and writes them to a folder of its own in ``out``.
     :return: an ``arviz.InferenceData`` or, on ArviZ 1.x, an ``xarray.DataTree``, as
         :func:`to_inference_data` makes it; with ``out`` its draws are read from disk
         where they are looked at.
@@ -168,10 +171,23 @@ def sample(
             "the chains, if there are as many as devices."
         )
     share = Share.of(num_chains, mesh)
+    if share.devices["rows"] > 1 and not hasattr(type(kernel), "plates"):
+        raise ValueError(
+            'sample(mesh=...): devices of an axis "rows" share the passes over all '
+            f"rows that kernels of this package make, and {type(kernel).__name__} "
+            'makes none that can be divided. Use an axis "chains".'
+        )
     key = jax.random.key(seed) if isinstance(seed, int | np.integer) else seed
     kwargs = dict(model_kwargs or {})
     program = Program(
-        kernel, num_warmup, share.count, args, kwargs, tuple(extra_fields), share.mesh
+        kernel,
+        num_warmup,
+        share.count,
+        args,
+        kwargs,
+        tuple(extra_fields),
+        share.mesh,
+        share.setup,
     )
     run = _Run(
         program,
@@ -266,6 +282,7 @@ class _Run:
             "num_chains": self.program.num_chains,
             "first_chain": self.share.first,
             "process": [self.share.process, self.share.processes],
+            "devices": self.share.devices,
             "num_warmup": self.num_warmup,
             "thinning": self.thinning,
             "keep_warmup": self.keep_warmup,

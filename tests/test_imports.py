@@ -38,9 +38,10 @@ ALLOWED: dict[str, set[str]] = {
     "_strata": set(),
     "_correction": set(),
     "host_rows": set(),
+    "_passes": {"host_rows"},
     "target": {"host_rows"},
     "batch": {"_permutation", "_strata"},
-    "estimate": {"_keys", "target", "batch"},
+    "estimate": {"_keys", "_passes", "target", "batch"},
     "control_variate": {"target", "estimate"},
     "accept": {"estimate", "_correction"},
     # where to: feeds only the kernels
@@ -53,7 +54,7 @@ ALLOWED: dict[str, set[str]] = {
     # the kernels, which compose all of the above
     "_dataflow": set(),
     "_checks": set(),
-    "_preflight": {"target", "batch", "_dataflow"},
+    "_preflight": {"target", "batch", "_dataflow", "_static", "host_rows"},
     "_start": {"target", "_preflight"},
     "_static": set(),
     # the set-up of a control variate
@@ -62,9 +63,10 @@ ALLOWED: dict[str, set[str]] = {
         "estimate",
         "control_variate",
         "_dataflow",
+        "_passes",
         "_permutation",
     },
-    "_pilot": {"batch", "control_variate", "_expansion", "_strata"},
+    "_pilot": {"batch", "control_variate", "_expansion", "_passes", "_strata"},
     "kernels._surrogate": {"batch", "control_variate", "_expansion", "_pilot"},
     "kernels._base": LAYERS
     | {
@@ -73,6 +75,7 @@ ALLOWED: dict[str, set[str]] = {
         "_start",
         "_static",
         "_expansion",
+        "_passes",
         "kernels._surrogate",
     },
     "kernels._adaptation": set(),
@@ -101,7 +104,7 @@ ALLOWED: dict[str, set[str]] = {
         "kernels._outer",
         "kernels.langevin",
     },
-    "kernels._nested": LAYERS | {"_permutation"},
+    "kernels._nested": LAYERS | {"_passes", "_permutation"},
     "kernels._rings": set(),
     "kernels._energy_ladder": {"_checks", "proposal"},
     "kernels._energy_settings": {
@@ -112,7 +115,7 @@ ALLOWED: dict[str, set[str]] = {
         "kernels._energy_ladder",
     },
     "kernels._jumps": LAYERS | {"_keys", "kernels._nested", "kernels._rings"},
-    "kernels._reference": {"target", "estimate", "_expansion"},
+    "kernels._reference": {"target", "estimate", "_expansion", "_passes"},
     "kernels.equi_energy": LAYERS
     | {
         "_expansion",
@@ -160,8 +163,8 @@ ALLOWED: dict[str, set[str]] = {
     "cycles": {"_checks", "_replay", "inference_data"},
     "ensemble": {"_checks", "inference_data"},
     # the driver takes any kernel of NumPyro's interface
-    "_program": {"_static", "host_rows"},
-    "_devices": {"_checks"},
+    "_program": {"_devices", "_passes", "_preflight", "_static", "host_rows"},
+    "_devices": {"_checks", "_passes"},
     "_store": set(),
     "_reading": {"_store", "inference_data"},
     "sampling": {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +30,15 @@ from numpyro_minibatch import (
     MinibatchMH,
     ReplicaExchange,
     Target,
+    _preflight,
     open_run,
     sample,
     sampling,
 )
 from numpyro_minibatch.__main__ import main
+from numpyro_minibatch._static import digest
 from numpyro_minibatch.inference_data import get_group
+from numpyro_minibatch.target import ModelTarget
 
 slow = pytest.mark.slow
 
@@ -151,8 +156,17 @@ def test_one_chain_and_extra_fields() -> None:
     assert values(found, "sample_stats")["mean_accept_prob"].shape == (1, 90)
 
 
-def test_a_second_run_compiles_nothing(whole_run: Any) -> None:
-    compiled = []
+def test_a_second_run_compiles_and_traces_nothing(
+    whole_run: Any, monkeypatch: Any
+) -> None:
+    compiled, traced = [], []
+    trace = ModelTarget.trace
+
+    def note_trace(self: Any, *args: Any, **kwargs: Any) -> Any:
+        traced.append(self.model)  # all that runs a model goes through here
+        return trace(self, *args, **kwargs)
+
+    monkeypatch.setattr(ModelTarget, "trace", note_trace)
 
     def note(name: str, *_: Any, **__: Any) -> None:
         compiled.append(name)
@@ -160,8 +174,13 @@ def test_a_second_run_compiles_nothing(whole_run: Any) -> None:
     jax.monitoring.register_event_duration_secs_listener(note)
     try:
         again = run(keep_warmup=True)
+        equal = sample(
+            MINT(model, temperature=20.0), X, Y, **SETTINGS, keep_warmup=True
+        )
         after = [name for name in compiled if "backend_compile" in name]
+        number = len(traced)
         run(num_chains=3)
+        assert len(traced) > number
         assert any("backend_compile" in name for name in compiled)  # it would be seen
     finally:
         # the public function to remove one came later
@@ -174,8 +193,64 @@ def test_a_second_run_compiles_nothing(whole_run: Any) -> None:
                 lambda _: None,
             ),
         )(note)
-    assert not after
+    assert not after and not number
     assert_same(again, whole_run)
+    assert_same(equal, whole_run)
+
+
+def in_groups(y: Any, number: int, scale: Any = None) -> None:
+    mu = numpyro.sample("mu", dist.Normal(0, WIDTH).expand([number]).to_event(1))
+    if scale is not None:
+        mu = mu * numpyro.param("scale", jnp.mean(scale))
+    with numpyro.plate("data", len(y), subsample_size=len(y) // 5) as i:
+        numpyro.sample("obs", dist.Normal(mu[i % number], 1.0), obs=y[i])
+
+
+WIDTH = 1.0
+
+
+def test_what_a_model_is_remembered_by(monkeypatch: Any) -> None:
+    runs = []
+    inspected = _preflight._inspected
+
+    def note(*args: Any) -> Any:
+        runs.append(args)
+        return inspected(*args)
+
+    monkeypatch.setattr(_preflight, "_inspected", note)
+
+    def layout(y: Any, *rest: Any) -> tuple[Any, bool]:
+        """What is found of the model, and whether it had to be looked at."""
+        runs.clear()
+        with _preflight.remembered(digest(in_groups)):
+            found = _preflight.inspect_model("MINT", in_groups, (y, *rest), {}, None)
+        return found, bool(runs)
+
+    _preflight._FOUND.pop(in_groups, None)
+    y = np.ones(100, np.float32)
+    first, anew = layout(y, 2)
+    assert anew and first[0].shapes == ((2,),) and first[0].plates == (("data", 100),)
+    assert layout(y + 1, 2) == (first, False)  # only the content differs
+    # another shape, another number that the model reads, another type
+    for changed in ((y[:50], 2), (y, 3), (y.astype(np.int32), 2)):
+        found, anew = layout(*changed)
+        assert anew and (found != first or changed[0].dtype != y.dtype)
+    # values of `param` sites come from the data
+    for factor in (1.0, 2.0):
+        found, anew = layout(y, 2, factor * y)
+        assert anew and found[1]["scale"] == factor
+    # what the model reads from its surroundings
+    monkeypatch.setitem(globals(), "WIDTH", 2.0)
+    assert layout(y, 2)[1]
+    # without a driver that knows the content nothing is remembered
+    _preflight.inspect_model("MINT", in_groups, (y, 2), {}, None)
+    assert len(runs) == 2
+    # no data are held
+    kept = weakref.ref(y)
+    runs.clear()
+    del y, changed
+    gc.collect()
+    assert kept() is None
 
 
 @pytest.mark.parametrize("inner", [HMC(whole), BarkerMH(whole)], ids=["HMC", "Barker"])

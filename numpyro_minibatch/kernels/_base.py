@@ -19,6 +19,7 @@ from numpyro.infer import init_to_uniform
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import find_stack_level, is_prng_key
 
+from numpyro_minibatch import _passes
 from numpyro_minibatch import control_variate as control_variates
 from numpyro_minibatch._checks import check_flag, check_positive, describe
 from numpyro_minibatch._expansion import Problem
@@ -26,6 +27,7 @@ from numpyro_minibatch._preflight import (
     Layout,
     explained,
     inspect_model,
+    known_content,
     layout_target,
 )
 from numpyro_minibatch._start import check_init_params, check_start, find_start
@@ -417,9 +419,17 @@ class MinibatchKernel(MCMCKernel):
             if known == (static, layout) and seen == Seen.of(arrays):
                 return prepared
         shapes = dict(zip(layout.latents, layout.shapes, strict=True))
+        # where a search begins may depend on where a chain is told to start
+        mesh, placed = _passes.setup_devices(alike=init is None), None
+        own = [jnp.asarray(x) for x in arrays]
+        if mesh is not None:
+            both = _passes.everywhere(static.join(arrays), mesh)
+            own, placed = (Static.split(*given)[1] for given in both)
         problem = Problem(
             target_of=lambda arrays: self._make_target(*static.join(arrays)),
-            arrays=[jnp.asarray(x) for x in arrays],
+            arrays=own,
+            mesh=mesh,
+            placed=placed,
             plates=dict(layout.plates),
             weights=self._weights,
             example=(
@@ -499,16 +509,21 @@ class MinibatchKernel(MCMCKernel):
             if starts and prepared.starts is not None:
                 rng_key, start_key = _split(rng_key, vectorized)
                 init_params = prepared.start(start_key)
-        if self._start_fn is None:
+        content = None if self._model is None else known_content()
+        start_fn = self._start_fn
+        if content is not None:
+            # a copy, which has no data: this one may change
+            start_fn = partial(_start_equal, copy.copy(self))
+        elif start_fn is None:
             # compiled for this kernel only: another one may be made of the same model
             # after the arrays have changed that the model takes from its surroundings
             start = partial(_start_chains, self)
-            self._start_fn = jax.jit(start, static_argnums=(0, 1, 2))
+            self._start_fn = start_fn = jax.jit(start, static_argnums=(0, 1, 2))
         with explained(name, model_args, kwargs):
-            state, log_density = self._start_fn(
+            state, log_density = start_fn(
                 static,
                 vectorized,
-                (num_warmup, layout, self._plan, digest(self._frozen)),
+                (num_warmup, layout, self._plan, digest(self._frozen), content),
                 rng_key,
                 init_params,
                 arrays,
@@ -614,6 +629,10 @@ def _start_chains(
     if vectorized:
         start = jax.vmap(start, in_axes=(0, None if init is None else 0, None, None))
     return start(key, init, arrays, surrogate)
+
+
+# for all kernels that are equal, as far as it is known that their models are
+_start_equal = jax.jit(_start_chains, static_argnums=(0, 1, 2, 3))
 
 
 def _start(

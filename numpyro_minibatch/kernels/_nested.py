@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from numpyro_minibatch import _passes
 from numpyro_minibatch._permutation import permute
 from numpyro_minibatch.estimate import (
     Estimate,
@@ -105,7 +106,8 @@ class Nested:
     def blocks(self) -> tuple[int, np.ndarray]:
         """The width of blocks, and of each the chain, part, start and number of rows.
 
-        Shape ``(B, 4)``, padded by blocks of no rows to full groups.
+        Shape ``(G, B, 4)``, padded by blocks of no rows to full groups, of which there
+        are enough for all devices that share a pass.
         """
         parts = [(0, s) for s in self.shared.tolist()]
         parts += [
@@ -123,7 +125,8 @@ class Nested:
             for start in range(0, length, width):
                 rows = min(width, length - start)
                 found.append((chain, part, first + start, rows))
-        group = min(len(found), max(1, _CHUNK // width))
+        share = -(-len(found) // _passes.num_devices())
+        group = min(share, max(1, _CHUNK // width))
         padding = -len(found) % group
         found += [(0, 0, 0, 0)] * padding
         return width, np.array(found, np.int32).reshape(-1, group, 4)
@@ -172,7 +175,7 @@ class Nested:
         if len(blocks) == 1:
             found = jax.vmap(of_block)(jnp.asarray(blocks[0]))
         else:
-            _, found = jax.lax.scan(
+            _, found = _passes.scan_shared(
                 lambda _, group: (None, jax.vmap(of_block)(group)),
                 None,
                 jnp.asarray(blocks),

@@ -13,6 +13,7 @@ from jax.flatten_util import ravel_pytree
 from scipy.optimize import minimize
 
 from numpyro_minibatch._expansion import Problem, row_sums
+from numpyro_minibatch._passes import Chunks
 from numpyro_minibatch.estimate import Weights
 from numpyro_minibatch.target import Terms
 
@@ -76,8 +77,8 @@ def _objective(problem: Problem, counts: dict[str, int]) -> Objective:
     weight = float(np.asarray(problem.weights.likelihood))
 
     def objective(z: np.ndarray) -> tuple[float, np.ndarray]:
-        at = problem.arrays, jnp.asarray(z, problem.dtype)
-        pairs = zip(rows(*at), known(*at), strict=True)
+        point = jnp.asarray(z, problem.dtype)
+        pairs = zip(rows(point), known(problem.arrays, point), strict=True)
         # the precision of the run is enough: any position is a valid reference
         value, gradient = (
             -(weight * np.asarray(r, np.float64) + np.asarray(k)) for r, k in pairs
@@ -109,24 +110,17 @@ def _search(
 
 def _at(problem: Problem, flat: np.ndarray, temper_prior: bool) -> Lowest:
     """What is known at a position, in the precision of the run."""
-    ((plate, size),) = problem.plates.items()
-    width = min(size, _CHUNK)
-    chunks = -(-size // width)
+    (plate,) = problem.plates
 
-    @jax.jit
     def evaluate(arrays: list[Any], flat: Array) -> tuple[Array, Terms]:
         target, z = problem.target_of(arrays), problem.unravel(flat)
-
-        def chunk(i: Array) -> Array:
-            positions = i * width + jnp.arange(width, dtype=jnp.int32)
-            indices = jnp.minimum(positions, size - 1)
-            return target.terms(z, {plate: indices}).rows[plate]
-
-        rows = jax.lax.map(chunk, jnp.arange(chunks, dtype=jnp.int32))
+        chunks = Chunks.of(problem.plates, {plate: _CHUNK})
+        rows = chunks.map(lambda i: target.terms(z, chunks.at(i)[0]).rows[plate])
         known = target.terms(z, problem.one_row)._replace(rows={})
-        return rows.reshape(-1)[:size], known
+        return chunks.joined(plate, rows), known
 
-    rows, known = evaluate(problem.arrays, jnp.asarray(flat, problem.dtype))
+    found = problem.over_rows(evaluate)(jnp.asarray(flat, problem.dtype))
+    rows, known = jax.tree.map(jnp.asarray, found)
     tempered = Weights(float(temper_prior), 1.0, 0.0).known(known)
     rest = Weights(float(not temper_prior), 0.0, 1.0).known(known)
     energy = -(np.asarray(rows, np.float64).sum() + float(tempered))

@@ -9,6 +9,7 @@ with both positions on one batch, and the inner kernel at each temperature in be
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from functools import partial
@@ -26,12 +27,13 @@ from numpyro.util import is_prng_key
 from numpyro_minibatch import accept, batch, ladder
 from numpyro_minibatch._checks import (
     check_count,
+    check_divides,
     check_flag,
     check_mesh,
     check_positive,
     describe,
 )
-from numpyro_minibatch._preflight import check_prior
+from numpyro_minibatch._preflight import check_prior, known_content
 from numpyro_minibatch.accept import AcceptanceTest, SequentialTest
 from numpyro_minibatch.batch import FullBatch, Scheme, Weighted
 from numpyro_minibatch.estimate import Comparison, Reader, Shared, Weights
@@ -240,7 +242,8 @@ class ReplicaExchange(OuterKernel):
         self._collect_rungs = bool(collect_rungs)
         if mesh is not None:
             # a rung of infinite temperature runs no kernel
-            check_mesh(name, mesh, self._num_running, "rungs", "a ladder")
+            check_mesh(name, mesh, "rungs")
+            check_divides(name, mesh.size, self._num_running, "rungs", "a ladder")
         self._mesh = mesh
 
     # what the driver and the analysis read -----------------------------------------
@@ -362,8 +365,17 @@ class ReplicaExchange(OuterKernel):
             states._replace(surrogate=()),
         )
         static, arrays = Static.split(tuple(model_args), model_kwargs or {})
-        begin = jax.jit(partial(self._begin, static))
-        first = begin(own, replicas, arrays, surrogate)
+        content = known_content()
+        if content is not None and self.model is not None:
+            # as the inner kernel's first states, found again by value
+            equal = copy.copy(self)
+            equal._inner = copy.copy(self._inner)
+            first = _begin_equal(
+                equal, static, content, own, replicas, arrays, surrogate
+            )
+        else:
+            begin = jax.jit(partial(self._begin, static))
+            first = begin(own, replicas, arrays, surrogate)
         if is_chain:
             first = jax.tree.map(lambda x: x[0], first)
         transition = self._transition
@@ -675,6 +687,16 @@ class ReplicaExchange(OuterKernel):
         warmup = self._num_warmup
         ends = {warmup // 16, warmup // 8, warmup // 4, warmup // 2, warmup}
         return np.array(sorted(ends - {0}), np.int32)
+
+
+def _begin(
+    kernel: ReplicaExchange, static: Static, content: str | None, *rest: Any
+) -> ReplicaExchangeState:
+    return kernel._begin(static, *rest)
+
+
+# for all kernels that are equal, as far as it is known that their models are
+_begin_equal = jax.jit(_begin, static_argnums=(0, 1, 2))
 
 
 class RENHD(ReplicaExchange):

@@ -1,0 +1,267 @@
+"""Who reads which rows: passes over all rows, in chunks that devices share.
+
+Everything that reads all rows goes through here: the centre and the sums of a control
+variate, the scores of its rows, full batches and exact decisions. Where the program
+that is being traced has an axis of devices called :data:`AXIS`, each of them takes its
+share of the chunks, and the sums are added up over the devices; elsewhere one device
+takes all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.typing import ArrayLike
+
+from numpyro_minibatch.host_rows import map_rows
+
+__all__ = [
+    "AXIS",
+    "Chunks",
+    "agreed",
+    "everywhere",
+    "gathered",
+    "num_devices",
+    "scan_shared",
+    "setup_devices",
+    "shared",
+    "using",
+    "which_device",
+]
+
+AXIS = "rows of a pass"  # of a mesh; a name that nobody else gives an axis
+
+
+def num_devices() -> int:
+    """How many devices share the passes of the program that is being traced."""
+    try:
+        return int(jax.lax.psum(1, AXIS))
+    except NameError:  # there is no such axis
+        return 1
+
+
+def which_device() -> ArrayLike:
+    """The number of the device among those that share a pass."""
+    return jax.lax.axis_index(AXIS) if num_devices() > 1 else 0
+
+
+def gathered(found: Any) -> Any:
+    """What every device found, with a leading axis of devices.
+
+    :param found: a tree of arrays.
+    """
+    if num_devices() == 1:
+        return jax.tree.map(lambda x: x[None], found)
+    return jax.tree.map(lambda x: jax.lax.all_gather(x, AXIS), found)
+
+
+def agreed(found: Any) -> Any:
+    """What the first device found, on all.
+
+    They compute the same, but on some hardware sums are not made in the same order
+    every time: decisions that differ would take the devices apart.
+
+    :param found: a tree of arrays; integers and keys are the same anyway.
+    """
+    if num_devices() == 1:
+        return found
+    leaves, treedef = jax.tree.flatten(found)
+    places = [k for k, x in enumerate(leaves) if jnp.issubdtype(x.dtype, jnp.floating)]
+    first = which_device() == 0
+    own = [jnp.where(first, leaves[k], 0) for k in places]
+    for place, leaf in zip(places, jax.lax.psum(own, AXIS), strict=True):
+        leaves[place] = leaf
+    return jax.tree.unflatten(treedef, leaves)
+
+
+def scan_shared(fn: Callable, carry: Any, items: Any) -> tuple[Any, Any]:
+    """A ``lax.scan`` of which every device makes a part of the steps.
+
+    :param fn: as for ``lax.scan``; what it carries must be the same after any step.
+    :param carry: what is carried at first.
+    :param items: a tree of arrays whose leading axis is that of the steps.
+    :return: what is carried, and what all steps gave, on every device.
+    """
+    devices = num_devices()
+    if devices == 1:
+        return jax.lax.scan(fn, carry, items)
+    count = len(jax.tree.leaves(items)[0])
+    each = -(-count // devices)
+    # of the last device some may be repeated, which are cut off
+    own = jnp.minimum(which_device() * each + jnp.arange(each), count - 1)
+    mine = jax.tree.map(lambda x: jnp.asarray(x)[own], items)
+    carry, found = jax.lax.scan(fn, carry, mine)
+    whole = jax.tree.map(
+        lambda x: jax.lax.all_gather(x, AXIS, tiled=True)[:count], found
+    )
+    return carry, whole
+
+
+class Chunks(NamedTuple):
+    """All rows of some plates, in chunks of one width, the last ones masked.
+
+    Chunks of neighbouring rows belong to one device, and all have the same number of
+    them.
+
+    :param plates: the number of rows of each plate.
+    :param widths: the rows of a chunk of each plate.
+    :param number: how many chunks there are, on all devices together.
+    """
+
+    plates: Mapping[str, int]
+    widths: Mapping[str, int]
+    number: int
+
+    @classmethod
+    def of(cls, plates: Mapping[str, int], most: Mapping[str, int]) -> Chunks:
+        """Divide the rows evenly.
+
+        :param plates: the number of rows of each plate.
+        :param most: the most rows of a chunk of each plate.
+        """
+        devices, widths, number = num_devices(), {}, 1
+        for name, size in plates.items():
+            share = -(-size // devices)
+            chunks = -(-share // most[name])
+            widths[name] = -(-share // chunks)
+            number = max(number, chunks)
+        return cls(dict(plates), widths, devices * number)
+
+    def at(self, i: ArrayLike) -> tuple[dict[str, Array], dict[str, Array]]:
+        """The rows of the ``i``-th chunk, and which of them are new.
+
+        :param i: the number of the chunk; it may be traced.
+        """
+        indices: dict[str, Array] = {}
+        masks: dict[str, Array] = {}
+        for name, width in self.widths.items():
+            positions = i * width + jnp.arange(width, dtype=jnp.int32)
+            indices[name] = jnp.minimum(positions, self.plates[name] - 1)
+            masks[name] = jnp.less(positions, self.plates[name])
+        return indices, masks
+
+    def sum(self, of_chunk: Callable[[Array], Any], zeros: Any) -> Any:
+        """The sum of what a function gives of each chunk.
+
+        :param of_chunk: a function of the number of a chunk.
+        :param zeros: the sum of no chunks.
+        """
+        devices = num_devices()
+        each = self.number // devices
+        first = jnp.int32(which_device() * each)
+
+        def add(j: Array, total: Any) -> Any:
+            return jax.tree.map(jnp.add, total, of_chunk(first + j))
+
+        total = jax.lax.fori_loop(0, each, add, zeros)
+        return total if devices == 1 else jax.lax.psum(total, AXIS)
+
+    def map(self, of_chunk: Callable[[Array], Any]) -> Any:
+        """What a function gives of each chunk, stacked.
+
+        :param of_chunk: a function of the number of a chunk.
+        """
+        numbers = jnp.arange(self.number, dtype=jnp.int32)
+        return scan_shared(lambda _, i: (None, of_chunk(i)), None, numbers)[1]
+
+    def cut(self, name: str, rows: Array) -> Array:
+        """Numbers of all rows of a plate as chunks; those beyond the last are zero.
+
+        :param name: the plate.
+        :param rows: shape ``(N,)``.
+        """
+        width = self.widths[name]
+        pad = self.number * width - self.plates[name]
+        return jnp.pad(rows, (0, pad)).reshape(self.number, width)
+
+    def joined(self, name: str, chunks: Array) -> Array:
+        """The other way round: numbers of all rows from those of chunks."""
+        return chunks.reshape(-1)[: self.plates[name]]
+
+
+# before a run: programs of their own, for all devices --------------------------------
+
+_SETUP: ContextVar[Mesh | None] = ContextVar("devices of a set-up", default=None)
+
+
+@contextmanager
+def using(mesh: Mesh | None) -> Iterator[None]:
+    """Have the set-up of kernels use some devices for its passes.
+
+    :param mesh: the devices, with the one axis :data:`AXIS`; also those of other
+        processes, which then have to make the same passes.
+    """
+    token = _SETUP.set(mesh)
+    try:
+        yield
+    finally:
+        _SETUP.reset(token)
+
+
+def setup_devices(alike: bool) -> Mesh | None:
+    """The devices that a set-up is to use; ``None`` for the first one alone.
+
+    :param alike: whether the set-up does the same in every process; where it does not,
+        a process has its own devices only.
+    """
+    mesh = _SETUP.get()
+    if mesh is None or alike or not mesh.is_multi_process:
+        return mesh
+    own = mesh.local_devices
+    return Mesh(np.array(own), mesh.axis_names) if len(own) > 1 else None
+
+
+def everywhere(arguments: Any, mesh: Mesh) -> tuple[Any, Any]:
+    """A model's arguments with their arrays on the first device, and on every one.
+
+    :param arguments: the positional ones and the others.
+    :param mesh: the devices; of other processes each puts the arrays on its own.
+    """
+    whole = NamedSharding(mesh, PartitionSpec())
+    devices = list(mesh.local_devices)
+
+    def on_all(x: Any) -> Any:
+        if not isinstance(x, np.ndarray | Array):
+            return x
+        if isinstance(x, Array) and x.sharding == whole:
+            return x
+        parts = [jax.device_put(x, device) for device in devices]
+        return jax.make_array_from_single_device_arrays(x.shape, whole, parts)
+
+    def on_first(x: Any) -> Any:
+        return x.addressable_data(0) if isinstance(x, Array) else x
+
+    placed = map_rows(lambda rows: rows.on(devices, whole), arguments)
+    placed = jax.tree.map(on_all, placed)
+    return jax.tree.map(on_first, placed), placed
+
+
+def shared(fn: Callable, mesh: Mesh | None) -> Callable:
+    """Compile a function for some devices, which share the passes in it.
+
+    :param fn: a function of trees of arrays; the first one is on every device.
+    :param mesh: the devices; ``None`` for no others than usual.
+    :return: the function, which with a mesh returns NumPy's arrays.
+    """
+    if mesh is None:
+        return jax.jit(fn)
+    # all devices have everything, and find the same
+    whole = PartitionSpec()
+    on_each = jax.jit(
+        jax.shard_map(fn, mesh=mesh, in_specs=whole, out_specs=whole, check_vma=False)
+    )
+
+    def call(arrays: Any, *rest: Any) -> Any:
+        # plain numbers are the same for every process
+        found = on_each(arrays, *jax.tree.map(np.asarray, rest))
+        return jax.tree.map(np.asarray, found)
+
+    return call
