@@ -23,6 +23,7 @@ def test_an_example_is_a_page_of_the_gallery(path: Path) -> None:
     title, line, empty, *_ = (ast.get_docstring(ast.parse(text)) or "").split("\n")
     assert line == "=" * len(title) and empty == ""  # what the gallery asks for
     assert '"--small"' in text and '"--out"' in text  # what it is run with
+    assert '"--full"' in text
     assert "diagnose(" in text or "effective_sample_size" in text
 
 
