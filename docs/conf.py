@@ -1,5 +1,6 @@
 """Sphinx configuration."""
 
+import importlib.util
 import os
 import sys
 import warnings
@@ -57,7 +58,18 @@ autodoc_typehints_format = "short"
 add_module_names = False
 python_maximum_signature_line_length = 88
 
+# the empty line that doctest wants before the end of a block is not shown
+highlight_options = {"pycon": {"stripnl": True}}
+
 html_theme = "furo"
 html_title = f"numpyro-minibatch {release}"
 html_static_path = ["_static"]
 html_css_files = ["pages.css"]
+
+# Mathematics is to be read without the net, too. This package is a copy of MathJax,
+# of which one file is enough: it draws, and needs no fonts. Without the package
+# pages ask the net for MathJax.
+if found := importlib.util.find_spec("sphinx-mathjax-offline"):
+    mathjax = Path(str(found.origin)).parent / "static" / "mathjax" / "tex-svg.js"
+    html_static_path.append(str(mathjax))
+    mathjax_path = mathjax.name

@@ -7,7 +7,8 @@ Which of two pines grows here? Covertype has ten measurements of each patch of f
 MinibatchMH with a control variate samples the posterior. MINT and MHMinibatch, whose
 batches know nothing of the other rows, sample it at a temperature. NUTS samples each of
 these two laws from all the rows, to compare with.
-Run it as it is, with `--small` for a few thousand rows, or copy what you need.
+Run it as it is, with `--small` for a few thousand rows, with `--full` for chains ten
+times as long, or copy what you need.
 """
 
 from __future__ import annotations
@@ -47,11 +48,13 @@ import arviz as az  # noqa: E402 (ArviZ 0.23 announces ArviZ 1 when it is import
 EFFECTIVE_ROWS = 320
 # warmup and draws of each chain
 SIZES = {
-    "full": {"rows": None, "tempered": (500, 1200), "posterior": (200, 2000)},
+    "full": {"rows": None, "tempered": (1000, 10_000), "posterior": (500, 20_000)},
+    "default": {"rows": None, "tempered": (500, 1200), "posterior": (200, 2000)},
     "small": {"rows": 20_000, "tempered": (200, 200), "posterior": (100, 300)},
 }
 NUTS_DRAWS = {
-    "full": {"tempered": 400, "posterior": 200},
+    "full": {"tempered": 2000, "posterior": 2000},
+    "default": {"tempered": 400, "posterior": 200},
     "small": {"tempered": 100, "posterior": 100},
 }
 STYLES = {
@@ -73,7 +76,7 @@ def model(X, y, power=1.0):
 
 
 def main(args):
-    which = "small" if args.small else "full"
+    which = "small" if args.small else "full" if args.full else "default"
     size, nuts_draws = SIZES[which], NUTS_DRAWS[which]
     keys = random.split(random.key(args.seed), 5)
     args.out.mkdir(parents=True, exist_ok=True)
@@ -332,7 +335,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description="Logistic regression on 319,055 rows, beside NUTS"
     )
-    parser.add_argument("--small", action="store_true", help="20,000 rows, few draws")
+    length = parser.add_mutually_exclusive_group()
+    length.add_argument("--small", action="store_true", help="20,000 rows, few draws")
+    length.add_argument("--full", action="store_true", help="longer chains")
     parser.add_argument("--out", type=Path, default=Path("demo-output"))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--no-progress", action="store_true", help="no progress bars")

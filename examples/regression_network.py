@@ -5,8 +5,9 @@ A network with one hidden layer and an unknown noise on a standard regression se
 SGHMC with cycles from minibatches. A network that fits is the easy part: this example
 asks whether 80% of the test rows are in the intervals that are said to hold 80%.
 
-The power-plant set of the UCI repository, with its published split, is read from the
-folder that ``NUMPYRO_MINIBATCH_DATA`` names; without it rows are simulated.
+The power-plant set of the UCI repository, with ``--full`` the protein set, each with a
+published split, is read from the folder that ``NUMPYRO_MINIBATCH_DATA`` names; without
+it rows are simulated.
 """
 
 import argparse
@@ -28,18 +29,22 @@ from numpyro_minibatch import CyclicalSGHMC, diagnose, plots, to_inference_data
 parser = argparse.ArgumentParser(
     description="A regression network, and whether to believe its intervals"
 )
-parser.add_argument("--small", action="store_true", help="few rows and short cycles")
+sizes = parser.add_mutually_exclusive_group()
+sizes.add_argument("--small", action="store_true", help="few rows and short cycles")
+sizes.add_argument("--full", action="store_true", help="protein, 41,157 rows")
 parser.add_argument("--out", type=Path, default=Path("demo-output"))
 args = parser.parse_args()
-hidden = 20 if args.small else 50
-cycle_length, cycles = (2000, 4) if args.small else (20_000, 8)
+hidden = 20 if args.small else 100 if args.full else 50
+cycles = 4 if args.small else 8
+cycle_length = 2000 if args.small else 50_000 if args.full else 20_000
 args.out.mkdir(parents=True, exist_ok=True)
 
 
 def load():
     """Training and test rows, and where they are from."""
     folder = Path(os.environ.get("NUMPYRO_MINIBATCH_DATA", "")) / "uci_regression"
-    folder = folder / "power-plant" / "data"
+    which = "protein-tertiary-structure" if args.full else "power-plant"
+    folder = folder / which / "data"
     if folder.exists():
         table = np.loadtxt(folder / "data.txt")
         columns, target = (
@@ -50,7 +55,7 @@ def load():
             np.loadtxt(folder / f"index_{name}_0.txt", dtype=int)
             for name in ("train", "test")
         )
-        X, y, name = table[:, columns], table[:, target].ravel(), "power plant, UCI"
+        X, y, name = table[:, columns], table[:, target].ravel(), which.split("-")[0]
     else:
         print("SIMULATED rows: the UCI sets were not found")
         rng = np.random.default_rng(0)
@@ -196,7 +201,7 @@ axes[1].axline((0, 0), slope=1, color="0.4", lw=1)
 axes[1].set(
     xlabel="predicted, with one sd",
     ylabel="observed (standardised)",
-    title=f"{name}: {score['all draws']}",
+    title=f"{name} set\n{score['all draws']}",
 )
 figure.savefig(args.out / "regression_network.png", dpi=80)
 

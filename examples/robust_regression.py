@@ -6,7 +6,7 @@ outliers pull at everything; under Student's t they hardly matter for the poster
 a minibatch they are a trap either way: rows that look like no others are those a batch
 misses.
 
-The protein set of the UCI repository is read from the folder that
+The power-plant set of the UCI repository is read from the folder that
 ``NUMPYRO_MINIBATCH_DATA`` names; without it, and with ``--small``, rows are simulated.
 """
 
@@ -29,20 +29,22 @@ from numpyro_minibatch import MinibatchMH, diagnose, to_inference_data
 parser = argparse.ArgumentParser(
     description="Robust regression: rows that should not count"
 )
-parser.add_argument("--small", action="store_true", help="simulated rows, few draws")
+sizes = parser.add_mutually_exclusive_group()
+sizes.add_argument("--small", action="store_true", help="simulated rows, few draws")
+sizes.add_argument("--full", action="store_true", help="20,000 draws of each chain")
 parser.add_argument("--out", type=Path, default=Path("demo-output"))
 args = parser.parse_args()
-draws = 500 if args.small else 2000
+draws = 500 if args.small else 20_000 if args.full else 2000
 
 
 def load():
     """Standardised covariates and response, and where they are from."""
     folder = Path(os.environ.get("NUMPYRO_MINIBATCH_DATA", "")) / "uci_regression"
-    path = folder / "protein-tertiary-structure" / "data" / "data.txt"
+    path = folder / "power-plant" / "data" / "data.txt"
     if path.exists() and not args.small:
         table = np.loadtxt(path)
         X, y = table[:, :-1], table[:, -1]
-        name = "protein, UCI"
+        name = "power plant, UCI"
     else:
         print("SIMULATED rows: one in fifty is an outlier")
         rng = np.random.default_rng(0)
@@ -119,7 +121,8 @@ for title, kernel in kernels.items():
 # Densities of the slopes: the normal model is wider where rows do not fit it, and may
 # be elsewhere.
 
-figure, axes = plt.subplots(1, len(columns), figsize=(2.4 * len(columns), 3))
+width = 2.4 * len(columns)
+figure, axes = plt.subplots(1, len(columns), figsize=(width, 3.4), layout="constrained")
 colours = {"normal": "#D55E00", "Student's t": "#0072B2"}
 for axis, column in zip(axes, columns, strict=True):
     for title, idata in results.items():
@@ -129,9 +132,8 @@ for axis, column in zip(axes, columns, strict=True):
     axis.set(xlabel=column, yticks=[])
     axis.locator_params("x", nbins=3)
 axes[0].set_ylabel("density")
-axes[0].legend(fontsize=8)
+figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
 figure.suptitle(f"Slopes of a regression on {len(y):,} rows ({name})")
-figure.tight_layout()
 args.out.mkdir(parents=True, exist_ok=True)
 figure.savefig(args.out / "robust_regression.png", dpi=80)
 

@@ -21,6 +21,13 @@ _NORMAL_ROWS = 50  # rows below which neither a mean nor its variance is to be t
 _ESS_PER_CHAIN = 100
 _MAX_RHAT = 1.01
 
+_OTHER_FORM = (  # of a hierarchy
+    "Write effects the other way: with few rows a group in their non-centred form, "
+    'numpyro.deterministic("theta", mu + tau * eta), with many in the centred one, '
+    'numpyro.sample("theta", dist.Normal(mu, tau)); or give scales a prior that keeps '
+    "them from zero."
+)
+
 # nodes and weights for means over a standard normal variable
 _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(80)
 _WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
@@ -242,9 +249,7 @@ def _advise_mixing(d: Diagnosis, s: Settings) -> Iterator[str]:
             yield (
                 f"{never}: moves have the scale of the bulk of the surrogate's "
                 "posterior, and are refused where it is much narrower, as in the neck "
-                "of a funnel. Sample effects in their non-centred form, "
-                'numpyro.deterministic("theta", mu + tau * eta), or give scales a '
-                "prior that keeps them from zero."
+                f"of a funnel or on a ridge. {_OTHER_FORM}"
             )
         else:
             yield (
@@ -479,9 +484,7 @@ def _advise_expansion(d: Diagnosis, s: Settings) -> Iterator[str]:
             "the posterior of the surrogate, which has the exact prior and costs no "
             f"data, was hard to sample in itself (R-hat {rhat:.2f}): its geometry is "
             "that of a funnel or a narrow ridge, and moves are scaled for its bulk. "
-            "Sample effects in their non-centred form, "
-            'numpyro.deterministic("theta", mu + tau * eta), or give scales a prior '
-            "that keeps them from zero."
+            f"{_OTHER_FORM}"
         )
     away = s.pilot["other_mode"]
     if away > 0:

@@ -543,6 +543,14 @@ def _choose_plates(
     if not widths and in_scan:
         raise ValueError(_inside_scan(who, in_scan[0]))
     if not widths:
+        samples = [s for s in sites if s.type == "sample"]
+        if samples and not any(s.observed for s in samples):
+            unobserved = ", ".join(repr(s.name) for s in samples)
+            raise ValueError(
+                f"{who}: the model observes nothing, all of its sites ({unobserved}) "
+                "are parameters. Pass the data, for example mcmc.run(key, X, y), "
+                "and in the model to the likelihood, obs=y[idx]."
+            )
         advice = (
             "Put the observed sites into a plate and take the data by its indices:"
             + _example(1000)

@@ -83,6 +83,11 @@ def no_plate(X: Any, y: Any) -> None:
     numpyro.sample("obs", dist.Normal(X[:, 0] * slope(), 1.0), obs=y)
 
 
+def data_left_out(X: Any, y: Any = None) -> None:
+    with numpyro.plate("data", N):
+        numpyro.sample("obs", dist.Normal(slope(), 1.0), obs=y)
+
+
 def plate_of_latents(X: Any, y: Any) -> None:
     with numpyro.plate("groups", 5):
         mean = numpyro.sample("mean", dist.Normal(0.0, 1.0))
@@ -414,6 +419,14 @@ MODELS = [
         ValueError,
         "'obs' is inside the subsampled plate 'data'",
         "obs=None",
+    ),
+    refuse(
+        "nothing observed, in a plate without a size of its batches",
+        lambda: run(data_left_out, X, batch_size=10),
+        ValueError,
+        "observes nothing",
+        "'obs'",
+        "mcmc.run(key, X, y)",
     ),
     refuse(
         "a discrete latent site",

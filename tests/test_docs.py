@@ -23,6 +23,7 @@ def test_an_example_is_a_page_of_the_gallery(path: Path) -> None:
     title, line, empty, *_ = (ast.get_docstring(ast.parse(text)) or "").split("\n")
     assert line == "=" * len(title) and empty == ""  # what the gallery asks for
     assert '"--small"' in text and '"--out"' in text  # what it is run with
+    assert '"--full"' in text
     assert "diagnose(" in text or "effective_sample_size" in text
 
 
@@ -52,12 +53,17 @@ def test_what_figures_there_are_is_in_the_documentation() -> None:
 
 
 def test_code_in_the_documentation_is_run() -> None:
-    """Blocks of Python are doctests; fragments of a longer program are named here."""
-    fragments = {"networks.md", "control-variates.md", "confidencemh.md"}
-    blocks = {
-        page.name for page in PAGES if re.search(r"^```python$", page.read_text(), re.M)
-    }
-    assert blocks <= fragments
+    """Each block is a doctest, or a line of a shell; and each doctest is one."""
+    seen = 0
+    for page in PAGES:  # of README.md, test_readme.py
+        blocks = re.findall(r"^```(.*?)\n(.*?)^```$", page.read_text(), re.M | re.S)
+        for language, text in blocks:
+            if not language.startswith("{"):  # a directive
+                assert language in {"pycon", "sh", "text"}, (page.name, language)
+                assert (language == "pycon") == (">>> " in text), (page.name, text)
+                assert "+SKIP" not in text, page.name
+                seen += language == "pycon"
+    assert seen > 20
 
 
 def test_the_commands_of_the_reproduction_exist() -> None:
