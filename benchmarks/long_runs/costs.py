@@ -196,7 +196,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
             save("costs", found)  # what there is, if a later case is killed
 
     note("second_call", second_call())
-    times = (100, 1) if small else (10_000, 5)
+    times = (100, 1) if small else (100_000, 14)
     note("chunk_overhead", chunk_overhead(*times))
     note("rows_on_host", where_rows_are(*((50, 1) if small else (5000, 3))))
     cases = [(draws, where) for where in ("folder", "memory") for draws in (few, many)]

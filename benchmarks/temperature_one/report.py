@@ -62,6 +62,10 @@ operations on small arrays. At D = 123 it is the 400 rows of 123 numbers, which 
 gathered from random places; below a thousand rows all rows are read, and NUTS, whose
 steps are then as cheap, is level.
 
+More chains, on devices of one thread each, use the machine better than four chains
+do: [Threads](performance.md#threads) has figures, of NUTS too. The tables here are
+older than the steps' last improvements.
+
 ```{{image}} {FIGURE}
 :alt: ESS per second against bias, a panel for each problem
 ```
