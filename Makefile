@@ -60,8 +60,10 @@ demo: $(VENV)/.has-examples
 
 test: test-single test-double
 
+# two thirds of their time is compilation
 test-single: $(VENV)/.has-test
-	$(PYTEST) -m '$(SELECT)'
+	XLA_FLAGS="$$XLA_FLAGS $$($(BIN)/python tools/fast-compilation)" \
+	    $(PYTEST) -m '$(SELECT)'
 
 test-double: $(VENV)/.has-test
 	JAX_ENABLE_X64=1 $(PYTEST) -m '$(SELECT_X64)'
