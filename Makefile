@@ -60,10 +60,8 @@ demo: $(VENV)/.has-examples
 
 test: test-single test-double
 
-# two thirds of their time is compilation
 test-single: $(VENV)/.has-test
-	XLA_FLAGS="$$XLA_FLAGS $$($(BIN)/python tools/fast-compilation)" \
-	    $(PYTEST) -m '$(SELECT)'
+	$(PYTEST) -m '$(SELECT)'
 
 test-double: $(VENV)/.has-test
 	JAX_ENABLE_X64=1 $(PYTEST) -m '$(SELECT_X64)'
