@@ -30,7 +30,7 @@ class Design(NamedTuple):
     """Which rows are always read, and the tables from which the others are drawn.
 
     The others stand in slots, those of a stratum side by side, as many as the next
-    power of two. A draw is one random word: its upper bits pick a slot of the stratum,
+    power of two; behind the last stratum there may be some that belong to none. A draw is one random word: its upper bits pick a slot of the stratum,
     and the lower ones decide whether to keep it or to take its alias.
 
     :param sure: rows that are always read, int32, shape ``(S,)``; ``S`` may be 0.
@@ -207,9 +207,14 @@ def build(
     weight = np.zeros(start[-1], np.int64)
     weight[slot] = _weights(probability, first, count)
     threshold, alias = _alias_tables(weight, np.repeat(_WHOLE >> bits, 1 << bits))
-    row_of = np.zeros(start[-1], np.int32)
+    # up to a multiple of about a quarter of the rows, so that other data of the same
+    # shape mostly have tables of the same shape, and need no other program
+    grain = max(1 << len(row).bit_length() >> 2, 1)
+    empty = -start[-1] % grain
+    threshold, alias = np.pad(threshold, (0, empty)), np.pad(alias, (0, empty))
+    row_of = np.zeros(len(threshold), np.int32)
     row_of[slot] = row
-    inverse = np.ones(start[-1], np.float32)
+    inverse = np.ones(len(threshold), np.float32)
     inverse[slot] = _WHOLE / weight[slot]
     return Design(
         sure=jnp.asarray(np.sort(sure), jnp.int32),
