@@ -30,8 +30,9 @@ class Design(NamedTuple):
     """Which rows are always read, and the tables from which the others are drawn.
 
     The others stand in slots, those of a stratum side by side, as many as the next
-    power of two; behind the last stratum there may be some that belong to none. A draw is one random word: its upper bits pick a slot of the stratum,
-    and the lower ones decide whether to keep it or to take its alias.
+    power of two; behind the last stratum there may be some that belong to none. A draw
+    is one random word: its upper bits pick a slot of the stratum, and the lower ones
+    decide whether to keep it or to take its alias.
 
     :param sure: rows that are always read, int32, shape ``(S,)``; ``S`` may be 0.
     :param start: first slot of each stratum, int32, shape ``(H,)``.
