@@ -458,9 +458,10 @@ def test_law_of_a_hierarchy(centred):
         - mean
     ) / sd
     moments = np.concatenate([white, white**2 - 1], -1).mean(1)
-    # Not to Monte Carlo error, by which this test once judged one seed: over seven seeds
-    # the non-centred form has the variance of mu 3 to 16 percent too small, six times
-    # its error at two of them, in runs five times as long as well. It is not known why.
+    # Not to Monte Carlo error, by which this test once judged one seed. Over seven
+    # seeds the non-centred form has the variance of mu 3 to 16 percent too small, six
+    # times its error at one of them, and in runs five times as long as well. It is not
+    # known why.
     off = np.abs(moments.mean(0))
     means, squares = np.split(off, 2)
     assert means.max() < 0.1 and squares.max() < 0.25, off
