@@ -486,6 +486,13 @@ def _advise_expansion(d: Diagnosis, s: Settings) -> Iterator[str]:
             "that of a funnel or a narrow ridge, and moves are scaled for its bulk. "
             f"{_OTHER_FORM}"
         )
+    stuck = s.pilot["surrogate_stuck"]
+    if stuck > 0.001:
+        yield (
+            f"trajectories on the surrogate are rejected from {stuck:.1%} of its draws "
+            "however short their steps, so that the tails are hardly entered and come "
+            f"out too thin. {_OTHER_FORM}"
+        )
     away = s.pilot["other_mode"]
     if away > 0:
         yield (

@@ -74,12 +74,15 @@ class Landscape(NamedTuple):
         control variate.
     :param log_surrogate: log density of the surrogate at a position, a scalar, up to
         a constant and without data; only with a control variate.
+    :param num_steps: leapfrog steps in which a quarter of a period of the surrogate's
+        dynamics keeps accepting, in its tails as well.
     """
 
     gradient: Callable[[Array], Array]
     whitening: Whitening
     center: Array | None = None
     log_surrogate: Callable[[Array], Array] | None = None
+    num_steps: int = 4
 
 
 class Proposed(NamedTuple):
@@ -198,77 +201,102 @@ def _first_stage(
     )
 
 
+#: length of a trajectory, about a quarter of a period, ``pi / 2``
+LENGTH = 1.56
+
+
+def leapfrog(
+    z: Array, momentum: Array, step: Array, num_steps: ArrayLike, landscape: Landscape
+) -> tuple[Array, Array, Array]:
+    """Follow the surrogate's dynamics.
+
+    :return: position and momentum at the end, and the log surrogate at both ends.
+    """
+    density = jax.value_and_grad(_surrogate(landscape))
+    whitening = landscape.whitening
+
+    # A kick at each end of every drift; two kicks that meet are one. The loop keeps
+    # the surrogate, which holds the model's prior, at one place of the compiled
+    # program.
+    def kick_and_drift(i: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
+        position, momentum, first, _ = carry
+        value, gradient = density(position)
+        at_end = (i == 0) | (i == num_steps)
+        kick = jnp.where(at_end, 0.5 * step, step)
+        momentum = momentum + kick * whitening.whiten_gradient(gradient)
+        drift = jnp.where(i < num_steps, step, 0.0)
+        position = position + drift * whitening.color(momentum)
+        return position, momentum, jnp.where(i == 0, value, first), value
+
+    zero = jnp.zeros((), z.dtype)
+    z, momentum, first, last = jax.lax.fori_loop(
+        0, num_steps + 1, kick_and_drift, (z, momentum, zero, zero)
+    )
+    return z, momentum, jnp.stack([first, last])
+
+
+def log_metropolis_ratio(momentum: Array, momentum_new: Array, logs: Array) -> Array:
+    """What a trajectory lost of its energy.
+
+    :param logs: log surrogate at both ends.
+    """
+    kinetic = 0.5 * (jnp.square(momentum) - jnp.square(momentum_new)).sum()
+    return logs[1] - logs[0] + kinetic
+
+
 @dataclass(frozen=True)
 class _SurrogateHMC(Proposal):
     uses_surrogate = True
     adapts_step_size = False
 
-    num_steps: int = 4
-    step_size: float = 0.39
+    num_steps: int | None = None
+    step_size: float | None = None
     jitter: float = 0.1
 
     def __post_init__(self) -> None:
         what = "surrogate_hmc({}=...)".format
-        if not isinstance(self.num_steps, Integral):
-            raise TypeError(
-                f"{what('num_steps')} must be a positive integer, got "
-                f"{self.num_steps!r} ({type(self.num_steps).__name__})."
+        if self.num_steps is not None:
+            if not isinstance(self.num_steps, Integral):
+                raise TypeError(
+                    f"{what('num_steps')} must be a positive integer, got "
+                    f"{self.num_steps!r} ({type(self.num_steps).__name__})."
+                )
+            _check_number(
+                what("num_steps"), self.num_steps, _positive, "a positive integer"
             )
-        _check_number(
-            what("num_steps"), self.num_steps, _positive, "a positive integer"
-        )
-        step_size = _check_number(
-            what("step_size"), self.step_size, _positive, "a positive number"
-        )
+            object.__setattr__(self, "num_steps", int(self.num_steps))
+        if self.step_size is not None:
+            step_size = _check_number(
+                what("step_size"), self.step_size, _positive, "a positive number"
+            )
+            object.__setattr__(self, "step_size", step_size)
         jitter = _check_number(
             what("jitter"), self.jitter, lambda x: 0 <= x < 1, "at least 0 and below 1"
         )
-        object.__setattr__(self, "num_steps", int(self.num_steps))
-        object.__setattr__(self, "step_size", step_size)
         object.__setattr__(self, "jitter", jitter)
+
+    def trajectory(self, landscape: Landscape) -> tuple[int, float]:
+        """Number of leapfrog steps and their length."""
+        num_steps, step_size = self.num_steps, self.step_size
+        if num_steps is None:
+            num_steps = landscape.num_steps
+            if step_size is not None:
+                num_steps = max(1, round(LENGTH / step_size))
+        return num_steps, LENGTH / num_steps if step_size is None else step_size
 
     def propose(
         self, key: Array, z: Array, step_size: Array, landscape: Landscape
     ) -> Proposed:
         noise = jax.random.normal(key, (z.size + 3,), z.dtype)
         momentum, for_step, for_accept = noise[:-3], noise[-3], noise[-2:]
-        step = jnp.asarray(self.step_size, z.dtype)
+        num_steps, length = self.trajectory(landscape)
+        step = jnp.asarray(length, z.dtype)
         if self.jitter:  # erf(x / sqrt(2)) of a normal x is uniform on (-1, 1)
             uniform = jax.scipy.special.erf(for_step * np.sqrt(0.5).item())
             step = step * (1.0 + self.jitter * uniform)
-        z_new, momentum_new, logs = self.leapfrog(z, momentum, step, landscape)
-        kinetic = 0.5 * (jnp.square(momentum) - jnp.square(momentum_new)).sum()
-        log_ratio = logs[1] - logs[0] + kinetic
+        z_new, momentum_new, logs = leapfrog(z, momentum, step, num_steps, landscape)
+        log_ratio = log_metropolis_ratio(momentum, momentum_new, logs)
         return _first_stage(z, z_new, logs, log_ratio, for_accept)
-
-    def leapfrog(
-        self, z: Array, momentum: Array, step: Array, landscape: Landscape
-    ) -> tuple[Array, Array, Array]:
-        """Follow the surrogate's dynamics.
-
-        :return: position and momentum at the end, and the log surrogate at both ends.
-        """
-        density = jax.value_and_grad(_surrogate(landscape))
-        whitening, num_steps = landscape.whitening, self.num_steps
-
-        # A kick at each end of every drift; two kicks that meet are one. The loop
-        # keeps the surrogate, which holds the model's prior, at one place of the
-        # compiled program.
-        def kick_and_drift(i: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
-            position, momentum, first, _ = carry
-            value, gradient = density(position)
-            at_end = (i == 0) | (i == num_steps)
-            kick = jnp.where(at_end, 0.5 * step, step)
-            momentum = momentum + kick * whitening.whiten_gradient(gradient)
-            drift = jnp.where(i < num_steps, step, 0.0)
-            position = position + drift * whitening.color(momentum)
-            return position, momentum, jnp.where(i == 0, value, first), value
-
-        zero = jnp.zeros((), z.dtype)
-        z, momentum, first, last = jax.lax.fori_loop(
-            0, num_steps + 1, kick_and_drift, (z, momentum, zero, zero)
-        )
-        return z, momentum, jnp.stack([first, last])
 
 
 @dataclass(frozen=True)
@@ -472,7 +500,7 @@ def langevin() -> Proposal:
 
 
 def surrogate_hmc(
-    num_steps: int = 4, step_size: float = 0.39, jitter: float = 0.1
+    num_steps: int | None = None, step_size: float | None = None, jitter: float = 0.1
 ) -> Proposal:
     """Hamiltonian Monte Carlo on the surrogate, then one decision on the data.
 
@@ -484,18 +512,22 @@ def surrogate_hmc(
     the skewness, which :func:`independence` cannot.
 
     The length of a trajectory is a number times the standard deviations that the
-    whitening knows, so it is set here and not adapted. A quarter of a period, ``pi /
-    2`` in all, is what forgets the start on a normal surrogate; longer trajectories
-    turn back. For priors that are far from normal smaller steps keep the first stage
-    accepting: ``surrogate_hmc(8, 0.35)``. A surrogate whose draws are not worth
-    following, because it is far from the target, is better served by
-    :func:`delayed_random_walk`.
+    whitening knows, so it is set here and not adapted. A quarter of a period, about
+    ``pi / 2`` in all, is what forgets the start on a normal surrogate; longer
+    trajectories turn back. Four steps do for it. Where the surrogate is not normal the
+    set-up halves the step until hardly a draw of the surrogate is left that
+    trajectories would be rejected from: leapfrog steps that are too long for the tails
+    keep the chain out of them, and the acceptance rate does not show it. A surrogate
+    whose draws are not worth following, because it is far from the target, is better
+    served by :func:`delayed_random_walk`.
 
     Needs a control variate.
 
     :param num_steps: leapfrog steps; each evaluates the surrogate's gradient, as does
-        the start.
-    :param step_size: length of one of them, in the whitened coordinates.
+        the start. By default what ``step_size`` asks for, else what the set-up found:
+        4, 8, 16, 32 or 64.
+    :param step_size: length of one of them, in the whitened coordinates. By default
+        that of a quarter of a period.
     :param jitter: relative half width of the uniform law around ``step_size`` from
         which a trajectory draws its own, in ``[0, 1)``. With none, a coordinate whose
         scale is half of what the whitening says is mirrored and never mixed.

@@ -721,6 +721,7 @@ def test_no_decisions_no_advice_on_them() -> None:
     few = {"data": 16}
     assert not advice(settings=undecided, noise_ratio=100.0, batch_sizes=few, **certain)
     pilot = {"batch_sd": 0.3, "residual_sd": 0.1, "surrogate_rhat": 1.0}
+    pilot |= {"surrogate_stuck": 0.0}
     exact = CORRECTED | {
         "correction": "'exact'",
         "estimate": repr(estimate.exact()),

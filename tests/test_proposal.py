@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -16,7 +16,13 @@ import pytest
 from scipy import stats
 
 from numpyro_minibatch import proposal
-from numpyro_minibatch.proposal import Landscape, Proposal, Proposed, Whitening
+from numpyro_minibatch.proposal import (
+    Landscape,
+    Proposal,
+    Proposed,
+    Whitening,
+    leapfrog,
+)
 
 pytestmark = pytest.mark.x64  # in double precision, too
 
@@ -345,21 +351,17 @@ def test_the_law_of_independent_draws(df: float | None) -> None:
 # Leapfrog --------------------------------------------------------------------------
 
 
-def hmc(**settings: Any) -> Any:
-    return replace(proposal.surrogate_hmc(), **settings)
-
-
 START = jnp.array([0.2, 1.5, -1.0]), jnp.array([-0.4, 0.8, 1.2])
 
 
 @pytest.mark.parametrize("root", ROOTS)
 @pytest.mark.parametrize("num_steps", [1, 4])
 def test_leapfrog_goes_back_the_way_it_came(num_steps: int, root: str) -> None:
-    choice, at = hmc(num_steps=num_steps), landscape(root)
-    z, momentum, logs = choice.leapfrog(*START, jnp.asarray(0.4), at)
+    at = landscape(root)
+    z, momentum, logs = leapfrog(*START, jnp.asarray(0.4), num_steps, at)
     assert np.abs(z - START[0]).max() > 0.1
     np.testing.assert_allclose(logs, [log_surrogate(START[0]), log_surrogate(z)], 1e-6)
-    back, momentum, _ = choice.leapfrog(z, -momentum, jnp.asarray(0.4), at)
+    back, momentum, _ = leapfrog(z, -momentum, jnp.asarray(0.4), num_steps, at)
     tolerance = 1e-12 if X64 else 1e-5
     np.testing.assert_allclose(back, START[0], tolerance, tolerance)
     np.testing.assert_allclose(-momentum, START[1], tolerance, tolerance)
@@ -367,8 +369,8 @@ def test_leapfrog_goes_back_the_way_it_came(num_steps: int, root: str) -> None:
 
 def test_leapfrog_preserves_volume() -> None:
     def flow(state: jax.Array) -> jax.Array:
-        z, momentum, _ = hmc().leapfrog(
-            state[:3], state[3:], jnp.asarray(0.4), landscape()
+        z, momentum, _ = leapfrog(
+            state[:3], state[3:], jnp.asarray(0.4), 4, landscape()
         )
         return jnp.concatenate([z, momentum])
 
@@ -378,8 +380,8 @@ def test_leapfrog_preserves_volume() -> None:
 
 def test_leapfrog_is_of_second_order() -> None:
     def error(num_steps: int) -> float:
-        z, momentum, logs = hmc(num_steps=num_steps).leapfrog(
-            *START, jnp.asarray(1.6 / num_steps), landscape()
+        z, momentum, logs = leapfrog(
+            *START, jnp.asarray(1.6 / num_steps), num_steps, landscape()
         )
         kinetic = 0.5 * (jnp.square(momentum) - jnp.square(START[1])).sum()
         return abs(float(logs[1] - logs[0] - kinetic))
@@ -404,13 +406,33 @@ def test_a_quarter_of_a_period_forgets_the_start() -> None:
     assert np.abs(both[:3, 3:]).max() < 0.1
 
 
-def test_the_step_sizes_of_trajectories_are_uniform() -> None:
-    @dataclass(frozen=True)
-    class Recorder(type(hmc())):  # type: ignore[misc]
-        def leapfrog(self, z: Any, momentum: Any, step: Any, landscape: Any) -> Any:
-            return jnp.full_like(z, step), momentum, jnp.zeros(2)
+@pytest.mark.parametrize(
+    "settings, here, expected",
+    [
+        ({}, 4, (4, 0.39)),
+        ({}, 16, (16, 0.0975)),  # what the set-up found
+        ({"num_steps": 6}, 16, (6, 0.26)),  # a quarter of a period either way
+        ({"step_size": 0.2}, 16, (8, 0.2)),
+        ({"step_size": 5.0}, 16, (1, 5.0)),
+        ({"num_steps": 3, "step_size": 0.9}, 16, (3, 0.9)),
+    ],
+)
+def test_the_length_of_a_trajectory(
+    settings: dict[str, Any], here: int, expected: tuple[int, float]
+) -> None:
+    choice: Any = proposal.surrogate_hmc(**settings)
+    found = choice.trajectory(landscape()._replace(num_steps=here))
+    assert found == pytest.approx(expected)
 
-    choice = Recorder(step_size=0.5, jitter=0.2)
+
+def test_the_step_sizes_of_trajectories_are_uniform(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def record(z: Any, momentum: Any, step: Any, *rest: Any) -> Any:
+        return jnp.full_like(z, step), momentum, jnp.zeros(2)
+
+    monkeypatch.setattr(proposal, "leapfrog", record)
+    choice = proposal.surrogate_hmc(step_size=0.5, jitter=0.2)
     made = many(choice, 6, np.zeros((20_000, 3)))
     steps = np.asarray(made.z)[:, 0]
     assert 0.4 <= steps.min() and steps.max() <= 0.6 + 1e-6
@@ -436,7 +458,9 @@ def test_where_the_surrogate_is_not_finite_is_never_entered(
 def test_a_trajectory_that_blows_up_is_a_stay() -> None:
     at = landscape()._replace(log_surrogate=lambda z: (z**4).sum())
     z = 10.0 * jnp.ones(3)
-    made = hmc(num_steps=16).propose(jax.random.key(8), z, jnp.asarray(1.0), at)
+    made = proposal.surrogate_hmc(16, 0.39).propose(
+        jax.random.key(8), z, jnp.asarray(1.0), at
+    )
     assert not made.moved and made.log_q_ratio == 0
     assert (np.asarray(made.z) == 10).all()
 

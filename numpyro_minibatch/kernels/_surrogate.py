@@ -51,11 +51,13 @@ class Plan(NamedTuple):
     :param coordinates: what the rows are expanded in.
     :param form: how residuals are computed.
     :param scheme: how rows are drawn, bound to the plates.
+    :param num_steps: leapfrog steps of a trajectory on the surrogate.
     """
 
     coordinates: Coordinates
     form: Form
     scheme: Scheme
+    num_steps: int
 
 
 class Prepared(NamedTuple):
@@ -146,11 +148,16 @@ def prepare(
         "coordinates": problem.coordinates,
         "gaussian": posterior.gaussian,
         "surrogate_rhat": posterior.rhat,
+        "surrogate_num_steps": posterior.num_steps,
+        "surrogate_stuck": posterior.stuck,
         "other_mode": center.other_mode,
     }
     return Prepared(
         Plan(
-            problem.coordinates, pilot.form, scheme.bound(pilot.sizes, problem.plates)
+            problem.coordinates,
+            pilot.form,
+            scheme.bound(pilot.sizes, problem.plates),
+            posterior.num_steps,
         ),
         surrogate,
         jax.vmap(problem.unravel)(jnp.asarray(posterior.draws, dtype)),

@@ -551,6 +551,7 @@ class MinibatchMH(MinibatchKernel):
                 reader.weights,
                 unravel,
             ),
+            num_steps=self._plan.num_steps,
         )
 
     def _metropolis_step(
