@@ -38,7 +38,8 @@ _SCORING = 24  # draws that score the rows
 _HELD_OUT = 32  # draws that judge the design, in pairs
 _IN_DOUBLE = 8  # draws on which the precisions are compared
 _FLOAT_ERROR = 0.05  # error of a summed residual, in units of the log ratio
-_MIN_BATCH = 100
+_MIN_BATCH = 100  # rows that make an estimate normal and its variance known
+_QUIET = 0.25  # noise of a log ratio at which neither matters
 _WIDTH = 2**13  # rows that are read at once, at all draws
 _DIVERGING = 0.1  # share of diverging trajectories that the surrogate may have
 _NUM_STEPS = (4, 8, 16, 32, 64)  # leapfrog steps of a trajectory that are tried
@@ -54,7 +55,8 @@ class SurrogatePosterior(NamedTuple):
     :param draws: some draws of it, ``(K, D)``.
     :param gaussian: whether it is normal, as far as decisions could tell.
     :param rhat: the largest R-hat of its draws; 1 where they are independent.
-    :param num_steps: leapfrog steps that a quarter of a period of its dynamics takes.
+    :param num_steps: leapfrog steps that a quarter of a period of its dynamics takes;
+        none where it is normal.
     :param stuck: share of its draws that such trajectories hardly ever leave.
     """
 
@@ -141,7 +143,7 @@ def surrogate_posterior(
             values = jax.jit(jax.vmap(fn))(jnp.asarray(draws, jnp.float64))
         misfit = np.asarray(values) + 0.5 * np.square(normal).sum(1)
         if np.std(misfit) < 0.1:
-            return SurrogatePosterior(center.center, root, draws, True, 1.0, 4, 0.0)
+            return SurrogatePosterior(center.center, root, draws, True, 1.0, 0, 0.0)
         start = center.center
 
     @jax.jit
@@ -255,6 +257,7 @@ def run_pilot(
     sizes: Mapping[str, int | None],
     expansion: Expansion,
     draws: np.ndarray,
+    smallest: int,
     progress: Callable[[str], None],
 ) -> Pilot:
     """Measure what the expansion leaves over, and design the batches by it.
@@ -266,6 +269,7 @@ def run_pilot(
     :param sizes: rows of a batch, by plate; ``None`` where the pilot is to choose.
     :param expansion: the expansion, in double precision.
     :param draws: draws of the surrogate's posterior, ``(K, D)``.
+    :param smallest: rows of a batch to try first.
     :param progress: told what is being done.
     :raises ValueError: the expansion or the precision is not good enough.
     """
@@ -290,7 +294,7 @@ def run_pilot(
     log_weights = weight * (sums - sums.max())
     importance = np.exp(log_weights)
     fixed = all(size is not None for size in sizes.values())
-    chosen = {n: min(m or _MIN_BATCH, problem.plates[n]) for n, m in sizes.items()}
+    chosen = {n: min(m or smallest, problem.plates[n]) for n, m in sizes.items()}
     for _ in range(6):
         bound = scheme.bound(chosen, problem.plates)
         plain = np.zeros(len(held_out) // 2)
@@ -308,12 +312,18 @@ def run_pilot(
             variances = plain
         sd = weight * np.sqrt(variances)
         q95 = float(np.quantile(sd, 0.95))
-        if q95 <= 1.0 or fixed or isinstance(bound, FullBatch):
+        if q95 <= _QUIET or fixed or isinstance(bound, FullBatch):
             break
-        for name, given in sizes.items():
-            if given is None:
-                wanted = 2 * int(np.ceil(0.55 * chosen[name] * q95**2))
-                chosen[name] = min(wanted, problem.plates[name])
+        free = [name for name, given in sizes.items() if given is None]
+        few = min(chosen[name] for name in free) < _MIN_BATCH
+        if not few and q95 <= 1.0:
+            break
+        for name in free:
+            wanted = 2 * int(np.ceil(0.55 * chosen[name] * (q95 / _QUIET) ** 2))
+            if wanted > _MIN_BATCH:
+                enough = 2 * int(np.ceil(0.55 * chosen[name] * q95**2))
+                wanted = max(_MIN_BATCH, enough)
+            chosen[name] = min(wanted, problem.plates[name])
     total = sum(np.square(s).sum() for s in scores.values())
     fourth = sum((np.asarray(s, np.float64) ** 4).sum() for s in scores.values())
     return Pilot(

@@ -75,7 +75,8 @@ class Landscape(NamedTuple):
     :param log_surrogate: log density of the surrogate at a position, a scalar, up to
         a constant and without data; only with a control variate.
     :param num_steps: leapfrog steps in which a quarter of a period of the surrogate's
-        dynamics keeps accepting, in its tails as well.
+        dynamics keeps accepting, in its tails as well; 0 where the surrogate is normal
+        with the mean ``center`` and the whitening's covariance.
     """
 
     gradient: Callable[[Array], Array]
@@ -276,20 +277,26 @@ class _SurrogateHMC(Proposal):
         object.__setattr__(self, "jitter", jitter)
 
     def trajectory(self, landscape: Landscape) -> tuple[int, float]:
-        """Number of leapfrog steps and their length."""
+        """Number of leapfrog steps and their length; no step is the exact flow."""
         num_steps, step_size = self.num_steps, self.step_size
         if num_steps is None:
             num_steps = landscape.num_steps
             if step_size is not None:
                 num_steps = max(1, round(LENGTH / step_size))
-        return num_steps, LENGTH / num_steps if step_size is None else step_size
+        if step_size is None:
+            step_size = LENGTH / max(num_steps, 1)
+        return num_steps, step_size
 
     def propose(
         self, key: Array, z: Array, step_size: Array, landscape: Landscape
     ) -> Proposed:
+        num_steps, length = self.trajectory(landscape)
+        if num_steps == 0:
+            # A quarter of a period of the dynamics of a normal law leads to a draw of
+            # it, whatever the start, and loses no energy.
+            return independence().propose(key, z, step_size, landscape)
         noise = jax.random.normal(key, (z.size + 3,), z.dtype)
         momentum, for_step, for_accept = noise[:-3], noise[-3], noise[-2:]
-        num_steps, length = self.trajectory(landscape)
         step = jnp.asarray(length, z.dtype)
         if self.jitter:  # erf(x / sqrt(2)) of a normal x is uniform on (-1, 1)
             uniform = jax.scipy.special.erf(for_step * np.sqrt(0.5).item())
@@ -514,18 +521,20 @@ def surrogate_hmc(
     The length of a trajectory is a number times the standard deviations that the
     whitening knows, so it is set here and not adapted. A quarter of a period, about
     ``pi / 2`` in all, is what forgets the start on a normal surrogate; longer
-    trajectories turn back. Four steps do for it. Where the surrogate is not normal the
-    set-up halves the step until hardly a draw of the surrogate is left that
-    trajectories would be rejected from: leapfrog steps that are too long for the tails
-    keep the chain out of them, and the acceptance rate does not show it. A surrogate
-    whose draws are not worth following, because it is far from the target, is better
-    served by :func:`delayed_random_walk`.
+    trajectories turn back. Where the set-up finds the surrogate normal, it needs no
+    leapfrog: the dynamics then lead to an independent draw, and one decision is about
+    all that the surrogate is not. Elsewhere it halves the step, from four steps on,
+    until hardly a draw of the surrogate is left that trajectories would be rejected
+    from: leapfrog steps that are too long for the tails keep the chain out of them,
+    and the acceptance rate does not show it. A surrogate whose draws are not worth
+    following, because it is far from the target, is better served by
+    :func:`delayed_random_walk`.
 
     Needs a control variate.
 
     :param num_steps: leapfrog steps; each evaluates the surrogate's gradient, as does
         the start. By default what ``step_size`` asks for, else what the set-up found:
-        4, 8, 16, 32 or 64.
+        none, or 4, 8, 16, 32 or 64.
     :param step_size: length of one of them, in the whitened coordinates. By default
         that of a quarter of a period.
     :param jitter: relative half width of the uniform law around ``step_size`` from

@@ -398,6 +398,11 @@ class MinibatchKernel(MCMCKernel):
     # control variates -----------------------------------------------------------------
 
     @property
+    def _smallest_batch(self) -> int:
+        """Rows of a batch that the pilot tries first where it is to choose."""
+        return _BATCH
+
+    @property
     def _surveys(self) -> bool:
         """Whether all rows of the data are looked at before the run."""
         return self._control_variate is not None
@@ -465,7 +470,8 @@ class MinibatchKernel(MCMCKernel):
                 stacklevel=find_stack_level(),
             )
             scheme, sizes = full(), dict(plates)
-        return prepare(who, problem, self._control_variate, scheme, sizes)
+        smallest = self._smallest_batch
+        return prepare(who, problem, self._control_variate, scheme, sizes, smallest)
 
     # the driver's interface -----------------------------------------------------------
 

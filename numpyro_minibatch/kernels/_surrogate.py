@@ -51,7 +51,8 @@ class Plan(NamedTuple):
     :param coordinates: what the rows are expanded in.
     :param form: how residuals are computed.
     :param scheme: how rows are drawn, bound to the plates.
-    :param num_steps: leapfrog steps of a trajectory on the surrogate.
+    :param num_steps: leapfrog steps of a trajectory on the surrogate; none where its
+        dynamics are known in closed form.
     """
 
     coordinates: Coordinates
@@ -103,6 +104,7 @@ def prepare(
     taylor: Taylor,
     scheme: Scheme,
     sizes: Mapping[str, int | None],
+    smallest: int,
 ) -> Prepared:
     """Expand the rows of a target, and see how well that works.
 
@@ -111,6 +113,7 @@ def prepare(
     :param taylor: the control variate.
     :param scheme: how rows are drawn.
     :param sizes: rows of a batch, by plate; ``None`` where the pilot is to choose.
+    :param smallest: rows of a batch for the pilot to try first.
     :raises ValueError: the expansion is of no use; the message says why.
     """
     target = problem.target_of(problem.arrays)
@@ -134,7 +137,15 @@ def prepare(
         posterior = surrogate_posterior(who, problem, center, positions[0])
         expansion = Expansion(*[np.asarray(x) for x in center[:4]])  # type: ignore[arg-type]
         pilot = run_pilot(
-            who, problem, taylor, scheme, sizes, expansion, posterior.draws, progress
+            who,
+            problem,
+            taylor,
+            scheme,
+            sizes,
+            expansion,
+            posterior.draws,
+            smallest,
+            progress,
         )
     dtype = problem.dtype
     surrogate = Surrogate(

@@ -45,6 +45,8 @@ from numpyro_minibatch.target import Target
 
 __all__ = ["MinibatchMH", "MinibatchMHState"]
 
+_FEWEST = 16  # rows of a batch that is left to the pilot; fewer save no time
+
 
 class _Checks(NamedTuple):
     """Decisions that were also made on all rows: sums over them."""
@@ -523,6 +525,12 @@ class MinibatchMH(MinibatchKernel):
         if self._pace is None:
             return step_size
         return (step_size * self._pace(jnp.asarray(count))).astype(step_size.dtype)
+
+    @property
+    def _smallest_batch(self) -> int:
+        # a decision can do with few rows where they say enough; a gradient is better
+        # for each of them
+        return super()._smallest_batch if self._proposal.uses_gradient else _FEWEST
 
     def _landscape(
         self,
