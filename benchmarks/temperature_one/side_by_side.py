@@ -30,8 +30,8 @@ from .scores import scores
 RESULTS = Path(__file__).parent / "results" / "side_by_side"
 # (threads, devices, chains); no threads: as many as there are cores
 SETTINGS = {
-    "ours": [(None, 1, 4), (1, 1, 4), (1, 1, 16), (1, 2, 32)],
-    "nuts": [(None, 1, 1), (None, 1, 4), (1, 2, 2), (1, 2, 8)],
+    "ours": [(None, 1, 4), (1, 2, 32), (1, 2, 64)],
+    "nuts": [(None, 1, 1), (None, 1, 4), (1, 2, 8)],
 }
 FIRST = {"ours": 500, "nuts": 40}  # draws of the shorter run
 WARMUP = {"ours": 1000, "nuts": 200}
