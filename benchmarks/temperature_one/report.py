@@ -57,8 +57,8 @@ coordinates whitened by the Laplace approximation (`tuning.py`). CV: with contro
 variates at the mode.
 
 More chains, on devices of one thread each, use the machine better than four chains
-do: that is the first table, and the one to judge by. In those below it MinibatchMH was
-measured last, after its steps had become cheaper.
+do: that is the first table. Those below it and the figure are older than the cheaper
+steps of MinibatchMH, which it was measured with.
 
 What limits MinibatchMH at D = 10 to 20 is not the rows but the number of operations on
 small arrays. At D = 123 it is the 400 rows of 123 numbers, gathered from random places,
