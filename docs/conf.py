@@ -6,12 +6,13 @@ import sys
 import warnings
 from pathlib import Path
 
-from numpyro_minibatch._version import __version__
+# No bars among what examples print: tqdm reads this once, when it is imported.
+os.environ.setdefault("TQDM_DISABLE", "1")
+
+from numpyro_minibatch._version import __version__  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))  # for _gallery
-
-os.environ.setdefault("TQDM_DISABLE", "1")  # no bars among what examples print
 
 # ArviZ 0.23 announces ArviZ 1 at its first import on each day.
 warnings.filterwarnings("ignore", r"\s*ArviZ is undergoing", FutureWarning)

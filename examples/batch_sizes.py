@@ -122,18 +122,20 @@ for name, idata in runs.items():
 # The distribution of the batch sizes: a few moves need many rows, and a test that
 # chooses its batch spends its rows on them.
 
-colours = ("#000000", "#D55E00", "#0072B2", "#56B4E9", "#009E73")
+colours = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00")
+styles = ("-", "--", "-.", ":", "-")
 figure, axis = plt.subplots(figsize=(7, 4), layout="constrained")
-for (name, idata), colour in zip(runs.items(), colours, strict=True):
+for (name, idata), *look in zip(runs.items(), styles, colours, strict=True):
     read = np.sort(idata["sample_stats"]["num_rows"].values.ravel())
-    axis.step(read, np.linspace(0, 1, len(read)), color=colour, label=name)
+    style, colour = look
+    axis.step(read, np.linspace(0, 1, len(read)), style, color=colour, label=name)
 axis.set(
     xscale="log",
     xlabel="rows read by a decision",
     ylabel="share of the decisions",
     title=f"Batch sizes on {rows:,} rows at temperature {temperature:,.0f}",
 )
-axis.legend(fontsize="small")
+axis.legend(fontsize="small", loc="lower right", bbox_to_anchor=(0.93, 0))
 figure.savefig(args.out / "batch_sizes.png", dpi=80)
 
 # %%
