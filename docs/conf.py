@@ -6,6 +6,8 @@ import sys
 import warnings
 from pathlib import Path
 
+from sphinx.util.nodes import make_refnode
+
 # No bars among what examples print: tqdm reads this once, when it is imported.
 os.environ.setdefault("TQDM_DISABLE", "1")
 
@@ -74,3 +76,25 @@ if found := importlib.util.find_spec("sphinx-mathjax-offline"):
     mathjax = Path(str(found.origin)).parent / "static" / "mathjax" / "tex-svg.js"
     html_static_path.append(str(mathjax))
     mathjax_path = mathjax.name
+
+
+def find_short_name(app, env, node, contnode):
+    """Where a name without its module is documented, if there is one such place.
+
+    Docstrings and pages say `MINT` or `numpyro_minibatch.MINT`, as users do, and the
+    reference has `numpyro_minibatch.kernels.mint.MINT`.
+    """
+    if node.get("refdomain") != "py":
+        return None
+    objects = env.get_domain("py").objects
+    last = "." + node["reftarget"].removeprefix("numpyro_minibatch.")
+    found = sorted((n for n in objects if n.endswith(last)), key=lambda n: n.count("."))
+    if not found or [n.count(".") for n in found].count(found[0].count(".")) > 1:
+        return None
+    entry = objects[found[0]]
+    place = node.get("refdoc", env.docname), entry.docname, entry.node_id
+    return make_refnode(app.builder, *place, contnode, found[0])
+
+
+def setup(app):
+    app.connect("missing-reference", find_short_name)
