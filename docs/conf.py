@@ -57,6 +57,7 @@ sphinx_gallery_conf = {
 
 autodoc_default_options = {"members": True, "member-order": "bysource"}
 autodoc_typehints = "signature"
+autodoc_preserve_defaults = True  # a function as a default by its name
 autodoc_typehints_format = "short"
 add_module_names = False
 python_maximum_signature_line_length = 88
@@ -96,5 +97,12 @@ def find_short_name(app, env, node, contnode):
     return make_refnode(app.builder, *place, contnode, found[0])
 
 
+def skip_field(app, what, name, obj, skip, options):
+    """Fields of a NamedTuple: its docstring says what they are, not their number."""
+    alias = (getattr(obj, "__doc__", None) or "").startswith("Alias for field number")
+    return True if alias else None
+
+
 def setup(app):
     app.connect("missing-reference", find_short_name)
+    app.connect("autodoc-skip-member", skip_field)
