@@ -11,6 +11,7 @@ from sphinx.util.nodes import make_refnode
 # No bars among what examples print: tqdm reads this once, when it is imported.
 os.environ.setdefault("TQDM_DISABLE", "1")
 
+import numpyro_minibatch  # noqa: E402
 from numpyro_minibatch._version import __version__  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
@@ -85,10 +86,11 @@ def find_short_name(app, env, node, contnode):
     Docstrings and pages say `MINT` or `numpyro_minibatch.MINT`, as users do, and the
     reference has `numpyro_minibatch.kernels.mint.MINT`.
     """
-    if node.get("refdomain") != "py":
+    name = node.get("reftarget", "").removeprefix("numpyro_minibatch.")
+    public = hasattr(numpyro_minibatch, name.split(".")[0])
+    if node.get("refdomain") != "py" or not public:
         return None
-    objects = env.get_domain("py").objects
-    last = "." + node["reftarget"].removeprefix("numpyro_minibatch.")
+    objects, last = env.get_domain("py").objects, f".{name}"
     found = sorted((n for n in objects if n.endswith(last)), key=lambda n: n.count("."))
     if not found or [n.count(".") for n in found].count(found[0].count(".")) > 1:
         return None
