@@ -6,12 +6,16 @@ import sys
 import warnings
 from pathlib import Path
 
-from numpyro_minibatch._version import __version__
+from sphinx.util.nodes import make_refnode
+
+# No bars among what examples print: tqdm reads this once, when it is imported.
+os.environ.setdefault("TQDM_DISABLE", "1")
+
+import numpyro_minibatch  # noqa: E402
+from numpyro_minibatch._version import __version__  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))  # for _gallery
-
-os.environ.setdefault("TQDM_DISABLE", "1")  # no bars among what examples print
 
 # ArviZ 0.23 announces ArviZ 1 at its first import on each day.
 warnings.filterwarnings("ignore", r"\s*ArviZ is undergoing", FutureWarning)
@@ -54,6 +58,7 @@ sphinx_gallery_conf = {
 
 autodoc_default_options = {"members": True, "member-order": "bysource"}
 autodoc_typehints = "signature"
+autodoc_preserve_defaults = True  # a function as a default by its name
 autodoc_typehints_format = "short"
 add_module_names = False
 python_maximum_signature_line_length = 88
@@ -73,3 +78,33 @@ if found := importlib.util.find_spec("sphinx-mathjax-offline"):
     mathjax = Path(str(found.origin)).parent / "static" / "mathjax" / "tex-svg.js"
     html_static_path.append(str(mathjax))
     mathjax_path = mathjax.name
+
+
+def find_short_name(app, env, node, contnode):
+    """Where a name without its module is documented, if there is one such place.
+
+    Docstrings and pages say `MINT` or `numpyro_minibatch.MINT`, as users do, and the
+    reference has `numpyro_minibatch.kernels.mint.MINT`.
+    """
+    name = node.get("reftarget", "").removeprefix("numpyro_minibatch.")
+    public = hasattr(numpyro_minibatch, name.split(".")[0])
+    if node.get("refdomain") != "py" or not public:
+        return None
+    objects, last = env.get_domain("py").objects, f".{name}"
+    found = sorted((n for n in objects if n.endswith(last)), key=lambda n: n.count("."))
+    if not found or [n.count(".") for n in found].count(found[0].count(".")) > 1:
+        return None
+    entry = objects[found[0]]
+    place = node.get("refdoc", env.docname), entry.docname, entry.node_id
+    return make_refnode(app.builder, *place, contnode, found[0])
+
+
+def skip_field(app, what, name, obj, skip, options):
+    """Fields of a NamedTuple: its docstring says what they are, not their number."""
+    alias = (getattr(obj, "__doc__", None) or "").startswith("Alias for field number")
+    return True if alias else None
+
+
+def setup(app):
+    app.connect("missing-reference", find_short_name)
+    app.connect("autodoc-skip-member", skip_field)

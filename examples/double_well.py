@@ -109,9 +109,8 @@ for axis, step_size in zip(axes, step_sizes, strict=True):
     axis.fill_between(grid, truth, color="0.85", label="truth")
     for name, colour in colours.items():
         values = runs[name, step_size]["posterior"]["z"].values.ravel()
-        axis.hist(
-            values, edges, density=True, histtype="step", color=colour, label=name
-        )
+        style = {"color": colour, "linestyle": "--" if name == "SGHMC" else "-"}
+        axis.hist(values, edges, density=True, histtype="step", label=name, **style)
     axis.set(xlabel="position", title=f"step size {step_size}")
 axes[0].set_ylabel("density")
 axes[0].legend(fontsize=8)

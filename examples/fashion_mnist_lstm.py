@@ -9,12 +9,13 @@ RENHD, which runs a ladder of temperatures and swaps positions between them, and
 and SGHMC, which spend all on one chain. Asked is whose ensemble of draws knows the
 classes of the test images best.
 
-Fashion-MNIST is read from the folder that NUMPYRO_MINIBATCH_DATA names, or downloaded;
-without it, and with --small, the digits that scikit-learn ships take its place.
+Fashion-MNIST is read from the folder that ``NUMPYRO_MINIBATCH_DATA`` names, or
+downloaded; without it, and with ``--small``, as on the page of the gallery, the digits
+that scikit-learn ships take its place.
 
 The default is a smaller network, on fewer images, with fewer rungs and far fewer steps
-than the paper's, so that two cores can run it in some minutes; --full has the paper's
-settings, which are for an accelerator and hours.
+than the paper's, so that two cores can run it in some minutes; ``--full`` has the
+paper's settings, which are for an accelerator and hours.
 
 Rui Luo, Qiang Zhang, Yaodong Yang, Jun Wang (2020), Replica-exchange Nosé-Hoover
 dynamics for Bayesian learning on large datasets, section 4.2.
@@ -31,6 +32,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 
+import arviz as az
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -53,6 +55,7 @@ from numpyro_minibatch import (
 )
 
 COLOURS = {"RENHD": "#0072B2", "SGNHT": "#009E73", "SGHMC": "#D55E00"}
+MARKERS = {"RENHD": "o", "SGNHT": "s", "SGHMC": "^"}
 
 
 ZEROS = nn.initializers.zeros  # never used: the prior has its own first values
@@ -270,6 +273,7 @@ def main(args):
         # of many thousand weights a few are looked at: the last layer's offsets
         offsets = [str(v) for v in idata.posterior.data_vars if "Dense_1.bias" in v]
         print(diagnose(idata, var_names=offsets), "\n")
+        print(az.summary(idata, var_names=offsets), "\n")
     print(table(results), "\n")
     print(advice(results), "\n")
     args.out.mkdir(parents=True, exist_ok=True)
@@ -323,7 +327,8 @@ def plot(results, title, path):
             zip(found.ensembles, found.draws, strict=True)
         ):
             label = name if chain == 0 else None
-            axes[0].plot(found.gradients, ensemble, color=colour, label=label)
+            mark = {"marker": MARKERS[name], "ms": 4}
+            axes[0].plot(found.gradients, ensemble, color=colour, label=label, **mark)
             axes[0].plot(found.gradients, each, ":", lw=0.7, color=colour)
     low = min(
         found.ensembles[:, len(found.gradients) // 4 :].min()
@@ -335,11 +340,15 @@ def plot(results, title, path):
         ylim=(low - 3, None),
         title="Ensembles, and single draws dotted",
     )
-    axes[0].legend(fontsize=8)
+    axes[0].legend(fontsize=9)
     rung = results["RENHD"].rung
     for replica in range(rung.shape[1]):
-        axes[1].step(np.arange(len(rung)), rung[:, replica], where="post", lw=1)
-    axes[1].set(xlabel="draw", ylabel="rung, 0 the coldest", title="Replicas")
+        # beside each other, and with a style of its own
+        height = rung[:, replica] + 0.04 * replica
+        style = ("-", "--", "-.", ":")[replica % 4]
+        axes[1].step(np.arange(len(rung)), height, style, where="post", lw=1.5)
+    axes[1].set(xlabel="draw", ylabel="rung, 0 the coldest")
+    axes[1].set_title("Replicas of RENHD, a line each")
     axes[1].set_yticks(range(rung.shape[1]))
     figure.suptitle(f"A recurrent network on {title}")
     figure.savefig(path, dpi=80)

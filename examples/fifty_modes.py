@@ -76,8 +76,9 @@ target = Target(
 print(f"{number:,} data as {len(values)} rows, {modes} modes")
 
 # %%
-# A ladder of energies, and a chain alone
-# ---------------------------------------
+# A ladder of energies, and chains without one
+# --------------------------------------------
+# Four chains of each, all begun with all means at 0.
 
 common = {
     "target": target,
@@ -88,7 +89,7 @@ common = {
 }
 kernels = {
     "MINTEE": MINTEE(temperatures=ladder, **settings, **common),
-    "one chain": MinibatchMH(temperature=ladder[0], adapt_mass_matrix=False, **common),
+    "no jumps": MinibatchMH(temperature=ladder[0], adapt_mass_matrix=False, **common),
 }
 runs = {}
 for name, kernel in kernels.items():
@@ -109,8 +110,8 @@ print(diagnosis)
 # %%
 # Which mode, draw by draw
 # ------------------------
-# The mode of a draw is the component that is near 2. Jumps change it; nothing else
-# does.
+# The mode of a draw is the component that is near 2, and draws in between are not
+# shown. Jumps change it; nothing else does.
 
 
 def mode_of(z):
@@ -122,17 +123,20 @@ found = {name: mode_of(idata["posterior"]["z"].values) for name, idata in runs.i
 figure, axes = plt.subplots(2, 1, figsize=(8, 5), layout="constrained", sharex=True)
 for axis, (name, labels) in zip(axes, found.items(), strict=True):
     seen = [np.unique(chain[chain >= 0]) for chain in labels]
-    for chain, colour in zip(labels[:2], ("#0072B2", "#D55E00"), strict=True):
-        kept = chain >= 0
-        axis.plot(np.flatnonzero(kept), chain[kept], ".", ms=2, color=colour)
+    for k, (mark, colour) in enumerate((("o", "#0072B2"), ("x", "#D55E00"))):
+        place = np.flatnonzero(labels[k] >= 0)
+        height = labels[k][place] + 0.2 * k  # beside each other
+        axis.plot(place, height, mark, ms=2, color=colour, label=f"chain {k}")
     union = len(np.unique(np.concatenate(seen)))
     axis.set(
-        ylabel="component near 2",
+        ylabel="which component is near 2",
         ylim=(-1, modes),
         title=f"{name}: {union} of {modes} modes by {chains} chains, "
         f"{', '.join(str(len(s)) for s in seen)} by each",
     )
-axes[-1].set_xlabel("draw (two chains are shown)")
+axes[-1].set_xlabel("draw (two of the chains are shown)")
+shown = axes[0].get_legend_handles_labels()
+figure.legend(*shown, loc="outside right upper", markerscale=3)
 args.out.mkdir(parents=True, exist_ok=True)
 figure.savefig(args.out / "fifty_modes.png", dpi=80)
 
@@ -154,6 +158,7 @@ axes[0].set(
     ylabel="share of the draws",
     title="Shares, with standard errors of the chains' scatter",
 )
+axes[0].set_ylim(0, 1.25 * (shares.mean(1) + error).max())  # room for the legend
 axes[0].legend()
 occupancy = np.array(diagnosis.ring_occupancy)
 image = axes[1].imshow(occupancy, cmap="cividis", vmin=0, vmax=1, aspect="auto")

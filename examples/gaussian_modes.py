@@ -101,7 +101,8 @@ print(diagnose(ladder))
 # Paths of the replicas
 # ---------------------
 # A ladder works if replicas cross it from end to end. Each line is the rung of one
-# replica; the bars are how often neighbours swap, which should be alike.
+# replica, in the first 150 draws; the bars are how often neighbours swap, which should
+# be alike.
 
 figure, axes = plt.subplots(
     1, 2, figsize=(11, 3.6), layout="constrained", width_ratios=(2, 1)
@@ -170,6 +171,7 @@ print(diagnose(cyclical))
 # %%
 # Found by four chains
 # --------------------
+# Beside each mode the share of the draws; equal shares would be 4.0%.
 
 figure, axes = plt.subplots(1, 2, figsize=(12, 5), layout="constrained")
 for axis, (name, idata) in zip(
@@ -183,6 +185,7 @@ figure.savefig(args.out / "twenty_five_modes.png", dpi=80)
 # %%
 # Where in their cycles the draws were made
 # -----------------------------------------
+# The steps fall along a cosine, and draws are taken from the short ones at its end.
 
 figure, axis = plt.subplots(figsize=(8, 3.4), layout="constrained")
 plots.cycles(cyclical, ax=axis)

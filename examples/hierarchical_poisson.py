@@ -41,8 +41,8 @@ draws = 1500 if args.small else 2000
 # The county effects are written in their centred form. The data fix them, for a county
 # has a thousand houses or more, and given the effects ``mu`` and ``tau`` are easy to
 # sample. The form ``theta = mu + tau * eta`` is right for counties with few houses.
-# Here its posterior is a narrow ridge, for ``eta`` has to follow each move of ``mu``
-# and ``tau``: on a million houses no chain ever moved, and ``diagnose`` said so.
+# Here its posterior would be a narrow ridge, for ``eta`` has to follow each move of
+# ``mu`` and ``tau``.
 
 
 def model(county, basement, counts):

@@ -34,6 +34,7 @@ __all__ = [
     "Weights",
     "augmented",
     "exact",
+    "penalty_correction",
     "shared",
 ]
 

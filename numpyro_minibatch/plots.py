@@ -79,6 +79,7 @@ def replica_paths(idata: Any, *, chain: int = 0, ax: Axes | None = None) -> Axes
         yticks=range(number),
     )
     ax.margins(x=0)
+    ax.set_ylim(-0.4, 1.25 * number - 0.6)  # room for the legend
     ax.legend(loc="upper right")
     return ax
 
@@ -192,10 +193,10 @@ def cycles(idata: Any, *, chain: int = 0, ax: Axes | None = None) -> Axes:
         xlabel="step of the chain",
         ylabel="step size",
         title=f"Draws on the step sizes of {len(np.unique(numbers))} cycles",
-        ylim=(0, None),
     )
     ax.margins(x=0.01)
-    ax.legend(loc="upper right", fontsize="small")
+    ax.set_ylim(0, 1.2 * ax.get_ylim()[1])  # room for the legend
+    ax.legend(loc="upper right", fontsize="small", ncols=2)
     return ax
 
 

@@ -148,16 +148,23 @@ def plot(clouds: dict[str, np.ndarray], path: Path) -> None:
     import matplotlib.pyplot as plt
 
     names = ["SGLD", "cSGLD"]
-    figure, axes = plt.subplots(1, 2, figsize=(8, 4), layout="constrained")
+    figure, axes = plt.subplots(1, 2, figsize=(9.6, 5.4), layout="constrained")
+    colours = ("#0072B2", "#E69F00", "#009E73", "#CC79A7")
     for axis, name in zip(axes, names, strict=True):
-        for chain in clouds[name]:
+        for i, chain in enumerate(clouds[name]):
             some = chain[:: max(1, len(chain) // 3000)]
-            axis.plot(*some.T, ".", ms=1.5, alpha=0.4)
-        axis.plot(*CENTERS.T, "+", color="0.3", ms=5, lw=0.5)
+            label = f"chain {i + 1}"
+            axis.plot(*some.T, ".", ms=1.5, alpha=0.4, color=colours[i], label=label)
+        axis.plot(*CENTERS.T, "k+", ms=6, label="modes")
         axis.set(title=f"{name}, four chains", xlabel="$z_1$", ylabel="$z_2$")
         axis.set(xlim=(-5.5, 5.5), ylim=(-5.5, 5.5))
         axis.set_aspect("equal")
-    figure.savefig(path, dpi=80)
+    handles, labels = axes[0].get_legend_handles_labels()
+    legend = figure.legend(handles, labels, loc="outside lower center", ncols=5)
+    for handle in legend.legend_handles[:-1]:
+        handle.set(markersize=8, alpha=1)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
 
 
 if __name__ == "__main__":

@@ -51,6 +51,18 @@ import bayesian_network as example  # noqa: E402
 RESULTS = Path(__file__).parent / "results"
 CYCLES, SAMPLES = 4, 3
 METHODS = ("SGD", "Snapshot", "SGLD", "cSGLD", "SGHMC", "cSGHMC")
+STYLES = {  # in the figure
+    "SGD": ("#000000", "o"),
+    "Snapshot": ("#E69F00", "s"),
+    "SGLD": ("#56B4E9", "v"),
+    "cSGLD": ("#0072B2", "^"),
+    "SGHMC": ("#CC79A7", "<"),
+    "cSGHMC": ("#D55E00", ">"),
+}
+UNITS = {
+    "function": "mean total variation distance",
+    "weight": "root mean square difference",
+}
 
 
 class Size(NamedTuple):
@@ -437,29 +449,45 @@ def plot(methods: dict[str, Any], name: str, path: Path) -> None:
     import matplotlib.pyplot as plt
 
     methods = {k: methods[k] for k in METHODS if k in methods}
-    figure, axes = plt.subplots(1, 4, figsize=(17, 4), layout="constrained")
+    figure, grid = plt.subplots(2, 2, figsize=(10, 7.6), layout="constrained")
+    entropy, losses, *distances = grid.flat
     levels = np.linspace(0, 1, 51)
     for method, found in methods.items():
-        axes[0].plot(found["entropy_quantiles_of_others"], levels, label=method)
+        colour, mark = STYLES[method]
+        entropy.plot(
+            *(found["entropy_quantiles_of_others"], levels),
+            color=colour,
+            marker=mark,
+            markevery=5,
+            label=method,
+        )
         for line, style in (("between", "-"), ("within", ":")):
             lines = found.get("diversity", {}).get("lines", {})
             if line in lines and method not in ("SGLD", "SGHMC"):  # of one cycle
-                axes[3].plot(
+                losses.plot(
                     *lines[line],
                     style,
-                    label=f"{method}, {line} cycles",
+                    color=colour,
+                    marker=mark,
+                    markevery=5,
+                    label=f"{method}, {line}",
                 )
-    what = "notMNIST" if name == "mnist" else "shuffled pixels"
-    axes[0].set(xlabel=f"entropy for {what}, nats", ylabel="share of images")
-    axes[0].legend(fontsize=8)
-    for axis, key in zip(axes[1:3], ("function", "weight"), strict=True):
+    others = "notMNIST" if name == "mnist" else "images of shuffled pixels"
+    entropy.set(title=f"Predictions for {others}", ylabel="share of images below")
+    entropy.set_xlabel("entropy of the prediction, nats")
+    entropy.legend()
+    for axis, key in zip(distances, ("function", "weight"), strict=True):
         shown = max(methods, key=METHODS.index)  # cSGHMC, if it ran
         image = axis.imshow(methods[shown]["diversity"][f"{key}_distances"])
-        axis.set_title(f"{shown}: distances of {key}s")
-        figure.colorbar(image, ax=axis, shrink=0.8)
-    axes[3].set(xlabel="place on the line", ylabel="test loss")
-    axes[3].legend(fontsize=7)
-    figure.savefig(path, dpi=70)
+        axis.set(title=f"{shown}: distances of {key}s", xlabel="draw", ylabel="draw")
+        figure.colorbar(image, ax=axis, label=UNITS[key])
+    losses.set(title="Lines between and within cycles", ylabel="test loss, nats")
+    losses.set_xlabel("place on the line, from draw to draw")
+    low, high = losses.get_ylim()
+    losses.set_ylim(low, high + 0.35 * (high - low))  # room for the legend
+    losses.legend(loc="upper center", ncols=2, fontsize=9, columnspacing=1)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
 
 
 if __name__ == "__main__":

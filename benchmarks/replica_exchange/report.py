@@ -113,15 +113,15 @@ What there is to see:
 
 - RENHD as it comes is right, with more effective samples than [1] states; one rung
   alone never leaves its mode.
-- Barker's test accepts less than half of the swaps, and makes half of the round trips
+- Barker's test accepts less than half of the swaps, and makes 0.4 of the round trips
   and 0.6 of the effective samples of the penalty. With all rows in the swaps there are
-  twice as many as with the gradients' batch: swaps are where noise costs here. Pairs by
-  chance instead of by turns cost half of the samples.
+  twice as many samples as with the gradients' batch: swaps are where noise costs here.
+  Pairs by chance instead of by turns cost half of the samples.
 - The printed integrator is 6% too narrow, at the same price.
 - **At a hundred times the noise the swaps need rows of their own.** On the gradients'
   20 rows a swap between two modes has a noise that the penalty can only refuse, and
   chains stay where they began, however right their width is. `swap_reliable` says so:
-  86% of the swaps are outside the domain of the test. The batch that grows, which is
+  85% of the swaps are outside the domain of the test. The batch that grows, which is
   the default, mends it.
 - There the thermostat shows what it is for: RENHD's modes have the right width, RELD's
   have 2.2 times their variance.""",

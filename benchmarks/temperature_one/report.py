@@ -14,6 +14,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+import numpy as np
 
 from .methods import MODULES
 from .problems import PROBLEMS
@@ -23,6 +24,22 @@ DOCS = Path(__file__).parents[2] / "docs"
 Key = tuple[str, str, int]
 CHAINS = (1, 4)
 LOWEST = 0.003  # bias at the left end of the figure
+COLOURS = {
+    "nuts": "#000000",
+    "hmcecs": "#0072B2",
+    "ours": "#009E73",
+    "blackjax": "#CC79A7",
+    "sgmcmcjax": "#D55E00",
+    "jax_sgmc": "#E69F00",
+}
+MARKERS = {
+    "nuts": "o",
+    "hmcecs": "sDp",
+    "ours": "*P",
+    "blackjax": "^v<>",
+    "sgmcmcjax": "X8",
+    "jax_sgmc": "dh",
+}
 PAGE, FIGURE = "benchmarks-temperature-one.md", "_static/temperature_one.png"
 
 INTRODUCTION = f"""# Temperature one: speed and bias
@@ -171,18 +188,29 @@ def side_by_side(folder: Path) -> list[str]:
     return [SIDE_BY_SIDE, *lines] if lines else []
 
 
+def style(method: str) -> dict[str, Any]:
+    """A colour for a package and a marker for a method, told apart in grey, too."""
+    package = next(p for p in COLOURS if method.startswith(p))
+    members = [m for m in MODULES if m.startswith(package)]
+    shape = MARKERS[package][members.index(method) % len(MARKERS[package])]
+    size = 13 if shape == "*" else 7
+    return {"color": COLOURS[package], "marker": shape, "markersize": size}
+
+
 def figure(results: dict[Key, dict[str, Any]], path: Path) -> None:
     """ESS per second against bias, a panel for each problem."""
     names = [n for n in PROBLEMS if any(key[0] == n for key in results)]
-    columns = min(3, len(names))
+    columns = min(2, len(names))
     height = -(-len(names) // columns)
     fig, axes = plt.subplots(
-        height, columns, figsize=(4 * columns, 3.2 * height + 1), squeeze=False
+        *(height, columns),
+        figsize=(5 * columns, 3 * height + 1.3),
+        squeeze=False,
+        layout="constrained",
     )
-    colours = plt.get_cmap("tab20").colors  # type: ignore[attr-defined]
     for axis, name in zip(axes.flat, names, strict=False):
-        shown = [(i, m, c) for i, m in enumerate(MODULES) for c in CHAINS]
-        for i, method, chains in shown:
+        shown = [(m, c) for m in MODULES for c in CHAINS]
+        for method, chains in shown:
             result = results.get((name, method, chains), {"failed": ""})
             if "failed" in result:
                 continue
@@ -190,16 +218,20 @@ def figure(results: dict[Key, dict[str, Any]], path: Path) -> None:
                 min(max(result["bias"], 1.1 * LOWEST), 0.9),  # nobody falls off
                 result["ess_per_second"],
                 xerr=result["bias_noise"],
-                color=colours[i % 20],
-                marker="*" if method == "ours" else "o",
-                markersize=12 if method == "ours" else 6,
                 fillstyle="full" if chains == 1 else "none",
-                label=MODULES[method].title + ("" if chains == 1 else ", 4 chains"),
+                label=MODULES[method].title.replace("the same", MODULES["ours"].title)
+                + ("" if chains == 1 else ", 4 chains"),
+                **style(method),
             )
-        axis.set(xscale="log", yscale="log", title=PROBLEMS[name].title)
+        axis.set(xscale="log", yscale="log")
+        axis.set_title(PROBLEMS[name].title, fontsize=11)
         axis.set_xlim(LOWEST, 1.0)
-        axis.title.set_fontsize(8)
-        axis.set(xlabel="largest bias, posterior sd", ylabel="ESS/s")
+        low, high = axis.get_ylim()  # whole decades, so that there is always a label
+        axis.set_ylim(10 ** np.floor(np.log10(low)), 10 ** np.ceil(np.log10(high)))
+        axis.set_xlabel("largest bias, in posterior sd")
+        axis.set_ylabel("effective draws a second")
+        axis.grid(color="0.9")
+        axis.set_axisbelow(True)
     for axis in list(axes.flat)[len(names) :]:
         axis.axis("off")
     labels: dict[str, Any] = {}
@@ -207,11 +239,15 @@ def figure(results: dict[Key, dict[str, Any]], path: Path) -> None:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
             labels.setdefault(label, handle)
     fig.legend(
-        list(labels.values()), list(labels), loc="lower center", ncol=3, fontsize=8
+        *(list(labels.values()), list(labels)),
+        loc="outside lower center",
+        ncols=columns,
+        fontsize=10,
+        title="left and up is better; bars: Monte Carlo standard error of the bias",
     )
-    fig.tight_layout(rect=(0, 0.06 + 0.3 / height, 1, 1))
     path.parent.mkdir(parents=True, exist_ok=True)
-    fig.savefig(path, dpi=110)
+    fig.savefig(path, dpi=120)
+    plt.close(fig)
 
 
 def main() -> None:

@@ -24,9 +24,9 @@ class MHMinibatch(MinibatchMH):
 
     - The paper grows one batch until its sample variance is small enough. Stopping at
       a small sample variance picks batches that under-estimate it, and the posterior
-      comes out too narrow (by 2% to 8% on the paper's mixture). By default a pilot
-      predicts how many rows are needed and a fresh batch decides;
-      ``sequential=True`` is the paper's rule.
+      comes out wrong, the more the smaller the increments. By default a pilot predicts
+      how many rows are needed and a fresh batch decides; ``sequential=True`` is the
+      paper's rule.
     - The correction variable does not exist exactly; its table here has a sup error of
       1e-7 where the paper's least squares recipe reaches 1e-3.
 
