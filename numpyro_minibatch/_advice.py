@@ -13,6 +13,7 @@ from scipy.special import erfcx, expit
 from scipy.stats import norm
 
 from numpyro_minibatch._diagnosis import Diagnosis
+from numpyro_minibatch._pilot import QUIET
 
 __all__ = ["Settings", "advise", "remarks"]
 
@@ -426,7 +427,9 @@ def _or_larger_batch(d: Diagnosis, s: Settings, factor: float) -> str:
 
 
 def _advise_small_batch(d: Diagnosis, s: Settings) -> Iterator[str]:
-    if not s.decides_on_batches:
+    # of little noise, which the pilot has measured on all rows, nothing need be known
+    quiet = s.pilot.get("batch_sd_95", math.inf) <= QUIET
+    if quiet or not s.decides_on_batches:
         return
     for name, rows in d.batch_sizes.items():
         if rows < min(_NORMAL_ROWS, d.plates.get(name, rows)):

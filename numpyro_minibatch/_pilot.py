@@ -32,14 +32,20 @@ from numpyro_minibatch.proposal import (
     log_metropolis_ratio,
 )
 
-__all__ = ["Pilot", "SurrogatePosterior", "run_pilot", "surrogate_posterior"]
+__all__ = [
+    "QUIET",
+    "Pilot",
+    "SurrogatePosterior",
+    "run_pilot",
+    "surrogate_posterior",
+]
 
 _SCORING = 24  # draws that score the rows
 _HELD_OUT = 32  # draws that judge the design, in pairs
 _IN_DOUBLE = 8  # draws on which the precisions are compared
 _FLOAT_ERROR = 0.05  # error of a summed residual, in units of the log ratio
 _MIN_BATCH = 100  # rows that make an estimate normal and its variance known
-_QUIET = 0.25  # noise of a log ratio at which neither matters
+QUIET = 0.25  # noise of a log ratio at which neither matters
 _WIDTH = 2**13  # rows that are read at once, at all draws
 _DIVERGING = 0.1  # share of diverging trajectories that the surrogate may have
 _NUM_STEPS = (4, 8, 16, 32, 64)  # leapfrog steps of a trajectory that are tried
@@ -312,14 +318,14 @@ def run_pilot(
             variances = plain
         sd = weight * np.sqrt(variances)
         q95 = float(np.quantile(sd, 0.95))
-        if q95 <= _QUIET or fixed or isinstance(bound, FullBatch):
+        if q95 <= QUIET or fixed or isinstance(bound, FullBatch):
             break
         free = [name for name, given in sizes.items() if given is None]
         few = min(chosen[name] for name in free) < _MIN_BATCH
         if not few and q95 <= 1.0:
             break
         for name in free:
-            wanted = 2 * int(np.ceil(0.55 * chosen[name] * (q95 / _QUIET) ** 2))
+            wanted = 2 * int(np.ceil(0.55 * chosen[name] * (q95 / QUIET) ** 2))
             if wanted > _MIN_BATCH:
                 enough = 2 * int(np.ceil(0.55 * chosen[name] * q95**2))
                 wanted = max(_MIN_BATCH, enough)

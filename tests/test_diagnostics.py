@@ -712,6 +712,29 @@ def test_small_batches_are_fine_for_gradients() -> None:
     assert "16 rows" in advice(settings=CORRECTED, batch_sizes=few, acceptance_rate=0.8)
 
 
+MEASURED = {  # by the pilot of a control variate
+    "batch_sd": 0.1,
+    "batch_sd_95": 0.2,
+    "residual_sd": 0.1,
+    "surrogate_rhat": 1.0,
+    "surrogate_stuck": 0.0,
+    "other_mode": 0.0,
+}
+
+
+def test_small_batches_are_fine_where_the_pilot_found_little_noise() -> None:
+    few = {"batch_sizes": {"data": 16}, "log_ratio_variance": 0.01}
+    assert not advice(settings=PENALTY | {"pilot": MEASURED}, **few)
+    noisy = MEASURED | {"batch_sd_95": 0.3}
+    assert "16 rows" in advice(settings=PENALTY | {"pilot": noisy}, **few)
+
+
+def test_trajectories_that_hold_the_tails() -> None:
+    held = PENALTY | {"pilot": MEASURED | {"surrogate_stuck": 0.004}}
+    text = advice(settings=held, log_ratio_variance=0.01)
+    assert "rejected from 0.4% of its draws" in text and "non-centred" in text
+
+
 def test_no_decisions_no_advice_on_them() -> None:
     """AMAGOLD without a correction, and exact decisions with a control variate."""
     undecided = {k: v for k, v in CORRECTED.items() if k not in PENALTY} | {
@@ -720,12 +743,10 @@ def test_no_decisions_no_advice_on_them() -> None:
     certain = {"acceptance_rate": 1.0, "log_ratio_variance": 0.0}
     few = {"data": 16}
     assert not advice(settings=undecided, noise_ratio=100.0, batch_sizes=few, **certain)
-    pilot = {"batch_sd": 0.3, "residual_sd": 0.1, "surrogate_rhat": 1.0}
-    pilot |= {"surrogate_stuck": 0.0}
     exact = CORRECTED | {
         "correction": "'exact'",
         "estimate": repr(estimate.exact()),
-        "pilot": pilot | {"other_mode": 0.0},
+        "pilot": MEASURED | {"batch_sd": 0.3, "batch_sd_95": 0.4},
     }
     assert not advice(settings=exact, acceptance_rate=0.8, log_ratio_variance=0.0)
     everything = LANGEVIN | {"batch": repr(batch.full())}
