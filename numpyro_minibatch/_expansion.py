@@ -21,7 +21,7 @@ from numpyro_minibatch import _passes
 from numpyro_minibatch._dataflow import inputs_used
 from numpyro_minibatch._passes import Chunks
 from numpyro_minibatch._permutation import permute
-from numpyro_minibatch.control_variate import Coordinates, Taylor
+from numpyro_minibatch.control_variate import Coordinates, Expansion, Taylor
 from numpyro_minibatch.estimate import Weights
 from numpyro_minibatch.target import ModelTarget, Target
 
@@ -65,6 +65,7 @@ class Problem:
     :param dtype: the working precision.
     :param mesh: devices that share the passes over all rows; ``None`` for one.
     :param placed: the data on each of them.
+    :param on_host: whether rows stay in the host's memory, or in files.
     """
 
     target_of: Callable[[list[Any]], Target]
@@ -76,6 +77,7 @@ class Problem:
     dtype: Any = field(default_factory=lambda: jnp.result_type(float))
     mesh: Mesh | None = None
     placed: list[Any] | None = None
+    on_host: bool = False
 
     def over_rows(self, fn: Callable) -> Callable:
         """Compile a function that makes passes over all rows.
@@ -135,6 +137,11 @@ class Center(NamedTuple):
     hessian: np.ndarray
     value: np.ndarray
     other_mode: float
+
+    @property
+    def expansion(self) -> Expansion:
+        """The polynomial, in double precision."""
+        return Expansion(self.center, self.gradient, self.hessian, self.value)  # type: ignore[arg-type]
 
 
 def choose_coordinates(

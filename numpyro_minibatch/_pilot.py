@@ -8,14 +8,16 @@ and whether the expansion holds at all.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.flatten_util import ravel_pytree
 from numpyro.infer.hmc import hmc
 
 from numpyro_minibatch import control_variate
@@ -23,34 +25,41 @@ from numpyro_minibatch._expansion import Center, Problem, double, not_definite
 from numpyro_minibatch._passes import Chunks
 from numpyro_minibatch._strata import Design, stratum_of
 from numpyro_minibatch.batch import FullBatch, Scheme, Weighted
-from numpyro_minibatch.control_variate import Expansion, Form, Taylor
+from numpyro_minibatch.control_variate import ExactRows, Expansion, Form, Taylor
 from numpyro_minibatch.proposal import (
     LENGTH,
     Landscape,
     Whitening,
-    leapfrog,
+    follow,
     log_metropolis_ratio,
 )
+from numpyro_minibatch.target import Terms
 
 __all__ = [
     "QUIET",
     "Pilot",
     "SurrogatePosterior",
+    "exact_rows",
+    "refined",
     "run_pilot",
     "surrogate_posterior",
+    "without",
 ]
 
 _SCORING = 24  # draws that score the rows
 _HELD_OUT = 32  # draws that judge the design, in pairs
 _IN_DOUBLE = 8  # draws on which the precisions are compared
 _FLOAT_ERROR = 0.05  # error of a summed residual, in units of the log ratio
+_POOL = 2000  # draws of the surrogate that all this is chosen from
 _MIN_BATCH = 100  # rows that make an estimate normal and its variance known
 QUIET = 0.25  # noise of a log ratio at which neither matters
 _WIDTH = 2**13  # rows that are read at once, at all draws
 _DIVERGING = 0.1  # share of diverging trajectories that the surrogate may have
-_NUM_STEPS = (4, 8, 16, 32, 64)  # leapfrog steps of a trajectory that are tried
+_NUM_STEPS = (1, 2, 4, 8, 16, 32, 64)  # steps of a trajectory that are tried
 _HELD = 0.1  # acceptance probability below which a draw holds the chain
 _STUCK = 0.001  # share of draws that may hold it
+_COARSE = 0.5  # residual above which the surrogate should have some rows exactly
+_EXACT = (16, 32, 64, 128, 256, 512, 1024, 2048)  # how many that may be
 
 
 class SurrogatePosterior(NamedTuple):
@@ -58,11 +67,11 @@ class SurrogatePosterior(NamedTuple):
 
     :param location: its mean, flat, ``(D,)``.
     :param root: the transpose of a root of its covariance, ``(D, D)``.
-    :param draws: some draws of it, ``(K, D)``.
+    :param draws: draws of it, ``(K, D)``.
     :param gaussian: whether it is normal, as far as decisions could tell.
     :param rhat: the largest R-hat of its draws; 1 where they are independent.
-    :param num_steps: leapfrog steps that a quarter of a period of its dynamics takes;
-        none where it is normal.
+    :param num_steps: steps that a quarter of a period of its dynamics takes; none
+        where it is normal.
     :param stuck: share of its draws that such trajectories hardly ever leave.
     """
 
@@ -90,6 +99,8 @@ class Pilot(NamedTuple):
         this sum leave.
     :param float_error: standard deviation of the sum's rounding error.
     :param effective_rows: number of rows that carry the mean square of the residuals.
+    :param scores: how much each row matters, by plate.
+    :param scan: the passes over the residuals.
     """
 
     form: Form
@@ -102,11 +113,26 @@ class Pilot(NamedTuple):
     importance_ess: float
     float_error: float
     effective_rows: float
+    scores: dict[str, np.ndarray]
+    scan: Any
+
+    def without_residuals(self) -> Pilot:
+        """What is measured where no row is expanded."""
+        return self._replace(
+            batch_sd=0.0,
+            batch_sd_95=0.0,
+            uniform_sd=0.0,
+            residual_sd=0.0,
+            importance_ess=1.0,
+            float_error=0.0,
+            effective_rows=0.0,
+        )
 
     @property
     def report(self) -> dict[str, Any]:
         """Everything but the tables."""
-        return {k: v for k, v in self._asdict().items() if k not in ("designs",)}
+        tables = "designs", "scores", "scan"
+        return {k: v for k, v in self._asdict().items() if k not in tables}
 
 
 def surrogate_posterior(
@@ -121,23 +147,13 @@ def surrogate_posterior(
     :param center: the centre of the expansion.
     :param start: a flat position of finite density, where NUTS starts.
     """
-    expansion = Expansion(*[jnp.asarray(x) for x in center[:4]])
-
-    def density(arrays: list[Any], expansion: Expansion, flat: Array) -> Array:
-        log_density = control_variate.log_surrogate(
-            problem.target_of(arrays),
-            problem.coordinates,
-            expansion,
-            problem.weights,
-            problem.unravel,
-        )
-        return log_density(flat)
-
-    count = _SCORING + _HELD_OUT
-    normal = np.random.default_rng(30).normal(size=(count, len(start)))
+    expansion = center.expansion.cast(problem.dtype)
+    density = partial(_log_density, problem)
+    few = _SCORING + _HELD_OUT
+    normal = np.random.default_rng(30).normal(size=(_POOL, len(start)))
     if problem.coordinates.latents is None:
         with double():
-            wide = Expansion(*[jnp.asarray(x, jnp.float64) for x in center[:4]])
+            wide = center.expansion.cast(jnp.float64)
             fn = partial(density, problem.arrays, wide)
             precision = -np.asarray(jax.jit(jax.hessian(fn))(wide.center))
             smallest = np.linalg.eigvalsh(precision).min()
@@ -146,8 +162,8 @@ def surrogate_posterior(
                 raise ValueError(not_definite(who, smallest))
             root = np.asarray(np.linalg.cholesky(np.linalg.inv(precision)).T)
             draws = center.center + normal @ root
-            values = jax.jit(jax.vmap(fn))(jnp.asarray(draws, jnp.float64))
-        misfit = np.asarray(values) + 0.5 * np.square(normal).sum(1)
+            values = jax.jit(jax.vmap(fn))(jnp.asarray(draws[:few], jnp.float64))
+        misfit = np.asarray(values) + 0.5 * np.square(normal[:few]).sum(1)
         if np.std(misfit) < 0.1:
             return SurrogatePosterior(center.center, root, draws, True, 1.0, 0, 0.0)
         start = center.center
@@ -198,21 +214,172 @@ def surrogate_posterior(
     # shrunk towards its diagonal, since it comes from a finite number of draws
     covariance = 0.98 * covariance + 0.02 * np.diag(np.diag(covariance))
     root = np.asarray(np.linalg.cholesky(covariance).T, np.float64)
-    num_steps, stuck = _short_steps(problem, expansion, density, draws, root)
-    chosen = draws[np.random.default_rng(32).permutation(len(draws))[:count]]
+    location = draws.mean(0)
+    num_steps, stuck = _short_steps(problem, expansion, draws, location, root)
+    draws = draws[np.random.default_rng(32).permutation(len(draws))]
     return SurrogatePosterior(
-        draws.mean(0), root, chosen, False, float(rhat), num_steps, stuck
+        location, root, draws, False, float(rhat), num_steps, stuck
+    )
+
+
+def _log_density(
+    problem: Problem, arrays: list[Any], expansion: Expansion, flat: Array
+) -> Array:
+    """The log density of the surrogate at a flat position."""
+    log_density = control_variate.log_surrogate(
+        problem.target_of(arrays),
+        problem.coordinates,
+        expansion,
+        problem.weights,
+        problem.unravel,
+    )
+    return log_density(flat)
+
+
+def exact_rows(
+    problem: Problem,
+    taylor: Taylor,
+    scheme: Scheme,
+    pilot: Pilot,
+    expansion: Expansion,
+    draws: np.ndarray,
+) -> dict[str, np.ndarray]:
+    """The rows that the surrogate had better have as they are, by plate; maybe none.
+
+    Where an expansion is coarse, a few rows carry much of what it leaves over. They
+    are the same for every batch, so that chains side by side share them, and once they
+    belong to the surrogate, trajectories follow what they say.
+
+    :param problem: the target and its coordinates.
+    :param taylor: the control variate.
+    :param scheme: how rows are drawn.
+    :param pilot: what was measured with the polynomials of all rows.
+    :param expansion: these.
+    :param draws: draws of the surrogate's posterior, ``(K, D)``.
+    """
+    sizes, full = problem.plates, isinstance(scheme, FullBatch)
+    number, of_batch = sum(sizes.values()), sum(pilot.sizes.values())
+    if taylor.exact_rows is not None:
+        counts = [min(taylor.exact_rows, number)]
+    elif pilot.residual_sd <= _COARSE or problem.on_host:
+        counts = [0]
+    elif not (full or isinstance(scheme, Weighted)):
+        counts = [0]  # somebody wants to see what such batches do
+    elif full and number <= _EXACT[-1]:
+        counts = [number]  # they are all read anyway
+    else:
+        # more than a batch would cost more than they save
+        counts = [0, *(count for count in _EXACT if count <= of_batch)]
+    if not counts[-1]:
+        return {}
+    plate = np.repeat(np.arange(len(sizes)), list(sizes.values()))
+    row = np.concatenate([np.arange(size) for size in sizes.values()])
+    scores = np.concatenate([pilot.scores[name] for name in sizes])
+    highest = np.argsort(-scores, kind="stable")[: counts[-1]]
+    if len(counts) > 1:
+        scan = pilot.scan
+        if taylor.order < 2:
+            scan = _ResidualScan(problem, 2, pilot.form, expansion)
+        draws = draws[_SCORING : _SCORING + _HELD_OUT]
+        sums, _ = scan.sums(draws)
+        known = scan.of_rows(draws, row[highest], plate[highest]).cumsum(1)
+        left = problem.weights.likelihood * (sums[:, None] - known).std(0, ddof=1)
+        enough = [count for count in counts[1:] if left[count - 1] <= _COARSE]
+        if not enough:
+            return {}
+        highest = highest[: min(enough)]
+    return {
+        name: np.sort(row[highest[plate[highest] == k]]) for k, name in enumerate(sizes)
+    }
+
+
+def without(
+    problem: Problem, expansion: Expansion, rows: Mapping[str, np.ndarray]
+) -> Expansion:
+    """The same expansion of all but these rows, which it keeps as they are.
+
+    :param rows: of each plate.
+    """
+    exact = {
+        name: ExactRows(
+            jnp.asarray(some, jnp.int32),
+            jnp.asarray(~np.isin(np.arange(problem.plates[name]), some)),
+        )
+        for name, some in rows.items()
+    }
+    alone = expansion._replace(exact=exact)
+
+    def total(arrays: list[Any], phi: Array) -> Array:
+        target = problem.target_of(arrays)
+        zeros = jax.tree.map(lambda x: jnp.zeros(jnp.shape(x)), problem.example)
+        _, unravel_phi = ravel_pytree(problem.coordinates.of(target, zeros))
+        read = problem.coordinates.rows(
+            target, unravel_phi(phi), zeros, alone.exact_rows
+        )
+        return alone.exact_sum(Terms(prior=(), rows=read))
+
+    with double():
+        at = jnp.asarray(expansion.center, jnp.float64)
+        kinds = total, jax.grad(total, 1), jax.hessian(total, 1)
+        found = [np.asarray(jax.jit(fn)(problem.arrays, at)) for fn in kinds]
+    value, gradient, hessian = found
+    return alone._replace(
+        value=expansion.value - value,
+        gradient=expansion.gradient - gradient,
+        hessian=expansion.hessian - hessian,
+    )
+
+
+def refined(
+    problem: Problem,
+    posterior: SurrogatePosterior,
+    before: Expansion,
+    after: Expansion,
+) -> SurrogatePosterior:
+    """The posterior of a surrogate that has been changed a little.
+
+    Its draws are resampled from those of the one before.
+
+    :param problem: the target and its coordinates.
+    :param posterior: that of the surrogate before.
+    :param before: the expansion before.
+    :param after: the expansion after.
+    """
+
+    @jax.jit
+    def log_weights(
+        arrays: list[Any], both: tuple[Expansion, Expansion], draws: Array
+    ) -> Array:
+        def one(flat: Array) -> Array:
+            logs = [_log_density(problem, arrays, e, flat) for e in both]
+            return logs[1] - logs[0]
+
+        return jax.lax.map(one, draws, batch_size=100)
+
+    both = before.cast(problem.dtype), after.cast(problem.dtype)
+    draws = jnp.asarray(posterior.draws, problem.dtype)
+    logs = np.asarray(log_weights(problem.arrays, both, draws), np.float64)
+    weights = np.exp(np.nan_to_num(logs - np.nanmax(logs), nan=-np.inf))
+    rng = np.random.default_rng(34)
+    places = (np.arange(len(weights)) + rng.uniform()) / len(weights)
+    found = np.searchsorted(np.cumsum(weights / weights.sum()), places)
+    chosen = posterior.draws[rng.permutation(np.minimum(found, len(weights) - 1))]
+    num_steps, stuck = _short_steps(
+        problem, both[1], chosen, posterior.location, posterior.root
+    )
+    return posterior._replace(
+        draws=chosen, gaussian=False, num_steps=num_steps, stuck=stuck
     )
 
 
 def _short_steps(
     problem: Problem,
     expansion: Expansion,
-    density: Callable[[list[Any], Expansion, Array], Array],
     draws: np.ndarray,
+    location: np.ndarray,
     root: np.ndarray,
 ) -> tuple[int, float]:
-    """Leapfrog steps short enough for the tails, and the share of draws that hold.
+    """Steps short enough for the tails, and the share of draws that hold.
 
     Steps that are too long for a tail are rejected in it. The chain is reversible, so
     that it then hardly enters it either, for as long as a run lasts: an acceptance
@@ -223,6 +390,7 @@ def _short_steps(
     def acceptance(
         arrays: list[Any],
         expansion: Expansion,
+        location: Array,
         root: Array,
         draws: Array,
         momenta: Array,
@@ -234,19 +402,20 @@ def _short_steps(
         landscape = Landscape(
             unread,
             Whitening(root),
-            log_surrogate=lambda z: density(arrays, expansion, z),
+            location,
+            log_surrogate=partial(_log_density, problem, arrays, expansion),
         )
 
         def one(z: Array, momentum: Array) -> Array:
             step = (LENGTH / num_steps).astype(z.dtype)
-            _, after, logs = leapfrog(z, momentum, step, num_steps, landscape)
+            _, after, logs = follow(z, momentum, step, num_steps, landscape)
             lost = log_metropolis_ratio(momentum, after, logs)
             return jnp.exp(jnp.minimum(jnp.nan_to_num(lost, nan=-jnp.inf), 0.0))
 
         return jax.vmap(one)(draws, momenta)
 
     momenta = np.random.default_rng(33).normal(size=draws.shape)
-    data = [jnp.asarray(x, problem.dtype) for x in (root, draws, momenta)]
+    data = [jnp.asarray(x, problem.dtype) for x in (location, root, draws, momenta)]
     for num_steps in _NUM_STEPS:
         accepted = acceptance(problem.arrays, expansion, *data, jnp.asarray(num_steps))
         stuck = float((np.asarray(accepted) < _HELD).mean())
@@ -265,6 +434,7 @@ def run_pilot(
     draws: np.ndarray,
     smallest: int,
     progress: Callable[[str], None],
+    before: Pilot | None = None,
 ) -> Pilot:
     """Measure what the expansion leaves over, and design the batches by it.
 
@@ -277,13 +447,19 @@ def run_pilot(
     :param draws: draws of the surrogate's posterior, ``(K, D)``.
     :param smallest: rows of a batch to try first.
     :param progress: told what is being done.
+    :param before: what was measured with the polynomials of all rows, where some are
+        exact now.
     :raises ValueError: the expansion or the precision is not good enough.
     """
-    scoring, held_out = draws[:_SCORING], draws[_SCORING:]
+    scoring, held_out = draws[:_SCORING], draws[_SCORING : _SCORING + _HELD_OUT]
     progress("pilot: scores")
-    scan, (sums, uniform), float_error = _choose_form(
-        who, problem, taylor, expansion, held_out
-    )
+    if before is None:
+        scan, (sums, uniform), float_error = _choose_form(
+            who, problem, taylor, expansion, held_out
+        )
+    else:
+        scan, float_error = before.scan.keeping(expansion.exact), before.float_error
+        sums, uniform = scan.sums(held_out)
     weight = problem.weights.likelihood
     scores, order_by = scan.scores(scoring)
     for name, score in scores.items():
@@ -293,59 +469,97 @@ def run_pilot(
     progress("pilot: noise of a batch")
     if taylor.order < 2:
         # the surrogate's posterior is of second order all the same
-        sums, _ = _ResidualScan(problem, 2, scan.form, expansion).sums(held_out)
+        second = _ResidualScan(problem, 2, scan.form, scan.expansion)
+        sums, _ = second.keeping(expansion.exact).sums(held_out)
     residual_sd = weight * sums.std(ddof=1)
     if not residual_sd <= taylor.max_residual_sd:
         raise ValueError(_refusal(who, residual_sd, taylor.max_residual_sd))
     log_weights = weight * (sums - sums.max())
     importance = np.exp(log_weights)
-    fixed = all(size is not None for size in sizes.values())
-    chosen = {n: min(m or smallest, problem.plates[n]) for n, m in sizes.items()}
-    for _ in range(6):
-        bound = scheme.bound(chosen, problem.plates)
-        plain = np.zeros(len(held_out) // 2)
-        for name, size in problem.plates.items():
-            rows = chosen[name]
-            plain = plain + size**2 * uniform[name] / rows * (1 - rows / size)
-        designs: dict[str, Design] = {}
-        if isinstance(bound, Weighted):
-            for name in problem.plates:
-                designs[name] = bound.build(scores[name], order_by[name], name)
-            variances = scan.variances(held_out, designs, bound)
-        elif isinstance(bound, FullBatch):
-            variances = 0.0 * plain
-        else:
-            variances = plain
-        sd = weight * np.sqrt(variances)
-        q95 = float(np.quantile(sd, 0.95))
-        if q95 <= QUIET or fixed or isinstance(bound, FullBatch):
-            break
-        free = [name for name, given in sizes.items() if given is None]
-        few = min(chosen[name] for name in free) < _MIN_BATCH
-        if not few and q95 <= 1.0:
-            break
-        for name in free:
-            wanted = 2 * int(np.ceil(0.55 * chosen[name] * (q95 / QUIET) ** 2))
-            if wanted > _MIN_BATCH:
-                enough = 2 * int(np.ceil(0.55 * chosen[name] * q95**2))
-                wanted = max(_MIN_BATCH, enough)
-            chosen[name] = min(wanted, problem.plates[name])
+    found = _choose_sizes(
+        scan, scheme, sizes, smallest, (scores, order_by), held_out, uniform
+    )
     total = sum(np.square(s).sum() for s in scores.values())
     fourth = sum((np.asarray(s, np.float64) ** 4).sum() for s in scores.values())
     return Pilot(
         form=scan.form,
-        sizes=chosen,
-        designs=designs,
-        batch_sd=float(np.median(sd)),
-        batch_sd_95=q95,
-        uniform_sd=float(np.median(weight * np.sqrt(plain))),
+        sizes=found.sizes,
+        designs=found.designs,
+        batch_sd=float(np.median(found.sd)),
+        batch_sd_95=float(np.quantile(found.sd, 0.95)),
+        uniform_sd=float(np.median(found.uniform_sd)),
         residual_sd=float(residual_sd),
         importance_ess=float(
             importance.sum() ** 2 / np.square(importance).sum() / len(importance)
         ),
         float_error=float_error,
         effective_rows=float(total**2 / fourth) if fourth > 0 else 0.0,
+        scores=scores,
+        scan=scan,
     )
+
+
+class _Sizes(NamedTuple):
+    """Rows of a batch, how they are drawn, and the noise of each pair of draws."""
+
+    sizes: dict[str, int]
+    designs: dict[str, Design]
+    sd: np.ndarray
+    uniform_sd: np.ndarray
+
+
+def _choose_sizes(
+    scan: _ResidualScan,
+    scheme: Scheme,
+    given: Mapping[str, int | None],
+    smallest: int,
+    scores: tuple[Mapping[str, np.ndarray], Mapping[str, np.ndarray]],
+    draws: np.ndarray,
+    uniform: Mapping[str, np.ndarray],
+) -> _Sizes:
+    """As few rows as the noise allows.
+
+    A batch is kept whose noise is nothing that a decision would notice; else it has
+    enough rows for its mean to be normal, and for a noise that a decision can take.
+
+    :param scan: of the residuals.
+    :param scheme: how rows are drawn.
+    :param given: rows of a batch, by plate; ``None`` where they are to be chosen.
+    :param smallest: rows of a batch to try first.
+    :param scores: how much each row matters, and what to sort them by.
+    :param draws: draws that judge, in pairs.
+    :param uniform: variance over the rows of the differences of each pair.
+    """
+    plates = scan.problem.plates
+    weight = np.asarray(scan.problem.weights.likelihood, float)
+    chosen = {name: min(m or smallest, plates[name]) for name, m in given.items()}
+    free = [name for name, m in given.items() if m is None]
+    for _ in range(6):
+        bound = scheme.bound(chosen, plates)
+        plain = np.zeros(len(draws) // 2)
+        for name, size in plates.items():
+            rows = chosen[name]
+            plain = plain + size**2 * uniform[name] / rows * (1 - rows / size)
+        designs: dict[str, Design] = {}
+        if isinstance(bound, Weighted):
+            for name in plates:
+                designs[name] = bound.build(scores[0][name], scores[1][name], name)
+            variances = scan.variances(draws, designs, bound)
+        else:
+            variances = 0.0 * plain if isinstance(bound, FullBatch) else plain
+        sd = weight * np.sqrt(np.asarray(variances))
+        q95 = float(np.quantile(sd, 0.95))
+        if q95 <= QUIET or not free or isinstance(bound, FullBatch):
+            break
+        if q95 <= 1.0 and min(chosen[name] for name in free) >= _MIN_BATCH:
+            break
+        for name in free:
+            wanted = 2 * int(np.ceil(0.55 * chosen[name] * (q95 / QUIET) ** 2))
+            if wanted > _MIN_BATCH:
+                enough = 2 * int(np.ceil(0.55 * chosen[name] * q95**2))
+                wanted = max(_MIN_BATCH, enough)
+            chosen[name] = min(wanted, plates[name])
+    return _Sizes(chosen, designs, sd, weight * np.sqrt(plain))
 
 
 def _not_finite(who: str, which: str) -> str:
@@ -400,7 +614,10 @@ def _choose_form(
 
 
 class _ResidualScan:
-    """Passes over the residuals of all rows at some draws."""
+    """Passes over the residuals of all rows at some draws.
+
+    Each pass is compiled once, also for :meth:`keeping` some rows out of it.
+    """
 
     def __init__(
         self,
@@ -412,7 +629,14 @@ class _ResidualScan:
     ) -> None:
         self.problem, self.order, self.form = problem, order, form
         self.dtype = problem.dtype if dtype is None else dtype
-        self.expansion = jax.tree.map(lambda x: jnp.asarray(x, self.dtype), expansion)
+        self.expansion = expansion.cast(self.dtype)
+        self.others = {n: jnp.ones(size, bool) for n, size in problem.plates.items()}
+
+    def keeping(self, exact: Mapping[str, ExactRows]) -> _ResidualScan:
+        """The same passes over the other rows; the residuals of these are zero."""
+        scan = copy.copy(self)
+        scan.others = self.others | {n: kept.others for n, kept in exact.items()}
+        return scan
 
     def _chunks(self, counts: Mapping[str, int] | None = None) -> Chunks:
         """How the program that is being traced goes through the rows."""
@@ -423,6 +647,7 @@ class _ResidualScan:
         self,
         arrays: list[Any],
         expansion: Expansion,
+        others: Mapping[str, Array],
         draws: Array,
         indices: Mapping[str, Array],
         masks: Mapping[str, Array],
@@ -438,15 +663,53 @@ class _ResidualScan:
             problem.unravel,
         )
         rows = jax.vmap(lambda flat: evaluate(flat, indices).rows)(draws)
-        return {n: jnp.where(masks[n], r, 0.0) for n, r in rows.items()}
+        read = {n: masks[n] & others[n][indices[n]] for n in rows}
+        return {n: jnp.where(read[n], r, 0.0) for n, r in rows.items()}
+
+    def of_rows(self, draws: np.ndarray, row: np.ndarray, plate: np.ndarray) -> Any:
+        """The residuals of a few rows, ``(K, number of rows)``.
+
+        :param row: which, within their plates.
+        :param plate: the number of the plate of each.
+        """
+        found = np.zeros((len(draws), len(row)))
+        for k, name in enumerate(self.problem.plates):
+            mine = np.flatnonzero(plate == k)
+            if not len(mine):
+                continue
+            indices = self.problem.one_row | {name: jnp.asarray(row[mine], jnp.int32)}
+            masks = {n: jnp.ones(len(i), bool) for n, i in indices.items()}
+            rows = jax.jit(self._residuals)(
+                self.problem.arrays,
+                self.expansion,
+                self.others,
+                jnp.asarray(draws, self.dtype),
+                indices,
+                masks,
+            )
+            found[:, mine] = rows[name]
+        return found
 
     def scores(
         self, draws: np.ndarray
     ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """How much each row matters, and its loading on the leading direction."""
+        args = self.expansion, self.others, jnp.asarray(draws, self.dtype)
+        grams = jax.tree.map(np.asarray, self._gram(*args))
+        leading = {
+            n: jnp.asarray(np.linalg.eigh(np.nan_to_num(g))[1][:, -1], self.dtype)
+            for n, g in grams.items()
+        }
+        return jax.tree.map(np.asarray, self._score(*args, leading))
+
+    @cached_property
+    def _gram(self) -> Callable:
+        """Inner products over rows of the residuals of each two draws."""
         plates = self.problem.plates
 
-        def gram(arrays: list[Any], expansion: Expansion, draws: Array) -> Any:
+        def gram(
+            arrays: list[Any], expansion: Expansion, others: Any, draws: Array
+        ) -> Any:
             # pieces of the data, the same ones on any number of devices
             strides = {n: -(-size // _WIDTH) // 16 for n, size in plates.items()}
             counts = {n: min(size, 16 * _WIDTH) for n, size in plates.items()}
@@ -457,20 +720,30 @@ class _ResidualScan:
                 for name, row in indices.items():
                     skipped = (max(strides[name], 1) - 1) * (row // _WIDTH)
                     indices[name] = row + skipped * _WIDTH
-                rows = self._residuals(arrays, expansion, draws, indices, masks)
+                rows = self._residuals(arrays, expansion, others, draws, indices, masks)
                 centred = {n: r - r.mean(0) for n, r in rows.items()}
                 return {n: r @ r.T for n, r in centred.items()}
 
             zeros = jnp.zeros((len(draws),) * 2, draws.dtype)
             return chunks.sum(of_chunk, dict.fromkeys(plates, zeros))
 
+        return self.problem.over_rows(gram)
+
+    @cached_property
+    def _score(self) -> Callable:
+        """The scatter of each row's residual, and its part along a direction."""
+
         def score(
-            arrays: list[Any], expansion: Expansion, draws: Array, leading: Any
+            arrays: list[Any],
+            expansion: Expansion,
+            others: Any,
+            draws: Array,
+            leading: Any,
         ) -> Any:
             chunks = self._chunks()
 
             def of_chunk(i: Array) -> Any:
-                rows = self._residuals(arrays, expansion, draws, *chunks.at(i))
+                rows = self._residuals(arrays, expansion, others, draws, *chunks.at(i))
                 centred = {n: r - r.mean(0) for n, r in rows.items()}
                 rms = {
                     n: jnp.sqrt(jnp.square(r).sum(0) / (len(draws) - 1))
@@ -483,14 +756,7 @@ class _ResidualScan:
                 for found in chunks.map(of_chunk)
             )
 
-        args = self.expansion, jnp.asarray(draws, self.dtype)
-        over_rows = self.problem.over_rows
-        grams = jax.tree.map(np.asarray, over_rows(gram)(*args))
-        leading = {
-            n: jnp.asarray(np.linalg.eigh(np.nan_to_num(g))[1][:, -1], self.dtype)
-            for n, g in grams.items()
-        }
-        return jax.tree.map(np.asarray, over_rows(score)(*args, leading))
+        return self.problem.over_rows(score)
 
     def sums(self, draws: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """Sums of all residuals at each draw, and the variance of a row's difference.
@@ -498,24 +764,7 @@ class _ResidualScan:
         :return: the sums, ``(K,)``, and for each plate the variance over its rows of
             the difference between the draws of each pair, ``(K // 2,)``.
         """
-
-        def total(arrays: list[Any], expansion: Expansion, draws: Array) -> Any:
-            chunks = self._chunks()
-
-            def of_chunk(i: Array) -> Any:
-                rows = self._residuals(arrays, expansion, draws, *chunks.at(i))
-                return {
-                    name: (r.sum(1), jnp.square(r[1::2] - r[::2]).sum(1))
-                    for name, r in rows.items()
-                }
-
-            zeros = jnp.zeros(len(draws), draws.dtype)
-            first = {n: (zeros, zeros[::2]) for n in self.problem.plates}
-            return chunks.sum(of_chunk, first)
-
-        found = self.problem.over_rows(total)(
-            self.expansion, jnp.asarray(draws, self.dtype)
-        )
+        found = self._total(self.expansion, self.others, jnp.asarray(draws, self.dtype))
         sums = np.zeros(len(draws))
         variances: dict[str, np.ndarray] = {}
         for name, (whole, square) in found.items():
@@ -526,6 +775,28 @@ class _ResidualScan:
                 mean = (whole[1::2] - whole[::2]) / size
                 variances[name] = np.asarray(square, np.float64) / size - mean**2
         return sums, variances
+
+    @cached_property
+    def _total(self) -> Callable:
+        """Sums over rows of the residuals, and of the squares of their differences."""
+
+        def total(
+            arrays: list[Any], expansion: Expansion, others: Any, draws: Array
+        ) -> Any:
+            chunks = self._chunks()
+
+            def of_chunk(i: Array) -> Any:
+                rows = self._residuals(arrays, expansion, others, draws, *chunks.at(i))
+                return {
+                    name: (r.sum(1), jnp.square(r[1::2] - r[::2]).sum(1))
+                    for name, r in rows.items()
+                }
+
+            zeros = jnp.zeros(len(draws), draws.dtype)
+            first = {n: (zeros, zeros[::2]) for n in self.problem.plates}
+            return chunks.sum(of_chunk, first)
+
+        return self.problem.over_rows(total)
 
     def variances(
         self, draws: np.ndarray, designs: Mapping[str, Design], scheme: Weighted
@@ -544,13 +815,17 @@ class _ResidualScan:
             num_draws[name] = scheme.draws_of(name)
 
         def total(
-            arrays: list[Any], expansion: Expansion, draws: Array, tables: Any
+            arrays: list[Any],
+            expansion: Expansion,
+            others: Any,
+            draws: Array,
+            tables: Any,
         ) -> Any:
             chunks = self._chunks()
 
             def of_chunk(i: Array) -> Any:
                 indices, masks = chunks.at(i)
-                rows = self._residuals(arrays, expansion, draws, indices, masks)
+                rows = self._residuals(arrays, expansion, others, draws, indices, masks)
                 sums = {}
                 for name, count in strata.items():
                     # rows that are none count for the last stratum, as the sure ones
@@ -570,7 +845,7 @@ class _ResidualScan:
             return chunks.sum(of_chunk, first)
 
         found = self.problem.over_rows(total)(
-            self.expansion, jnp.asarray(draws, self.dtype), tables
+            self.expansion, self.others, jnp.asarray(draws, self.dtype), tables
         )
         variance = np.zeros(len(draws) // 2)
         for name, parts in found.items():

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -25,6 +25,7 @@ from numpyro_minibatch.target import ModelTarget, Position, Target, Terms
 
 __all__ = [
     "Coordinates",
+    "ExactRows",
     "Expansion",
     "Taylor",
     "expand",
@@ -48,6 +49,7 @@ class Taylor:
     :param ridge: precision of the ridge.
     :param form: how a residual is computed.
     :param max_residual_sd: what the pilot accepts.
+    :param exact_rows: rows that are not expanded; ``None`` for as many as pay.
     """
 
     order: int
@@ -56,6 +58,7 @@ class Taylor:
     ridge: float | None = None
     form: Form = "auto"
     max_residual_sd: float = 2.0
+    exact_rows: int | None = None
 
     def __post_init__(self) -> None:
         who = f"control_variate.taylor{self.order}"
@@ -81,6 +84,15 @@ class Taylor:
                 raise ValueError(
                     f"{who}({name}={value!r}) must be a number that is not negative."
                 )
+        number = self.exact_rows
+        if number is not None:
+            if not isinstance(number, Integral) or isinstance(number, bool):
+                raise TypeError(
+                    f"{who}(exact_rows={number!r}) must be an integer, got "
+                    f"{type(number).__name__}."
+                )
+            if number < 0:
+                raise ValueError(f"{who}(exact_rows={number}) must not be negative.")
         if self.form not in ("auto", "direct", "remainder"):
             raise ValueError(
                 f'{who}(form={self.form!r}) must be "auto", "direct" or "remainder".'
@@ -109,19 +121,38 @@ class _Values:
         return repr({name: value.tolist() for name, value in self.values.items()})
 
 
+class ExactRows(NamedTuple):
+    """Rows of a plate that are not expanded.
+
+    :param rows: which, int32, ``(S,)``; may be none.
+    :param others: whether a row is none of them, ``(N,)``.
+    """
+
+    rows: Array
+    others: Array
+
+    @property
+    def every(self) -> bool:
+        """Whether these are all rows of the plate."""
+        return self.rows.shape[-1] == self.others.shape[-1]
+
+
 class Expansion(NamedTuple):
-    """The sum of all rows' polynomials; part of a chain's state.
+    """The sum of the rows' polynomials; part of a chain's state.
 
     :param center: the centre, flat, in the coordinates of the expansion, ``(d,)``.
     :param gradient: gradient of the summed log likelihood there, ``(d,)``.
     :param hessian: its Hessian there, ``(d, d)``.
     :param value: the summed log likelihood there, a scalar.
+    :param exact: rows that are not part of these sums, by plate: the surrogate has
+        them as they are. Empty where it has none.
     """
 
     center: Array
     gradient: Array
     hessian: Array
     value: Array
+    exact: Mapping[str, ExactRows] = {}
 
     def polynomial(self, displacement: Array, order: int = 2) -> Array:
         """The sum of all rows' polynomials of an order, up to its constant."""
@@ -129,6 +160,29 @@ class Expansion(NamedTuple):
         if order > 1:
             slope = slope + 0.5 * (self.hessian @ displacement)
         return slope @ displacement
+
+    def cast(self, dtype: Any) -> Expansion:
+        """The same as JAX arrays, numbers of this type."""
+
+        def array(x: Any) -> Array:
+            floating = jnp.issubdtype(jnp.result_type(x), jnp.floating)
+            return jnp.asarray(x, dtype if floating else None)
+
+        return jax.tree.map(array, self)
+
+    @property
+    def exact_rows(self) -> dict[str, Array]:
+        """What to ask a target for: one row of a plate that has none."""
+        one = jnp.zeros(1, jnp.int32)
+        return {n: e.rows if len(e.rows) else one for n, e in self.exact.items()}
+
+    def exact_sum(self, terms: Terms) -> Array:
+        """The log likelihood of the exact rows.
+
+        :param terms: of the target at :attr:`exact_rows`.
+        """
+        read = [terms.rows[n].sum() for n, e in self.exact.items() if len(e.rows)]
+        return sum(read, jnp.zeros((), self.center.dtype))
 
 
 @dataclass(frozen=True)
@@ -209,6 +263,15 @@ def expand(
         # the value apart, so that it cancels exactly in a difference
         polynomial = expansion.polynomial(displacement, order)
         likelihood = [terms.likelihood, polynomial, expansion.value]
+        if expansion.exact:
+            read = target.terms(z, expansion.exact_rows)
+            likelihood.append(expansion.exact_sum(read))
+            residual = {
+                name: jnp.zeros_like(rows)
+                if expansion.exact[name].every
+                else jnp.where(expansion.exact[name].others[indices[name]], rows, 0.0)
+                for name, rows in residual.items()
+            }
         return terms._replace(rows=residual, likelihood=likelihood)
 
     return evaluate
@@ -221,20 +284,23 @@ def log_surrogate(
     weights: Weights,
     unravel: Callable[[Array], Position],
 ) -> Callable[[Array], Array]:
-    """The density that needs no data: the prior as it is, the likelihood expanded.
+    """The surrogate's density: the prior as it is, the likelihood expanded.
 
-    Always to second order: a straight line has no posterior.
+    Always to second order: a straight line has no posterior. It needs no data but the
+    expansion's exact rows, where it has some.
 
     :return: a function of a flat position, up to a constant.
     """
-    one_row = {name: jnp.zeros(1, jnp.int32) for name in target.plates}
+    some = {name: jnp.zeros(1, jnp.int32) for name in target.plates}
+    some |= expansion.exact_rows
 
     def density(flat: Array) -> Array:
         z = unravel(flat)
         phi, _ = ravel_pytree(coordinates.of(target, z))
-        known = weights.known(target.terms(z, one_row))
+        terms = target.terms(z, some)
         polynomial = expansion.polynomial(phi - expansion.center)
-        return known + weights.likelihood * polynomial
+        likelihood = polynomial + expansion.exact_sum(terms)
+        return weights.known(terms) + weights.likelihood * likelihood
 
     return density
 
@@ -300,6 +366,7 @@ def taylor1(
     ridge: float | None = None,
     form: Form = "auto",
     max_residual_sd: float = 2.0,
+    exact_rows: int | None = None,
 ) -> Taylor:
     """First-order control variates: what rows do beyond a straight line is estimated.
 
@@ -314,7 +381,7 @@ def taylor1(
         >>> control_variate.taylor1().order
         1
     """
-    return Taylor(1, sites, center, ridge, form, max_residual_sd)
+    return Taylor(1, sites, center, ridge, form, max_residual_sd, exact_rows)
 
 
 def taylor2(
@@ -323,6 +390,7 @@ def taylor2(
     ridge: float | None = None,
     form: Form = "auto",
     max_residual_sd: float = 2.0,
+    exact_rows: int | None = None,
 ) -> Taylor:
     """Second-order control variates, as ``control_variate="taylor2"`` chooses them.
 
@@ -350,6 +418,12 @@ def taylor2(
         in working precision is within 0.05 of the sum in double precision.
     :param max_residual_sd: the standard deviation over the posterior of the summed
         residual above which the pilot refuses the expansion.
+    :param exact_rows: with a proposal that follows the surrogate, the number of rows
+        that are not expanded: the surrogate has those that matter most as they are,
+        and every evaluation of it reads them. By default none where the expansion
+        leaves a summed residual of standard deviation 0.5 at most over the posterior.
+        Else as many as make it so, if they are no more than a batch has; where batches
+        have all of at most 2048 rows, all of them.
     :raises TypeError: ``sites`` or ``center`` is of the wrong kind.
     :raises ValueError: an argument is out of range.
 
@@ -368,7 +442,7 @@ def taylor2(
         >>> control_variate.taylor2(ridge=0.1).ridge
         0.1
     """
-    return Taylor(2, sites, center, ridge, form, max_residual_sd)
+    return Taylor(2, sites, center, ridge, form, max_residual_sd, exact_rows)
 
 
 def named(control_variate: str) -> Taylor | None:

@@ -73,10 +73,11 @@ class Landscape(NamedTuple):
     :param center: centre of the surrogate's posterior, shape ``(D,)``; only with a
         control variate.
     :param log_surrogate: log density of the surrogate at a position, a scalar, up to
-        a constant and without data; only with a control variate.
-    :param num_steps: leapfrog steps in which a quarter of a period of the surrogate's
-        dynamics keeps accepting, in its tails as well; 0 where the surrogate is normal
-        with the mean ``center`` and the whitening's covariance.
+        a constant; only with a control variate.
+    :param num_steps: steps in which a quarter of a period of the surrogate's dynamics
+        keeps accepting, in its tails as well; 0 where the surrogate is normal with the
+        mean ``center`` and the whitening's covariance.
+    :param num_rows: rows of data that an evaluation of the surrogate reads.
     """
 
     gradient: Callable[[Array], Array]
@@ -84,6 +85,7 @@ class Landscape(NamedTuple):
     center: Array | None = None
     log_surrogate: Callable[[Array], Array] | None = None
     num_steps: int = 4
+    num_rows: int = 0
 
 
 class Proposed(NamedTuple):
@@ -113,6 +115,8 @@ class Proposal(ABC):
     uses_gradient = False
     #: whether it needs the landscape's ``center`` and ``log_surrogate``
     uses_surrogate = False
+    #: whether it follows the surrogate's gradient, so that what it knows pays
+    follows_surrogate = False
     #: whether it has a scale that warmup should tune
     adapts_step_size = True
     #: step size to start from
@@ -129,6 +133,10 @@ class Proposal(ABC):
         :param step_size: step size in the whitened coordinates.
         :param landscape: what can be known about the target.
         """
+
+    def evaluations(self, landscape: Landscape) -> int:
+        """How often the surrogate is evaluated for a proposal, at most."""
+        return 0
 
 
 @dataclass(frozen=True)
@@ -206,32 +214,41 @@ def _first_stage(
 LENGTH = 1.56
 
 
-def leapfrog(
+def follow(
     z: Array, momentum: Array, step: Array, num_steps: ArrayLike, landscape: Landscape
 ) -> tuple[Array, Array, Array]:
     """Follow the surrogate's dynamics.
 
+    Those of the normal law with its mean and covariance are known: they turn position
+    and momentum into each other. So a step is a turn between two half kicks by what the
+    surrogate's gradient has beyond that law's, and errs by the difference alone, where
+    leapfrog errs by the whole.
+
+    :param step: time of a step; a turn by ``pi / 2`` is a quarter of a period.
     :return: position and momentum at the end, and the log surrogate at both ends.
     """
     density = jax.value_and_grad(_surrogate(landscape))
     whitening = landscape.whitening
+    center, white = _centered(z, landscape)
+    cos, sin = jnp.cos(step), jnp.sin(step)
 
-    # A kick at each end of every drift; two kicks that meet are one. The loop keeps
-    # the surrogate, which holds the model's prior, at one place of the compiled
-    # program.
-    def kick_and_drift(i: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
-        position, momentum, first, _ = carry
+    # A half kick at each end of every turn; two that meet are one. The loop keeps the
+    # surrogate, which holds the model's prior, at one place of the compiled program.
+    def kick_and_turn(i: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
+        position, white, momentum, first, _ = carry
         value, gradient = density(position)
         at_end = (i == 0) | (i == num_steps)
         kick = jnp.where(at_end, 0.5 * step, step)
-        momentum = momentum + kick * whitening.whiten_gradient(gradient)
-        drift = jnp.where(i < num_steps, step, 0.0)
-        position = position + drift * whitening.color(momentum)
-        return position, momentum, jnp.where(i == 0, value, first), value
+        momentum = momentum + kick * (whitening.whiten_gradient(gradient) + white)
+        ends = i == num_steps
+        turned = cos * white + sin * momentum
+        momentum = jnp.where(ends, momentum, cos * momentum - sin * white)
+        position = jnp.where(ends, position, center + whitening.color(turned))
+        return position, turned, momentum, jnp.where(i == 0, value, first), value
 
     zero = jnp.zeros((), z.dtype)
-    z, momentum, first, last = jax.lax.fori_loop(
-        0, num_steps + 1, kick_and_drift, (z, momentum, zero, zero)
+    z, _, momentum, first, last = jax.lax.fori_loop(
+        0, num_steps + 1, kick_and_turn, (z, white, momentum, zero, zero)
     )
     return z, momentum, jnp.stack([first, last])
 
@@ -248,6 +265,7 @@ def log_metropolis_ratio(momentum: Array, momentum_new: Array, logs: Array) -> A
 @dataclass(frozen=True)
 class _SurrogateHMC(Proposal):
     uses_surrogate = True
+    follows_surrogate = True
     adapts_step_size = False
 
     num_steps: int | None = None
@@ -277,7 +295,7 @@ class _SurrogateHMC(Proposal):
         object.__setattr__(self, "jitter", jitter)
 
     def trajectory(self, landscape: Landscape) -> tuple[int, float]:
-        """Number of leapfrog steps and their length; no step is the exact flow."""
+        """Number of steps and their length; none where one turn is the exact flow."""
         num_steps, step_size = self.num_steps, self.step_size
         if num_steps is None:
             num_steps = landscape.num_steps
@@ -286,6 +304,10 @@ class _SurrogateHMC(Proposal):
         if step_size is None:
             step_size = LENGTH / max(num_steps, 1)
         return num_steps, step_size
+
+    def evaluations(self, landscape: Landscape) -> int:
+        num_steps, _ = self.trajectory(landscape)
+        return num_steps + 1 if num_steps else 0
 
     def propose(
         self, key: Array, z: Array, step_size: Array, landscape: Landscape
@@ -301,7 +323,7 @@ class _SurrogateHMC(Proposal):
         if self.jitter:  # erf(x / sqrt(2)) of a normal x is uniform on (-1, 1)
             uniform = jax.scipy.special.erf(for_step * np.sqrt(0.5).item())
             step = step * (1.0 + self.jitter * uniform)
-        z_new, momentum_new, logs = leapfrog(z, momentum, step, num_steps, landscape)
+        z_new, momentum_new, logs = follow(z, momentum, step, num_steps, landscape)
         log_ratio = log_metropolis_ratio(momentum, momentum_new, logs)
         return _first_stage(z, z_new, logs, log_ratio, for_accept)
 
@@ -309,6 +331,9 @@ class _SurrogateHMC(Proposal):
 @dataclass(frozen=True)
 class _DelayedRandomWalk(Proposal):
     uses_surrogate = True
+
+    def evaluations(self, landscape: Landscape) -> int:
+        return 2
 
     def propose(
         self, key: Array, z: Array, step_size: Array, landscape: Landscape
@@ -414,11 +439,15 @@ class _Mixture(Proposal):
             "target_accept_prob": target,
             "uses_gradient": any(part.uses_gradient for part in parts),
             "uses_surrogate": any(part.uses_surrogate for part in parts),
+            "follows_surrogate": any(part.follows_surrogate for part in parts),
             "adapts_step_size": any(part.adapts_step_size for part in parts),
             "default_step_size": min(part.default_step_size for _, part in tuned),
         }
         for name, value in derived.items():
             object.__setattr__(self, name, value)
+
+    def evaluations(self, landscape: Landscape) -> int:
+        return max(part.evaluations(landscape) for _, part in self.components)
 
     def propose(
         self, key: Array, z: Array, step_size: Array, landscape: Landscape
@@ -511,30 +540,34 @@ def surrogate_hmc(
 ) -> Proposal:
     """Hamiltonian Monte Carlo on the surrogate, then one decision on the data.
 
-    A first stage draws a momentum, follows the surrogate's dynamics for a few leapfrog
-    steps, and accepts on the surrogate's own energy: it is reversible with respect to
-    the surrogate and reads no data. What it accepts goes to the minibatch, which
-    decides on the surrogate's error alone: delayed acceptance [1]. On a surrogate that
-    is normal this is close to independent draws from it; on a skewed one it follows
-    the skewness, which :func:`independence` cannot.
+    A first stage draws a momentum, follows the surrogate's dynamics for a few steps,
+    and accepts on the surrogate's own energy: it is reversible with respect to the
+    surrogate, and reads no row but those that the surrogate has as they are. What it
+    accepts goes to the minibatch, which decides on the surrogate's error alone: delayed
+    acceptance [1]. On a surrogate that is normal this is close to independent draws
+    from it; on a skewed one it follows the skewness, which :func:`independence` cannot.
+
+    A step is a turn of position and momentum into each other, which is the flow of the
+    normal law with the surrogate's mean and covariance, between two half kicks by what
+    the surrogate's gradient has beyond that law's [3]. What it errs by is the
+    difference of the two alone.
 
     The length of a trajectory is a number times the standard deviations that the
     whitening knows, so it is set here and not adapted. A quarter of a period, about
     ``pi / 2`` in all, is what forgets the start on a normal surrogate; longer
-    trajectories turn back. Where the set-up finds the surrogate normal, it needs no
-    leapfrog: the dynamics then lead to an independent draw, and one decision is about
-    all that the surrogate is not. Elsewhere it halves the step, from four steps on,
-    until hardly a draw of the surrogate is left that trajectories would be rejected
-    from: leapfrog steps that are too long for the tails keep the chain out of them,
-    and the acceptance rate does not show it. A surrogate whose draws are not worth
-    following, because it is far from the target, is better served by
+    trajectories turn back. Where the set-up finds the surrogate normal, one turn leads
+    to an independent draw, and one decision is about all that the surrogate is not.
+    Elsewhere it halves the step until hardly a draw of the surrogate is left that
+    trajectories would be rejected from: steps that are too long for the tails keep the
+    chain out of them, and the acceptance rate does not show it. A surrogate whose draws
+    are not worth following, because it is far from the target, is better served by
     :func:`delayed_random_walk`.
 
     Needs a control variate.
 
-    :param num_steps: leapfrog steps; each evaluates the surrogate's gradient, as does
-        the start. By default what ``step_size`` asks for, else what the set-up found:
-        none, or 4, 8, 16, 32 or 64.
+    :param num_steps: steps; each evaluates the surrogate's gradient, as does the
+        start. By default what ``step_size`` asks for, else what the set-up found:
+        none, or 1, 2, 4, ..., 64.
     :param step_size: length of one of them, in the whitened coordinates. By default
         that of a quarter of a period.
     :param jitter: relative half width of the uniform law around ``step_size`` from
@@ -549,6 +582,8 @@ def surrogate_hmc(
        approximation*, Journal of Computational and Graphical Statistics 14(4).
     2. Radford M. Neal (2011), *MCMC using Hamiltonian dynamics*, Handbook of
        Markov Chain Monte Carlo, chapter 5.
+    3. Babak Shahbaba, Shiwei Lan, Wesley O. Johnson, Radford M. Neal (2014), *Split
+       Hamiltonian Monte Carlo*, Statistics and Computing 24(3).
 
     **Example**
 
@@ -562,6 +597,7 @@ def surrogate_hmc(
         >>> landscape = proposal.Landscape(
         ...     gradient=lambda z: -z,
         ...     whitening=proposal.Whitening(jnp.ones(3)),
+        ...     center=jnp.zeros(3),
         ...     log_surrogate=lambda z: -0.5 * (z**2).sum(),
         ... )
         >>> z = jnp.array([3.0, 0.0, -2.0])

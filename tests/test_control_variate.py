@@ -29,6 +29,7 @@ from numpyro_minibatch import (
     to_inference_data,
 )
 from numpyro_minibatch._expansion import Problem, choose_coordinates, find_center
+from numpyro_minibatch._pilot import without
 from numpyro_minibatch.control_variate import Expansion, Taylor, expand
 from numpyro_minibatch.estimate import Weights
 from numpyro_minibatch.target import ModelTarget
@@ -250,6 +251,14 @@ LAWS = {
     "barker": dict(batch_size=M, acceptance=accept.compensated_barker()),
     "inner steps": dict(batch_size=M, num_steps=3),
     "remainder": dict(control_variate=control_variate.taylor2(form="remainder")),
+    "exact rows": dict(
+        control_variate=control_variate.taylor2(exact_rows=30), batch_size=M
+    ),
+    "exact rows, uniform": dict(
+        control_variate=control_variate.taylor1(exact_rows=30),
+        batch=batch.without_replacement(M),
+        acceptance=accept.compensated_barker(),
+    ),
     "fallback": dict(batch_size=20, fallback="exact"),
     "off-centre": dict(
         control_variate=control_variate.taylor2(center={"beta": [-4.0, 0.6]}),
@@ -258,7 +267,7 @@ LAWS = {
 }  # fmt: skip
 
 
-QUICK = ("default", "delayed random walk", "langevin")
+QUICK = ("default", "delayed random walk", "langevin", "exact rows")
 
 
 @x64
@@ -301,16 +310,18 @@ def test_law_of_presets(kind, temperature):
 
 
 @x64
-def test_law_with_several_plates(grid):
+@pytest.mark.parametrize("exact_rows", [0, 20])
+def test_law_with_several_plates(exact_rows, grid):
     posterior, _ = grid
     kernel = MinibatchMH(
         plates_model,
-        control_variate="taylor2",
+        control_variate=control_variate.taylor2(exact_rows=exact_rows),
         batch_size={"first": 40, "second": 30},
     )
     draws, mcmc = run(kernel, posterior.draws(192))
     assert np.abs(posterior.z_scores(draws)).max() < 5.0
     assert mcmc.sampler.batch_sizes == {"first": 40, "second": 30}
+    assert mcmc.sampler.pilot["exact_rows"] == exact_rows
 
 
 def rare_data(size=20_003, count=15):
@@ -328,12 +339,13 @@ def test_rows_that_matter_are_found_where_uniform_rows_fail():
     x, y = rare_data()
     posterior, _ = grid_of(x, y)
     data = jnp.asarray(x, jnp.float32), jnp.asarray(y, jnp.float32)
+    all_expanded = control_variate.taylor2(exact_rows=0)
     bias = {}
     for name, scheme in {
         "stratified": batch.stratified(100),
         "uniform": batch.without_replacement(100),
     }.items():
-        kernel = MinibatchMH(model, control_variate="taylor2", batch=scheme)
+        kernel = MinibatchMH(model, control_variate=all_expanded, batch=scheme)
         draws, mcmc = run(kernel, posterior.draws(128), data)
         z = posterior.z_scores(draws)
         bias[name] = np.abs(posterior.white(draws).mean((0, 1))).max()
@@ -346,6 +358,99 @@ def test_rows_that_matter_are_found_where_uniform_rows_fail():
             assert np.abs(z).max() > 10, z
             assert accept_prob > honest, "the failure looks better than the truth"
     assert bias["uniform"] > 0.15 > 0.05 > bias["stratified"]
+
+
+# rows that the surrogate has as they are ----------------------------------------------
+
+
+def test_rows_that_are_not_expanded_need_not_be_drawn():
+    """Uniform batches fail on these data, unless the surrogate has what they miss."""
+    x, y = rare_data()
+    posterior, _ = grid_of(x, y)
+    data = jnp.asarray(x, jnp.float32), jnp.asarray(y, jnp.float32)
+    kernel = MinibatchMH(
+        model,
+        control_variate=control_variate.taylor2(exact_rows=15),
+        batch=batch.without_replacement(100),
+    )
+    draws, mcmc = run(kernel, posterior.draws(128), data)
+    z = posterior.z_scores(draws)
+    assert np.abs(z).max() < 5.0, z
+    kept = mcmc.last_state.surrogate.expansion.exact["data"]
+    assert set(np.asarray(kept.rows)) == set(np.flatnonzero(x[:, 1]))
+    # a row for each evaluation of the surrogate, those of the batch, those of a check
+    first = 15 * (mcmc.sampler.pilot["surrogate_num_steps"] + 1)
+    read = set(np.unique(mcmc.get_extra_fields()["num_rows"]).tolist())
+    assert {first, first + 100} <= read <= {first, first + 100, first + 100 + len(y)}
+
+
+@x64
+@pytest.mark.parametrize("order", [1, 2])
+def test_what_is_not_expanded_is_the_likelihood_all_the_same(order):
+    """Of two plates, one of which has no such rows."""
+    x, y = DATA
+    sizes = {"first": 500, "second": N - 500}
+    weights = Weights(1.0, 0.7, 1.0)
+    problem = Problem(
+        target_of=lambda arrays: ModelTarget(
+            model=plates_model, args=tuple(arrays), sizes=sizes
+        ),
+        arrays=[x, y],
+        plates=sizes,
+        weights=weights,
+        example={"beta": np.zeros(2)},
+    )
+    target = problem.target_of(problem.arrays)
+    all_rows = {name: jnp.arange(size) for name, size in sizes.items()}
+    center = np.array([-4.0, 0.6])
+    taylor = Taylor(2, center={"beta": center})
+    found = find_center("test", problem, center[None], taylor, lambda stage: None)
+    kept = {"first": np.array([3, 77, 499]), "second": np.array([], int)}
+    expansion = without(problem, found.expansion, kept).cast(x.dtype)
+    evaluate = expand(
+        target, problem.coordinates, order, "direct", expansion, problem.unravel
+    )
+    density = control_variate.log_surrogate(
+        target, problem.coordinates, expansion, weights, problem.unravel
+    )
+    logs, surrogate = [], []
+    for z in np.array([[-3.8, 0.4], [-4.3, 0.9]]):
+        flat = jnp.asarray(z, x.dtype)
+        terms, plain = (
+            at(flat, all_rows)
+            for at in (evaluate, lambda f, i: target.terms(problem.unravel(f), i))
+        )
+        rows = [float(weights.known(t) + 0.7 * sum(map(jnp.sum, t.rows.values())))
+                for t in (terms, plain)]  # fmt: skip
+        assert rows[0] == pytest.approx(rows[1], rel=1e-5)
+        assert not np.asarray(terms.rows["first"])[kept["first"]].any()
+        assert np.asarray(terms.rows["second"]).any()
+        logs.append(rows[0])
+        left = 0.0 if order == 1 else sum(map(jnp.sum, terms.rows.values()))
+        surrogate.append(float(density(flat) + 0.7 * left))
+    if order == 2:  # the surrogate is all but the residuals that are left
+        tolerance = 1e-8 if jax.config.jax_enable_x64 else 0.02
+        assert np.diff(surrogate) == pytest.approx(np.diff(logs), abs=tolerance)
+
+
+def test_rows_are_kept_where_they_pay(grid):
+    """All of few rows, a few where they carry what is left, none where they do not."""
+    pilots = {}
+    for name, data in {
+        "few": (DATA[0][:200], DATA[1][:200]),
+        "rare": tuple(jnp.asarray(x, jnp.float32) for x in rare_data()),
+        "easy": (DATA[0], (jnp.arange(N) % 2).astype(jnp.float32)),
+    }.items():
+        scheme = batch.full() if name == "few" else None
+        kernel = MinibatchMH(model, control_variate="taylor2", batch=scheme)
+        kernel.init(random.key(0), 10, None, data, {})
+        pilots[name] = kernel.pilot
+    assert pilots["few"]["exact_rows"] == 200
+    assert pilots["few"]["residual_sd"] == 0 and pilots["few"]["batch_sd"] == 0
+    assert pilots["rare"]["exact_rows"] == 16
+    assert pilots["rare"]["residual_sd"] <= 0.05
+    assert pilots["easy"]["exact_rows"] == 0
+    assert 0 < pilots["easy"]["residual_sd"] <= 0.5
 
 
 # coordinates --------------------------------------------------------------------------
@@ -470,11 +575,12 @@ def test_steps_on_the_surrogate_are_short_enough_for_its_tails(monkeypatch):
         kernel.init(random.key(0), 0, None, hierarchy_data(), {})
         return kernel.pilot
 
-    assert found(True)["surrogate_num_steps"] == 4
+    few = found(True)["surrogate_num_steps"]
+    assert few <= 4
     pilot = found(False)
-    assert pilot["surrogate_num_steps"] > 4 and pilot["surrogate_stuck"] <= 0.001
+    assert pilot["surrogate_num_steps"] > few and pilot["surrogate_stuck"] <= 0.001
     # the steps of the bulk alone
-    monkeypatch.setattr(_pilot, "_NUM_STEPS", (4,))
+    monkeypatch.setattr(_pilot, "_NUM_STEPS", (few,))
     assert found(False)["surrogate_stuck"] > 0.03
 
 
@@ -510,6 +616,38 @@ def test_the_batch_noise_that_is_reported_is_true(grid):
     assert 100 <= count <= 200  # a hundred or some more, in all chains together
     z2 = float(state.checks.z.sum()) / count
     assert 0.5 < z2 < 2.0, z2
+
+
+def test_as_few_rows_as_the_noise_allows():
+    """16 where nobody would notice, else a hundred or more; a gradient wants a hundred.
+
+    The wider the posterior and the more its parameters, the larger are residuals.
+    """
+
+    def wide(x, y):
+        beta = numpyro.sample(
+            "beta", dist.Normal(0, 1).expand([x.shape[1]]).to_event(1)
+        )
+        with numpyro.plate("data", len(y)) as idx:
+            numpyro.sample("obs", dist.Bernoulli(logits=x[idx] @ beta - 3), obs=y[idx])
+
+    def pilot_of(size, dim, **settings):
+        rng = np.random.default_rng(5)
+        x = rng.standard_t(3, (size, dim))
+        y = rng.random(size) < 1 / (1 + np.exp(3 - x @ np.linspace(-0.5, 0.5, dim)))
+        data = jnp.asarray(x, jnp.float32), jnp.asarray(y, jnp.float32)
+        kernel = MinibatchMH(wide, control_variate="taylor2", **settings)
+        kernel.init(random.key(0), 10, None, data, {})
+        return kernel.pilot["sizes"]["data"], kernel.pilot["batch_sd_95"]
+
+    rows, noise = pilot_of(100_000, 10)
+    assert rows == 16 and 0.0 < noise <= 0.25
+    rows, noise = pilot_of(2000, 10)
+    assert rows == 100 and 0.25 < noise <= 1.0
+    rows, noise = pilot_of(1500, 30)
+    assert 100 < rows < 300 and 0.5 < noise <= 1.0
+    rows, _ = pilot_of(100_000, 10, proposal=proposal.langevin())
+    assert rows == 100
 
 
 def test_a_poor_expansion_is_refused():
@@ -665,7 +803,7 @@ def test_chains_start_apart_in_the_posterior(grid):
 
 
 def test_the_size_that_the_model_names_is_kept():
-    """A hundred rows are what the pilot begins with, and here not its to change."""
+    """They are not the pilot's to change, as few as they are."""
 
     def named(x, y):
         beta = numpyro.sample("beta", dist.Normal(0, 3).expand([2]).to_event(1))

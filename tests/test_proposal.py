@@ -21,7 +21,7 @@ from numpyro_minibatch.proposal import (
     Proposal,
     Proposed,
     Whitening,
-    leapfrog,
+    follow,
 )
 
 pytestmark = pytest.mark.x64  # in double precision, too
@@ -348,7 +348,7 @@ def test_the_law_of_independent_draws(df: float | None) -> None:
     assert stats.kstest(squares, other.cdf).pvalue < 1e-6
 
 
-# Leapfrog --------------------------------------------------------------------------
+# Trajectories ----------------------------------------------------------------------
 
 
 START = jnp.array([0.2, 1.5, -1.0]), jnp.array([-0.4, 0.8, 1.2])
@@ -356,31 +356,29 @@ START = jnp.array([0.2, 1.5, -1.0]), jnp.array([-0.4, 0.8, 1.2])
 
 @pytest.mark.parametrize("root", ROOTS)
 @pytest.mark.parametrize("num_steps", [1, 4])
-def test_leapfrog_goes_back_the_way_it_came(num_steps: int, root: str) -> None:
+def test_a_trajectory_goes_back_the_way_it_came(num_steps: int, root: str) -> None:
     at = landscape(root)
-    z, momentum, logs = leapfrog(*START, jnp.asarray(0.4), num_steps, at)
+    z, momentum, logs = follow(*START, jnp.asarray(0.4), num_steps, at)
     assert np.abs(z - START[0]).max() > 0.1
     np.testing.assert_allclose(logs, [log_surrogate(START[0]), log_surrogate(z)], 1e-6)
-    back, momentum, _ = leapfrog(z, -momentum, jnp.asarray(0.4), num_steps, at)
+    back, momentum, _ = follow(z, -momentum, jnp.asarray(0.4), num_steps, at)
     tolerance = 1e-12 if X64 else 1e-5
     np.testing.assert_allclose(back, START[0], tolerance, tolerance)
     np.testing.assert_allclose(-momentum, START[1], tolerance, tolerance)
 
 
-def test_leapfrog_preserves_volume() -> None:
+def test_a_trajectory_preserves_volume() -> None:
     def flow(state: jax.Array) -> jax.Array:
-        z, momentum, _ = leapfrog(
-            state[:3], state[3:], jnp.asarray(0.4), 4, landscape()
-        )
+        z, momentum, _ = follow(state[:3], state[3:], jnp.asarray(0.4), 4, landscape())
         return jnp.concatenate([z, momentum])
 
     jacobian = jax.jacfwd(flow)(jnp.concatenate(START))
     assert np.linalg.det(jacobian) == pytest.approx(1.0, rel=1e-10 if X64 else 1e-4)
 
 
-def test_leapfrog_is_of_second_order() -> None:
+def test_a_trajectory_is_of_second_order() -> None:
     def error(num_steps: int) -> float:
-        z, momentum, logs = leapfrog(
+        z, momentum, logs = follow(
             *START, jnp.asarray(1.6 / num_steps), num_steps, landscape()
         )
         kinetic = 0.5 * (jnp.square(momentum) - jnp.square(START[1])).sum()
@@ -388,6 +386,34 @@ def test_leapfrog_is_of_second_order() -> None:
 
     assert 3.0 < error(8) / error(16) < 5.0  # of first order: 2
     assert error(16) < 0.05
+
+
+@pytest.mark.parametrize("step", [0.4, 1.3])
+def test_a_trajectory_is_exact_on_a_normal_surrogate(step: float) -> None:
+    """Whatever the length of its steps."""
+    normal = dist.MultivariateNormal(CENTER, scale_tril=ROOT.T).log_prob
+    at = landscape()._replace(log_surrogate=normal)
+    z, momentum, logs = follow(*START, jnp.asarray(step), 3, at)
+    lost = proposal.log_metropolis_ratio(START[1], momentum, logs)
+    assert abs(float(lost)) < (1e-12 if X64 else 1e-5)
+    white = np.linalg.solve(np.asarray(ROOT).T, np.asarray(START[0] - CENTER))
+    there = np.cos(3 * step) * white + np.sin(3 * step) * np.asarray(START[1])
+    expected = np.asarray(CENTER) + np.asarray(ROOT).T @ there
+    np.testing.assert_allclose(z, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_surrogate_known_to_be_normal_is_drawn_from() -> None:
+    """No step is one turn: the independent draw that ``independence`` makes."""
+    at = landscape()._replace(num_steps=0)
+    choices = proposal.surrogate_hmc(), proposal.independence()
+    made = [many(choice, 5, np.zeros((4, 3)), at=at) for choice in choices]
+    np.testing.assert_array_equal(made[0].z, made[1].z)
+    np.testing.assert_array_equal(made[0].log_q_ratio, made[1].log_q_ratio)
+    assert not proposal.surrogate_hmc().evaluations(at)
+    assert proposal.surrogate_hmc(3).evaluations(at) == 4
+    assert proposal.delayed_random_walk().evaluations(at) == 2
+    mixed = proposal.mixture([(1, choices[1]), (2, proposal.surrogate_hmc(3))])
+    assert mixed.evaluations(at) == 4 and mixed.follows_surrogate
 
 
 def test_a_quarter_of_a_period_forgets_the_start() -> None:
@@ -431,7 +457,7 @@ def test_the_step_sizes_of_trajectories_are_uniform(
     def record(z: Any, momentum: Any, step: Any, *rest: Any) -> Any:
         return jnp.full_like(z, step), momentum, jnp.zeros(2)
 
-    monkeypatch.setattr(proposal, "leapfrog", record)
+    monkeypatch.setattr(proposal, "follow", record)
     choice = proposal.surrogate_hmc(step_size=0.5, jitter=0.2)
     made = many(choice, 6, np.zeros((20_000, 3)))
     steps = np.asarray(made.z)[:, 0]

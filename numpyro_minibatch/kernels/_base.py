@@ -43,7 +43,8 @@ from numpyro_minibatch.batch import (
 )
 from numpyro_minibatch.control_variate import Taylor
 from numpyro_minibatch.estimate import Reader, Weights
-from numpyro_minibatch.kernels._surrogate import Plan, Prepared, prepare
+from numpyro_minibatch.host_rows import find_rows
+from numpyro_minibatch.kernels._surrogate import Needs, Plan, Prepared, prepare
 from numpyro_minibatch.target import ModelTarget, Target
 
 __all__ = ["MinibatchKernel", "Static", "over_chains", "warn_of_constants"]
@@ -398,9 +399,9 @@ class MinibatchKernel(MCMCKernel):
     # control variates -----------------------------------------------------------------
 
     @property
-    def _smallest_batch(self) -> int:
-        """Rows of a batch that the pilot tries first where it is to choose."""
-        return _BATCH
+    def _needs(self) -> Needs:
+        """What suits the kernel, of all that its set-up might choose."""
+        return Needs(_BATCH)
 
     @property
     def _surveys(self) -> bool:
@@ -437,6 +438,7 @@ class MinibatchKernel(MCMCKernel):
             placed=placed,
             plates=dict(layout.plates),
             weights=self._weights,
+            on_host=bool(find_rows(static.join(arrays))),
             example=(
                 {name: np.zeros(shape) for name, shape in shapes.items()}
                 if self._target is None
@@ -470,8 +472,7 @@ class MinibatchKernel(MCMCKernel):
                 stacklevel=find_stack_level(),
             )
             scheme, sizes = full(), dict(plates)
-        smallest = self._smallest_batch
-        return prepare(who, problem, self._control_variate, scheme, sizes, smallest)
+        return prepare(who, problem, self._control_variate, scheme, sizes, self._needs)
 
     # the driver's interface -----------------------------------------------------------
 

@@ -20,14 +20,22 @@ from numpyro_minibatch._expansion import (
     double,
     find_center,
 )
-from numpyro_minibatch._pilot import run_pilot, surrogate_posterior
+from numpyro_minibatch._pilot import (
+    Pilot,
+    exact_rows,
+    refined,
+    run_pilot,
+    surrogate_posterior,
+    without,
+)
 from numpyro_minibatch.batch import Scheme
 from numpyro_minibatch.control_variate import Coordinates, Expansion, Form, Taylor
 
-__all__ = ["Plan", "Prepared", "Surrogate", "prepare"]
+__all__ = ["Needs", "Plan", "Prepared", "Surrogate", "prepare"]
 
 _STARTS = 4  # searches for the mode
 _STAGES = 5
+_STARTING = 56  # positions to start chains from
 
 
 class Surrogate(NamedTuple):
@@ -51,14 +59,25 @@ class Plan(NamedTuple):
     :param coordinates: what the rows are expanded in.
     :param form: how residuals are computed.
     :param scheme: how rows are drawn, bound to the plates.
-    :param num_steps: leapfrog steps of a trajectory on the surrogate; none where its
-        dynamics are known in closed form.
+    :param num_steps: steps of a trajectory on the surrogate; none where its dynamics
+        are known in closed form.
     """
 
     coordinates: Coordinates
     form: Form
     scheme: Scheme
     num_steps: int
+
+
+class Needs(NamedTuple):
+    """What a kernel has to say on what suits it.
+
+    :param smallest: rows of a batch for the pilot to try first.
+    :param follows: whether moves follow the surrogate, so that what it knows pays.
+    """
+
+    smallest: int = 100
+    follows: bool = False
 
 
 class Prepared(NamedTuple):
@@ -92,6 +111,7 @@ def _progress(who: str) -> Iterator[Any]:
     with tqdm(total=_STAGES, delay=3.0, leave=False, desc=who) as bar:
 
         def tell(stage: str) -> None:
+            bar.total = max(bar.total, bar.n + 1)  # a pilot may need a second one
             bar.set_description(f"{who}: {stage}")
             bar.update()
 
@@ -104,7 +124,7 @@ def prepare(
     taylor: Taylor,
     scheme: Scheme,
     sizes: Mapping[str, int | None],
-    smallest: int,
+    needs: Needs,
 ) -> Prepared:
     """Expand the rows of a target, and see how well that works.
 
@@ -113,7 +133,7 @@ def prepare(
     :param taylor: the control variate.
     :param scheme: how rows are drawn.
     :param sizes: rows of a batch, by plate; ``None`` where the pilot is to choose.
-    :param smallest: rows of a batch for the pilot to try first.
+    :param needs: what suits the kernel.
     :raises ValueError: the expansion is of no use; the message says why.
     """
     target = problem.target_of(problem.arrays)
@@ -135,21 +155,42 @@ def prepare(
         center = find_center(who, problem, starts, taylor, progress)
         progress("posterior of the surrogate")
         posterior = surrogate_posterior(who, problem, center, positions[0])
-        expansion = Expansion(*[np.asarray(x) for x in center[:4]])  # type: ignore[arg-type]
-        pilot = run_pilot(
-            who,
-            problem,
-            taylor,
-            scheme,
-            sizes,
-            expansion,
-            posterior.draws,
-            smallest,
-            progress,
-        )
+        expansion = center.expansion
+
+        def measure(
+            expansion: Expansion, draws: np.ndarray, before: Pilot | None = None
+        ) -> Pilot:
+            return run_pilot(
+                who,
+                problem,
+                taylor,
+                scheme,
+                sizes,
+                expansion,
+                draws,
+                needs.smallest,
+                progress,
+                before,
+            )
+
+        pilot = measure(expansion, posterior.draws)
+        exact: dict[str, np.ndarray] = {}
+        if needs.follows:
+            bound = scheme.bound(pilot.sizes, problem.plates)
+            exact = exact_rows(
+                problem, taylor, bound, pilot, expansion, posterior.draws
+            )
+        if exact:
+            progress("rows that the surrogate has as they are")
+            all_expanded, expansion = expansion, without(problem, expansion, exact)
+            posterior = refined(problem, posterior, all_expanded, expansion)
+            if all(kept.every for kept in expansion.exact.values()):
+                pilot = pilot.without_residuals()
+            else:
+                pilot = measure(expansion, posterior.draws, pilot)
     dtype = problem.dtype
     surrogate = Surrogate(
-        expansion=Expansion(*[jnp.asarray(x, dtype) for x in expansion]),
+        expansion=expansion.cast(dtype),
         location=jnp.asarray(posterior.location, dtype),
         root=jnp.asarray(posterior.root, dtype),
         designs=pilot.designs,
@@ -162,6 +203,7 @@ def prepare(
         "surrogate_num_steps": posterior.num_steps,
         "surrogate_stuck": posterior.stuck,
         "other_mode": center.other_mode,
+        "exact_rows": sum(len(rows) for rows in exact.values()),
     }
     return Prepared(
         Plan(
@@ -171,6 +213,6 @@ def prepare(
             posterior.num_steps,
         ),
         surrogate,
-        jax.vmap(problem.unravel)(jnp.asarray(posterior.draws, dtype)),
+        jax.vmap(problem.unravel)(jnp.asarray(posterior.draws[:_STARTING], dtype)),
         report,
     )

@@ -40,6 +40,7 @@ from numpyro_minibatch.estimate import (
 )
 from numpyro_minibatch.kernels._adaptation import Adaptation, AdaptState, advanced
 from numpyro_minibatch.kernels._base import MinibatchKernel
+from numpyro_minibatch.kernels._surrogate import Needs
 from numpyro_minibatch.proposal import Landscape, Proposal, Whitening
 from numpyro_minibatch.target import Target
 
@@ -527,10 +528,11 @@ class MinibatchMH(MinibatchKernel):
         return (step_size * self._pace(jnp.asarray(count))).astype(step_size.dtype)
 
     @property
-    def _smallest_batch(self) -> int:
+    def _needs(self) -> Needs:
         # a decision can do with few rows where they say enough; a gradient is better
         # for each of them
-        return super()._smallest_batch if self._proposal.uses_gradient else _FEWEST
+        smallest = super()._needs.smallest if self._proposal.uses_gradient else _FEWEST
+        return Needs(smallest, follows=self._proposal.follows_surrogate)
 
     def _landscape(
         self,
@@ -560,6 +562,9 @@ class MinibatchMH(MinibatchKernel):
                 unravel,
             ),
             num_steps=self._plan.num_steps,
+            num_rows=sum(
+                len(kept.rows) for kept in state.surrogate.expansion.exact.values()
+            ),
         )
 
     def _metropolis_step(
@@ -575,10 +580,10 @@ class MinibatchMH(MinibatchKernel):
         """Propose, compare on a batch, decide."""
         rng_key, z, memory, lp = carry
         rng_key, key_proposal, key_accept = jax.random.split(rng_key, 3)
-        gradient_rows = 0
+        proposal_rows = landscape.num_rows * self._proposal.evaluations(landscape)
         if self._proposal.uses_gradient:
             batch_key, gradient_key = self._row_keys(batch_key)
-            gradient_rows = reader.gradient_rows
+            proposal_rows = proposal_rows + reader.gradient_rows
 
         def gradient(position: Array) -> Array:
             # cloned: both ends of a Langevin step read one batch, on purpose
@@ -628,7 +633,7 @@ class MinibatchMH(MinibatchKernel):
             log_ratio=jnp.asarray(log_ratio.value),
             log_ratio_variance=seen.noise,
             reliable=(decision.reliable & seen.reliable).astype(lp.dtype),
-            num_rows=(seen.num_rows + gradient_rows).astype(self._rows_dtype(reader)),
+            num_rows=(seen.num_rows + proposal_rows).astype(self._rows_dtype(reader)),
             checks=checks,
         )
 
