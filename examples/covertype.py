@@ -18,10 +18,15 @@ and how far means are from those of NUTS, in standard errors.
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 import time
 import warnings
 from functools import partial
 from pathlib import Path
+
+if "--no-progress" in sys.argv:  # tqdm reads this once; the set-up has a bar, too
+    os.environ["TQDM_DISABLE"] = "1"
 
 import jax
 import jax.numpy as jnp
@@ -101,6 +106,7 @@ def main(args):
     say(
         f"noise of a log ratio: {noise:.2g}; from as many rows drawn evenly: {even:.2g}"
     )
+    say(f"residuals: as if {kernel.pilot['effective_rows']:.1f} rows carried them")
     posterior["NUTS"] = run_nuts(sample, keys[1], (X, y), nuts_draws["posterior"])
 
     say(f"The posterior at temperature {temperature:.4g}")
