@@ -129,7 +129,7 @@ def main(args):
             tail = "_tempered" if name == "NUTS" and results is tempered else ""
             written.append(f"{name.lower()}{tail}.nc")
             result["idata"].to_netcdf(str(args.out / written[-1]))
-            table = az.summary(result["idata"]).rename(index=lambda n: shorten)
+            table = az.summary(result["idata"]).rename(index=shorten)
             print(f"\n== {name}, {law}\n{table.to_string()}\n")
             print(result["diagnosis"])
     for law, results in laws.items():
