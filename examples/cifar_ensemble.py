@@ -168,7 +168,7 @@ for i in (0, samples - 1, cycles * samples - 1):
 # cycle draws are alike, and between cycles they are to differ: there the steps should
 # be.
 
-figure, axes = plt.subplots(1, 3, figsize=(13, 4), layout="constrained")
+figure, axes = plt.subplots(1, 3, figsize=(10.5, 3.4), layout="constrained")
 lines = (
     ("test error, percent", 100 * (1 - found.accuracy), "#0072B2"),
     ("negative log likelihood, nats", found.nll, "#D55E00"),

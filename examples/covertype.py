@@ -18,10 +18,15 @@ and how far means are from those of NUTS, in standard errors.
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 import time
 import warnings
 from functools import partial
 from pathlib import Path
+
+if "--no-progress" in sys.argv:  # tqdm reads this once; the set-up has a bar, too
+    os.environ["TQDM_DISABLE"] = "1"
 
 import jax
 import jax.numpy as jnp
@@ -101,6 +106,7 @@ def main(args):
     say(
         f"noise of a log ratio: {noise:.2g}; from as many rows drawn evenly: {even:.2g}"
     )
+    say(f"residuals: as if {kernel.pilot['effective_rows']:.1f} rows carried them")
     posterior["NUTS"] = run_nuts(sample, keys[1], (X, y), nuts_draws["posterior"])
 
     say(f"The posterior at temperature {temperature:.4g}")
@@ -123,7 +129,8 @@ def main(args):
             tail = "_tempered" if name == "NUTS" and results is tempered else ""
             written.append(f"{name.lower()}{tail}.nc")
             result["idata"].to_netcdf(str(args.out / written[-1]))
-            print(f"\n== {name}, {law}\n{az.summary(result['idata']).to_string()}\n")
+            table = az.summary(result["idata"]).rename(index=shorten)
+            print(f"\n== {name}, {law}\n{table.to_string()}\n")
             print(result["diagnosis"])
     for law, results in laws.items():
         print(f"\n== What it took, {law}\n{cost(results, len(y))}")
@@ -258,6 +265,11 @@ def moments(samples):
     return mean, sd, mean_error, square_error / (2 * sd)
 
 
+def shorten(name):
+    """The name of a column: lines are to be short enough for a page."""
+    return name.removeprefix("slopes[").removesuffix("]")
+
+
 def compare(results):
     """A table of how far the means and sds are from those of NUTS."""
     mean, sd, mean_error, sd_error = moments(results["NUTS"]["samples"])
@@ -266,14 +278,14 @@ def compare(results):
     table = [f"{n:<30} {mean[i]:7.3f} {sd[i]:6.3f}" for i, n in enumerate(names)]
     header, largest = f"{'':<30} {'NUTS':>7} {'sd':>6}", []
     for other in others:
-        header += f"  {other + ' - NUTS':>19} {'ratio of sds':>13}"
+        header += f"  {other + ' - NUTS':>18} {'ratio of sds':>12}"
         m, s, m_error, s_error = moments(results[other]["samples"])
         shift, shift_error = (m - mean) / sd, np.hypot(m_error, mean_error) / sd
         ratio_error = s / sd * np.hypot(s_error / s, sd_error / sd)
         largest.append(f"{other} {np.abs(shift / shift_error).max():.1f}")
         for i in range(len(table)):
-            table[i] += f"  {shift[i]:+12.2f} ({shift_error[i]:.2f})"
-            table[i] += f" {s[i] / sd[i]:6.2f} ({ratio_error[i]:.2f})"
+            table[i] += f"  {shift[i]:+11.2f} ({shift_error[i]:.2f})"
+            table[i] += f" {s[i] / sd[i]:5.2f} ({ratio_error[i]:.2f})"
     return "\n".join(
         [
             *(header, *table),

@@ -173,13 +173,13 @@ print(diagnose(cyclical))
 # --------------------
 # Beside each mode the share of the draws; equal shares would be 4.0%.
 
-figure, axes = plt.subplots(1, 2, figsize=(12, 5), layout="constrained")
+figure, axes = plt.subplots(2, 1, figsize=(7, 11), layout="constrained")
 for axis, (name, idata) in zip(
     axes, {"SGLD": steady, "cyclical SGLD": cyclical}.items(), strict=True
 ):
     plots.mode_map(idata, "z", centers=grid, ax=axis)
     axis.set(xlim=(-5.5, 5.5), ylim=(-5.5, 5.5))
-    axis.set_title(f"{name}: {axis.get_title()}", fontsize=10)
+    axis.set_title(f"{name}: {axis.get_title()}")
 figure.savefig(args.out / "twenty_five_modes.png", dpi=80)
 
 # %%

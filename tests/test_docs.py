@@ -66,6 +66,13 @@ def test_code_in_the_documentation_is_run() -> None:
     assert seen > 20
 
 
+def test_no_code_hides_in_an_indented_block() -> None:
+    """The test above sees fences only."""
+    for page in [*PAGES, ROOT / "README.md"]:
+        text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S)
+        assert not re.search(r"^\n {4,}\S", text, re.M), page.name
+
+
 def test_the_commands_of_the_reproduction_exist() -> None:
     text = (ROOT / "docs" / "reproduction.md").read_text()
     modules = re.findall(r"python -m (benchmarks[\w.]+)", text)

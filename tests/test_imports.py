@@ -66,7 +66,14 @@ ALLOWED: dict[str, set[str]] = {
         "_passes",
         "_permutation",
     },
-    "_pilot": {"batch", "control_variate", "_expansion", "_passes", "_strata"},
+    "_pilot": {
+        "batch",
+        "control_variate",
+        "proposal",
+        "_expansion",
+        "_passes",
+        "_strata",
+    },
     "kernels._surrogate": {"batch", "control_variate", "_expansion", "_pilot"},
     "kernels._base": LAYERS
     | {
@@ -157,7 +164,7 @@ ALLOWED: dict[str, set[str]] = {
     "inference_data": {"_replay", "_version", "host_rows"},
     "_normality": {"_replay", "batch", "target"},
     "_diagnosis": set(),
-    "_advice": {"_diagnosis"},
+    "_advice": {"_diagnosis", "_pilot"},
     "diagnostics": {"_advice", "_diagnosis", "_normality", "inference_data"},
     "evidence": {"inference_data", "diagnostics"},
     "cycles": {"_checks", "_replay", "inference_data"},

@@ -172,7 +172,7 @@ def draw(kept: dict[str, Any], noise: float, path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, 3, figsize=(13, 4), layout="constrained")
+    figure, axes = pyplot.subplots(1, 3, figsize=(10, 3.4), layout="constrained")
     weights, _ = mixture.truth()
     names = [n for n in ("RENHD", "RELD", "SGNHT alone") if n in kept]
     colours = ("#0072B2", "#D55E00", "#009E73")

@@ -33,7 +33,7 @@ class Problem:
 
 def _simulated(size: float) -> Problem:
     make = partial(data.simulated_logistic, int(size))
-    return Problem(f"simulated logistic, N={size:.0e}, D=20", models.logistic, make)
+    return Problem(f"simulated logistic, N={size:,.0f}, D=20", models.logistic, make)
 
 
 def _hierarchy(size: int, groups: int, centred: bool) -> Problem:
@@ -59,7 +59,7 @@ PROBLEMS = {
         "a9a, N=32,561, D=123", partial(models.logistic, scale=1.0), data.a9a
     ),
     "poisson": Problem(
-        "heavy-tailed Poisson, N=2e5, D=10", models.poisson, data.heavy_poisson
+        "heavy-tailed Poisson, N=200,000, D=10", models.poisson, data.heavy_poisson
     ),
     "student_t": Problem(
         "Student-t regression, protein, N=45,730, D=11",
@@ -68,7 +68,7 @@ PROBLEMS = {
         report=("beta", "sigma"),
     ),
     "rare_column": Problem(
-        "one column nonzero in 15 rows, N=2e5, D=20",
+        "one column nonzero in 15 rows, N=200,000, D=20",
         models.logistic,
         data.rare_column,
     ),

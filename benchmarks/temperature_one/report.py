@@ -101,6 +101,11 @@ def number(value: float) -> str:
     return f"{value:.3g}"
 
 
+def between(low: float, high: float, form: str) -> str:
+    """A range with a hyphen at which a narrow column does not break."""
+    return f"{low:{form}}\N{NON-BREAKING HYPHEN}{high:{form}}"
+
+
 def row(result: dict[str, Any], nuts: float | None) -> str:
     """One line of a table."""
     title = MODULES[result["method"]].title
@@ -110,14 +115,12 @@ def row(result: dict[str, Any], nuts: float | None) -> str:
         return f"| {title} | failed: {result['failed'][:60]} ||||||||"
     seconds = result["seconds"]
     first = seconds["setup"] + seconds["compile"] + seconds["warmup"]
-    low, high = result["sd_ratio"]
     ratio = "" if not nuts else number(result["ess_per_second"] / nuts)
-    load = "-".join(f"{value:.0f}" for value in result["load_average"])
     return (
         f"| {title} | {number(result['ess_per_second'])} | {ratio} "
         f"| {result['ess_per_row']:.1e} | {result['bias']:.3f} "
-        f"| {result['bias_noise']:.3f} | {low:.2f}-{high:.2f} "
-        f"| {first:.0f} s | {load} |"
+        f"| {result['bias_noise']:.3f} | {between(*result['sd_ratio'], '.2f')} "
+        f"| {first:.0f} s | {between(*result['load_average'], '.0f')} |"
     )
 
 
@@ -178,10 +181,10 @@ def side_by_side(folder: Path) -> list[str]:
         ours, nuts = (
             max(found[m], key=lambda r: r["ess_per_second"]) for m in ("ours", "nuts")
         )
-        low, high = ours["sd_ratio"]
         lines.append(
             f"| {problem.title} | {number(ours['ess_per_second'])} | {ours['chains']} "
-            f"| {ours['bias']:.3f} | {ours['bias_noise']:.3f} | {low:.2f}-{high:.2f} "
+            f"| {ours['bias']:.3f} | {ours['bias_noise']:.3f} "
+            f"| {between(*ours['sd_ratio'], '.2f')} "
             f"| {number(nuts['ess_per_second'])} | {nuts['chains']} "
             f"| {number(ours['ess_per_second'] / nuts['ess_per_second'])} |"
         )

@@ -177,9 +177,10 @@ class MinibatchMH(MinibatchKernel):
         what each row's log likelihood has beyond its Taylor polynomial, which makes
         temperature 1 practical near one mode. Then batches are by default those of
         :func:`batch.stratified` of a size that a pilot chooses (unless the model or
-        ``batch_size`` does), chains start in the surrogate's posterior (unless
-        ``init_strategy`` says where), coordinates are whitened by its covariance, and
-        no mass matrix adapts. :attr:`pilot` has what was measured.
+        ``batch_size`` does; 16 rows where their noise is small), chains start in the
+        surrogate's posterior (unless ``init_strategy`` says where), coordinates are
+        whitened by its covariance, and no mass matrix adapts. :attr:`pilot` has what
+        was measured.
     :param exact_checks: with a control variate, make about a hundred decisions of
         the warmup (of all chains side by side together), and a few afterwards, on all
         rows too, to see whether their noise is what the batches said.
