@@ -33,7 +33,6 @@ from numpyro_minibatch.proposal import (
     follow,
     log_metropolis_ratio,
 )
-from numpyro_minibatch.target import Terms
 
 __all__ = [
     "QUIET",
@@ -316,7 +315,7 @@ def without(
         read = problem.coordinates.rows(
             target, unravel_phi(phi), zeros, alone.exact_rows
         )
-        return alone.exact_sum(Terms(prior=(), rows=read))
+        return alone.exact_sum(read)
 
     with double():
         at = jnp.asarray(expansion.center, jnp.float64)

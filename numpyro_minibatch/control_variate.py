@@ -176,12 +176,12 @@ class Expansion(NamedTuple):
         one = jnp.zeros(1, jnp.int32)
         return {n: e.rows if len(e.rows) else one for n, e in self.exact.items()}
 
-    def exact_sum(self, terms: Terms) -> Array:
+    def exact_sum(self, rows: Mapping[str, Array]) -> Array:
         """The log likelihood of the exact rows.
 
-        :param terms: of the target at :attr:`exact_rows`.
+        :param rows: that of each of :attr:`exact_rows`, by plate.
         """
-        read = [terms.rows[n].sum() for n, e in self.exact.items() if len(e.rows)]
+        read = [rows[n].sum() for n, e in self.exact.items() if len(e.rows)]
         return sum(read, jnp.zeros((), self.center.dtype))
 
 
@@ -265,7 +265,7 @@ def expand(
         likelihood = [terms.likelihood, polynomial, expansion.value]
         if expansion.exact:
             read = target.terms(z, expansion.exact_rows)
-            likelihood.append(expansion.exact_sum(read))
+            likelihood.append(expansion.exact_sum(read.rows))
             residual = {
                 name: jnp.zeros_like(rows)
                 if expansion.exact[name].every
@@ -299,7 +299,7 @@ def log_surrogate(
         phi, _ = ravel_pytree(coordinates.of(target, z))
         terms = target.terms(z, some)
         polynomial = expansion.polynomial(phi - expansion.center)
-        likelihood = polynomial + expansion.exact_sum(terms)
+        likelihood = polynomial + expansion.exact_sum(terms.rows)
         return weights.known(terms) + weights.likelihood * likelihood
 
     return density

@@ -83,10 +83,12 @@ ALLOWED: dict[str, set[str]] = {
         "_static",
         "_expansion",
         "_passes",
+        "host_rows",
         "kernels._surrogate",
     },
     "kernels._adaptation": set(),
-    "kernels.metropolis": LAYERS | {"_checks", "kernels._adaptation", "kernels._base"},
+    "kernels.metropolis": LAYERS
+    | {"_checks", "kernels._adaptation", "kernels._base", "kernels._surrogate"},
     "kernels.mint": LAYERS | {"_checks", "kernels.metropolis"},
     "kernels.mh_minibatch": LAYERS | {"_checks", "kernels.metropolis"},
     "kernels.austerity": LAYERS | {"_checks", "kernels.metropolis"},
