@@ -58,6 +58,7 @@ _NUM_STEPS = (1, 2, 4, 8, 16, 32, 64)  # steps of a trajectory that are tried
 _HELD = 0.1  # acceptance probability below which a draw holds the chain
 _STUCK = 0.001  # share of draws that may hold it
 _COARSE = 0.5  # residual above which the surrogate should have some rows exactly
+_WORTH = 0.9  # of it that may be left, with as many of them as a batch has rows
 _EXACT = (16, 32, 64, 128, 256, 512, 1024, 2048)  # how many that may be
 
 
@@ -236,6 +237,7 @@ def _log_density(
 
 
 def exact_rows(
+    who: str,
     problem: Problem,
     taylor: Taylor,
     scheme: Scheme,
@@ -249,15 +251,23 @@ def exact_rows(
     are the same for every batch, so that chains side by side share them, and once they
     belong to the surrogate, trajectories follow what they say.
 
+    :param who: the kernel's name, for the messages.
     :param problem: the target and its coordinates.
     :param taylor: the control variate.
     :param scheme: how rows are drawn.
     :param pilot: what was measured with the polynomials of all rows.
     :param expansion: these.
     :param draws: draws of the surrogate's posterior, ``(K, D)``.
+    :raises ValueError: rows were asked for, and the data are not on the device.
     """
     sizes, full = problem.plates, isinstance(scheme, FullBatch)
     number, of_batch = sum(sizes.values()), sum(pilot.sizes.values())
+    if taylor.exact_rows and problem.on_host:
+        raise ValueError(
+            f"{who}: control_variate.taylor{taylor.order}(exact_rows="
+            f"{taylor.exact_rows}) reads these rows at each evaluation of the "
+            "surrogate, and the data are HostRows. Write exact_rows=0."
+        )
     if taylor.exact_rows is not None:
         counts = [min(taylor.exact_rows, number)]
     elif pilot.residual_sd <= _COARSE or problem.on_host:
@@ -284,9 +294,9 @@ def exact_rows(
         known = scan.of_rows(draws, row[highest], plate[highest]).cumsum(1)
         left = problem.weights.likelihood * (sums[:, None] - known).std(0, ddof=1)
         enough = [count for count in counts[1:] if left[count - 1] <= _COARSE]
-        if not enough:
+        if not enough and left[-1] > _WORTH * pilot.residual_sd:
             return {}
-        highest = highest[: min(enough)]
+        highest = highest[: min(enough, default=counts[-1])]
     return {
         name: np.sort(row[highest[plate[highest] == k]]) for k, name in enumerate(sizes)
     }

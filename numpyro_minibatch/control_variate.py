@@ -422,8 +422,8 @@ def taylor2(
         that are not expanded: the surrogate has those that matter most as they are,
         and every evaluation of it reads them. By default none where the expansion
         leaves a summed residual of standard deviation 0.5 at most over the posterior.
-        Else as many as make it so, if they are no more than a batch has; where batches
-        have all of at most 2048 rows, all of them.
+        Else as many as make it so, but no more than a batch has; where batches have all
+        of at most 2048 rows, all of them.
     :raises TypeError: ``sites`` or ``center`` is of the wrong kind.
     :raises ValueError: an argument is out of range.
 

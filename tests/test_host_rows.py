@@ -23,6 +23,7 @@ from numpyro_minibatch import (
     MINT,
     HostRows,
     MinibatchMH,
+    control_variate,
     host_rows,
     proposal,
     sample,
@@ -89,6 +90,18 @@ def assert_same(one: Any, other: Any, but: tuple[str, ...] = ()) -> None:
         assert first.keys() == second.keys() and first
         for name in first.keys() - set(but):
             np.testing.assert_array_equal(first[name], second[name], err_msg=name)
+
+
+def test_a_surrogate_does_not_fetch_rows(files: Path) -> None:
+    """Each of its evaluations would."""
+    variate = control_variate.taylor2(exact_rows=5)
+    kernel = MinibatchMH(model, control_variate=variate)
+    alias = HostRows(mapped(files, "x"))
+    kernel.init(jax.random.key(0), 10, None, (alias, Y), {})
+    assert kernel.pilot["exact_rows"] == 5
+    elsewhere = HostRows(mapped(files, "x"), mode="callback")
+    with pytest.raises(ValueError, match="the data are HostRows. Write exact_rows=0"):
+        kernel.init(jax.random.key(0), 10, None, (elsewhere, Y), {})
 
 
 # where rows come from -----------------------------------------------------------------

@@ -438,7 +438,9 @@ class MinibatchKernel(MCMCKernel):
             placed=placed,
             plates=dict(layout.plates),
             weights=self._weights,
-            on_host=bool(find_rows(static.join(arrays))),
+            on_host=any(
+                rows.mode != "alias" for rows in find_rows(static.join(arrays)).values()
+            ),
             example=(
                 {name: np.zeros(shape) for name, shape in shapes.items()}
                 if self._target is None

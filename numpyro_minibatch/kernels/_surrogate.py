@@ -178,7 +178,7 @@ def prepare(
         if needs.follows:
             bound = scheme.bound(pilot.sizes, problem.plates)
             exact = exact_rows(
-                problem, taylor, bound, pilot, expansion, posterior.draws
+                who, problem, taylor, bound, pilot, expansion, posterior.draws
             )
         if exact:
             progress("rows that the surrogate has as they are")
