@@ -30,7 +30,7 @@ from .scores import scores
 RESULTS = Path(__file__).parent / "results" / "side_by_side"
 # (threads, devices, chains); no threads: as many as there are cores
 SETTINGS = {
-    "ours": [(None, 1, 4), (1, 2, 32), (1, 2, 64)],
+    "ours": [(None, 1, 4), (1, 2, 8), (1, 2, 32), (1, 2, 64)],
     "nuts": [(None, 1, 1), (None, 1, 4), (1, 2, 8)],
 }
 FIRST = {"ours": 500, "nuts": 40}  # draws of the shorter run
