@@ -34,6 +34,7 @@ from tqdm.auto import tqdm
 from numpyro_minibatch._checks import check_count, check_flag, describe
 from numpyro_minibatch._devices import Share
 from numpyro_minibatch._program import Program
+from numpyro_minibatch._progress import shown
 from numpyro_minibatch._reading import (
     dataset_of,
     export_run,
@@ -356,7 +357,8 @@ class _Run:
         :param key: a PRNG key for each chain.
         :param init_params: unconstrained start, with a leading axis of chains.
         """
-        state = self.program.init(key, init_params)
+        with shown(self.progress):
+            state = self.program.init(key, init_params)
         if self.store is not None and self.counts:
             state = _joined(*self.store.restore(*_divided(state)))
         state = self.program.place(state)

@@ -74,7 +74,14 @@ ALLOWED: dict[str, set[str]] = {
         "_passes",
         "_strata",
     },
-    "kernels._surrogate": {"batch", "control_variate", "_expansion", "_pilot"},
+    "_progress": set(),
+    "kernels._surrogate": {
+        "batch",
+        "control_variate",
+        "_expansion",
+        "_pilot",
+        "_progress",
+    },
     "kernels._base": LAYERS
     | {
         "_checks",
@@ -181,6 +188,7 @@ ALLOWED: dict[str, set[str]] = {
         "_devices",
         "_reading",
         "_program",
+        "_progress",
         "_static",
         "_store",
         "_version",

@@ -31,6 +31,7 @@ from numpyro_minibatch import (
     ReplicaExchange,
     Target,
     _preflight,
+    _progress,
     open_run,
     sample,
     sampling,
@@ -101,6 +102,27 @@ def in_chunks_of(monkeypatch: Any, steps: int) -> None:
 
     monkeypatch.setattr(sampling._Pace, "saw", saw)
     monkeypatch.setattr(sampling, "_COMMIT_SECONDS", -1.0)
+
+
+# progress ----------------------------------------------------------------------------
+
+
+def test_without_progress_the_setup_shows_none(
+    monkeypatch: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(_progress, "_DELAY", 0.0)
+    monkeypatch.delenv("TQDM_DISABLE", raising=False)
+    prepared = KERNEL.init
+
+    def init(*args: Any, **kwargs: Any) -> Any:
+        with _progress.stages("a kernel", 2) as tell:
+            tell("a stage")
+        return prepared(*args, **kwargs)
+
+    monkeypatch.setattr(KERNEL, "init", init)
+    for progress in (True, False):
+        run(progress=progress, num_samples=10, num_warmup=10)
+        assert ("a kernel: a stage" in capfd.readouterr().err) == progress
 
 
 # draws -------------------------------------------------------------------------------

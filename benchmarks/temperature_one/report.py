@@ -78,10 +78,10 @@ do: that is the first table. Those below it and the figure are older than the ch
 steps of MinibatchMH, which it was measured with.
 
 What limits MinibatchMH at D = 10 to 20 is not the rows but the number of operations on
-small arrays. At D = 123 it is the hundreds of rows of 123 numbers, gathered from random
-places, and a posterior whose rare columns are far from normal. Below a thousand rows all
-rows are read, by MinibatchMH as by NUTS, and what is left of its lead is a trajectory of
-known length and chains side by side.
+small arrays. At D = 123 it is hundreds of rows of 123 numbers, gathered from random
+places, and a posterior whose rare columns are far from normal. Below a thousand rows
+all rows are read, as by NUTS, and what is left of the lead are trajectories of a known
+length and chains side by side.
 
 ```{{image}} {FIGURE}
 :alt: ESS per second against bias, a panel for each problem

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -12,7 +11,6 @@ import numpy as np
 from jax import Array
 from jax.flatten_util import ravel_pytree
 from numpyro.util import is_prng_key
-from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
 from numpyro_minibatch._expansion import (
     Problem,
@@ -28,6 +26,7 @@ from numpyro_minibatch._pilot import (
     surrogate_posterior,
     without,
 )
+from numpyro_minibatch._progress import stages
 from numpyro_minibatch.batch import Scheme
 from numpyro_minibatch.control_variate import Coordinates, Expansion, Form, Taylor
 
@@ -105,19 +104,6 @@ class Prepared(NamedTuple):
         return one(key) if is_prng_key(key) else jax.vmap(one)(key)
 
 
-@contextmanager
-def _progress(who: str) -> Iterator[Any]:
-    """A bar with the stages of the set-up, where it takes long."""
-    with tqdm(total=_STAGES, delay=3.0, leave=False, desc=who) as bar:
-
-        def tell(stage: str) -> None:
-            bar.total = max(bar.total, bar.n + 1)  # a pilot may need a second one
-            bar.set_description(f"{who}: {stage}")
-            bar.update()
-
-        yield tell
-
-
 def prepare(
     who: str,
     problem: Problem,
@@ -143,7 +129,7 @@ def prepare(
     # the box that NumPyro starts chains in
     positions = rng.uniform(-2, 2, size=(_STARTS, flat.size))
     positions[0] = 0.0
-    with _progress(who) as progress:
+    with stages(who, _STAGES) as progress:
         with double():
             arrays = problem.arrays
             of = jax.jit(

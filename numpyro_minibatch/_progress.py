@@ -1,0 +1,43 @@
+"""Progress of what is done before the first draw."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from tqdm.auto import tqdm  # type: ignore[import-untyped]
+
+__all__ = ["shown", "stages"]
+
+_SHOWN = ContextVar("_SHOWN", default=True)
+_DELAY = 3.0  # seconds; work that takes less needs no bar
+
+
+@contextmanager
+def shown(yes: bool) -> Iterator[None]:
+    """Show bars in what is called, or show none."""
+    before = _SHOWN.set(yes)
+    try:
+        yield
+    finally:
+        _SHOWN.reset(before)
+
+
+@contextmanager
+def stages(who: str, total: int) -> Iterator[Callable[[str], None]]:
+    """A bar with the stages of some work.
+
+    :param who: whose work it is.
+    :param total: the number of stages; more are possible.
+    :return: a function that is told the name of each stage as it begins.
+    """
+    off = not _SHOWN.get()
+    with tqdm(total=total, delay=_DELAY, leave=False, desc=who, disable=off) as bar:
+
+        def tell(stage: str) -> None:
+            bar.total = max(bar.total, bar.n + 1)
+            bar.set_description(f"{who}: {stage}")
+            bar.update()
+
+        yield tell
