@@ -58,6 +58,7 @@ _NUM_STEPS = (1, 2, 4, 8, 16, 32, 64)  # steps of a trajectory that are tried
 _HELD = 0.1  # acceptance probability below which a draw holds the chain
 _STUCK = 0.001  # share of draws that may hold it
 _COARSE = 0.5  # residual above which the surrogate should have some rows exactly
+_FEW_DRAWS = 200  # effective ones that resampling must leave of all
 _WORTH = 0.9  # of it that may be left, with as many of them as a batch has rows
 _EXACT = (16, 32, 64, 128, 256, 512, 1024, 2048)  # how many that may be
 
@@ -65,8 +66,8 @@ _EXACT = (16, 32, 64, 128, 256, 512, 1024, 2048)  # how many that may be
 class SurrogatePosterior(NamedTuple):
     """The posterior of the surrogate: what is known before any decision reads a row.
 
-    :param location: its mean, flat, ``(D,)``.
-    :param root: the transpose of a root of its covariance, ``(D, D)``.
+    :param location: about its mean, flat, ``(D,)``.
+    :param root: the transpose of a root of about its covariance, ``(D, D)``.
     :param draws: draws of it, ``(K, D)``.
     :param gaussian: whether it is normal, as far as decisions could tell.
     :param rhat: the largest R-hat of its draws; 1 where they are independent.
@@ -283,12 +284,13 @@ def exact_rows(
         return {}
     plate = np.repeat(np.arange(len(sizes)), list(sizes.values()))
     row = np.concatenate([np.arange(size) for size in sizes.values()])
-    scores = np.concatenate([pilot.scores[name] for name in sizes])
+    scan, by_plate = pilot.scan, pilot.scores
+    if taylor.order < 2:  # the surrogate is of second order all the same
+        scan = _ResidualScan(problem, 2, pilot.form, expansion)
+        by_plate, _ = scan.scores(draws[:_SCORING])
+    scores = np.concatenate([by_plate[name] for name in sizes])
     highest = np.argsort(-scores, kind="stable")[: counts[-1]]
     if len(counts) > 1:
-        scan = pilot.scan
-        if taylor.order < 2:
-            scan = _ResidualScan(problem, 2, pilot.form, expansion)
         draws = draws[_SCORING : _SCORING + _HELD_OUT]
         sums, _ = scan.sums(draws)
         known = scan.of_rows(draws, row[highest], plate[highest]).cumsum(1)
@@ -325,7 +327,8 @@ def without(
         read = problem.coordinates.rows(
             target, unravel_phi(phi), zeros, alone.exact_rows
         )
-        return alone.exact_sum(read)
+        values = alone.exact_values(read)
+        return sum((x.sum() for x in values), jnp.zeros(()))
 
     with double():
         at = jnp.asarray(expansion.center, jnp.float64)
@@ -344,15 +347,18 @@ def refined(
     posterior: SurrogatePosterior,
     before: Expansion,
     after: Expansion,
-) -> SurrogatePosterior:
+) -> SurrogatePosterior | None:
     """The posterior of a surrogate that has been changed a little.
 
-    Its draws are resampled from those of the one before.
+    Its draws are resampled from those of the one before, whose location and root it
+    keeps: they scale moves, and a covariance of resampled draws has more noise than the
+    two posteriors differ by.
 
     :param problem: the target and its coordinates.
     :param posterior: that of the surrogate before.
     :param before: the expansion before.
     :param after: the expansion after.
+    :return: ``None`` if the weights leave too few draws.
     """
 
     @jax.jit
@@ -368,7 +374,12 @@ def refined(
     both = before.cast(problem.dtype), after.cast(problem.dtype)
     draws = jnp.asarray(posterior.draws, problem.dtype)
     logs = np.asarray(log_weights(problem.arrays, both, draws), np.float64)
-    weights = np.exp(np.nan_to_num(logs - np.nanmax(logs), nan=-np.inf))
+    logs = np.where(np.isfinite(logs), logs, -np.inf)
+    if not np.isfinite(logs.max()):
+        return None
+    weights = np.exp(logs - logs.max())
+    if weights.sum() ** 2 / np.square(weights).sum() < _FEW_DRAWS:
+        return None
     rng = np.random.default_rng(34)
     places = (np.arange(len(weights)) + rng.uniform()) / len(weights)
     found = np.searchsorted(np.cumsum(weights / weights.sum()), places)
@@ -421,7 +432,7 @@ def _short_steps(
             lost = log_metropolis_ratio(momentum, after, logs)
             return jnp.exp(jnp.minimum(jnp.nan_to_num(lost, nan=-jnp.inf), 0.0))
 
-        return jax.vmap(one)(draws, momenta)
+        return jax.lax.map(lambda pair: one(*pair), (draws, momenta), batch_size=100)
 
     momenta = np.random.default_rng(33).normal(size=draws.shape)
     data = [jnp.asarray(x, problem.dtype) for x in (location, root, draws, momenta)]
@@ -560,14 +571,18 @@ def _choose_sizes(
         q95 = float(np.quantile(sd, 0.95))
         if q95 <= QUIET or not free or isinstance(bound, FullBatch):
             break
-        if q95 <= 1.0 and min(chosen[name] for name in free) >= _MIN_BATCH:
+        many = [chosen[name] >= min(_MIN_BATCH, plates[name]) for name in free]
+        if q95 <= 1.0 and all(many):
             break
+        before = dict(chosen)
         for name in free:
             wanted = 2 * int(np.ceil(0.55 * chosen[name] * (q95 / QUIET) ** 2))
             if wanted > _MIN_BATCH:
                 enough = 2 * int(np.ceil(0.55 * chosen[name] * q95**2))
                 wanted = max(_MIN_BATCH, enough)
             chosen[name] = min(wanted, plates[name])
+        if chosen == before:
+            break
     return _Sizes(chosen, designs, sd, weight * np.sqrt(plain))
 
 

@@ -176,13 +176,12 @@ class Expansion(NamedTuple):
         one = jnp.zeros(1, jnp.int32)
         return {n: e.rows if len(e.rows) else one for n, e in self.exact.items()}
 
-    def exact_sum(self, rows: Mapping[str, Array]) -> Array:
-        """The log likelihood of the exact rows.
+    def exact_values(self, rows: Mapping[str, Array]) -> list[Array]:
+        """The log likelihoods of the exact rows.
 
-        :param rows: that of each of :attr:`exact_rows`, by plate.
+        :param rows: those of :attr:`exact_rows`, by plate.
         """
-        read = [rows[n].sum() for n, e in self.exact.items() if len(e.rows)]
-        return sum(read, jnp.zeros((), self.center.dtype))
+        return [rows[name] for name, e in self.exact.items() if len(e.rows)]
 
 
 @dataclass(frozen=True)
@@ -265,7 +264,8 @@ def expand(
         likelihood = [terms.likelihood, polynomial, expansion.value]
         if expansion.exact:
             read = target.terms(z, expansion.exact_rows)
-            likelihood.append(expansion.exact_sum(read.rows))
+            # not summed yet: differences of rows come first
+            likelihood.append(expansion.exact_values(read.rows))
             residual = {
                 name: jnp.zeros_like(rows)
                 if expansion.exact[name].every
@@ -299,7 +299,9 @@ def log_surrogate(
         phi, _ = ravel_pytree(coordinates.of(target, z))
         terms = target.terms(z, some)
         polynomial = expansion.polynomial(phi - expansion.center)
-        likelihood = polynomial + expansion.exact_sum(terms.rows)
+        likelihood = polynomial
+        for values in expansion.exact_values(terms.rows):
+            likelihood = likelihood + values.sum()
         return weights.known(terms) + weights.likelihood * likelihood
 
     return density

@@ -254,6 +254,9 @@ LAWS = {
     "exact rows": dict(
         control_variate=control_variate.taylor2(exact_rows=30), batch_size=M
     ),
+    "all rows exact": dict(
+        control_variate=control_variate.taylor2(exact_rows=N), batch=batch.full()
+    ),
     "exact rows, uniform": dict(
         control_variate=control_variate.taylor1(exact_rows=30),
         batch=batch.without_replacement(M),
@@ -381,7 +384,7 @@ def test_rows_that_are_not_expanded_need_not_be_drawn():
     # a row for each evaluation of the surrogate, those of the batch, those of a check
     first = 15 * (mcmc.sampler.pilot["surrogate_num_steps"] + 1)
     read = set(np.unique(mcmc.get_extra_fields()["num_rows"]).tolist())
-    assert {first, first + 100} <= read <= {first, first + 100, first + 100 + len(y)}
+    assert {first, first + 115} <= read <= {first, first + 115, first + 115 + len(y)}
 
 
 @x64
@@ -431,6 +434,56 @@ def test_what_is_not_expanded_is_the_likelihood_all_the_same(order):
     if order == 2:  # the surrogate is all but the residuals that are left
         tolerance = 1e-8 if jax.config.jax_enable_x64 else 0.02
         assert np.diff(surrogate) == pytest.approx(np.diff(logs), abs=tolerance)
+
+
+def test_draws_are_those_of_the_surrogate_with_its_rows():
+    """Resampled, from a normal posterior to another, known one; or not at all."""
+    y = jnp.asarray(np.random.default_rng(6).normal(0.3, 1.0, 400), jnp.float32)
+
+    def normal(y):
+        mu = numpyro.sample("mu", dist.Normal(0, 1))
+        with numpyro.plate("data", len(y)) as idx:
+            numpyro.sample("obs", dist.Normal(mu, 1.0), obs=y[idx])
+
+    problem = Problem(
+        target_of=lambda arrays: ModelTarget(
+            model=normal, args=tuple(arrays), sizes={"data": 400}
+        ),
+        arrays=[y],
+        plates={"data": 400},
+        weights=Weights(1.0, 1.0, 1.0),
+        example={"mu": np.zeros(())},
+    )
+    mean, sd = float(y.sum()) / 401, 401**-0.5
+    found = find_center("test", problem, np.zeros((1, 1)), Taylor(2), lambda _: None)
+    before = found.expansion
+    posterior = _pilot.surrogate_posterior("test", problem, found, np.zeros(1))
+    assert posterior.gaussian and len(posterior.draws) == 2000
+    # three rows count twice more: as they are, and in the polynomials
+    after = without(problem, before, {"data": np.array([5, 6, 7])})
+    twice = after._replace(gradient=before.gradient, hessian=before.hessian)
+    changed = _pilot.refined(problem, posterior, before, twice)
+    new = (401 * mean + float(y[5:8].sum())) / 404
+    assert abs(new - mean) > 0.05 * sd
+    slack = 4 * sd / np.sqrt(1000)
+    assert changed.draws.mean() == pytest.approx(new, abs=slack)
+    assert posterior.draws.mean() == pytest.approx(mean, abs=slack)
+    assert not changed.gaussian and changed.num_steps >= 1
+    # weights in one draw, or in none
+    far = before._replace(gradient=before.gradient + 300.0)
+    assert _pilot.refined(problem, posterior, before, far) is None
+    nan = before._replace(gradient=before.gradient * np.nan)
+    assert _pilot.refined(problem, posterior, before, nan) is None
+
+
+def test_kept_rows_need_a_proposal_that_follows(grid):
+    kernel = MinibatchMH(
+        model,
+        control_variate=control_variate.taylor2(exact_rows=5),
+        proposal=proposal.independence(),
+    )
+    with pytest.raises(ValueError, match="for proposals that follow the surrogate"):
+        kernel.init(random.key(0), 10, None, DATA, {})
 
 
 def test_rows_are_kept_where_they_pay(grid):

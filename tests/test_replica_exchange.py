@@ -588,6 +588,45 @@ def test_advice_on_a_ladder_with_a_gap() -> None:
 # control variates --------------------------------------------------------------------
 
 
+def test_hot_rungs_move_on_the_surrogate_of_the_cold_one() -> None:
+    """It is wider there than the set-up found: draws of its normal law would stick."""
+    rng = np.random.default_rng(8)
+    x = rng.normal(size=(2000, 10)).astype(np.float32)
+    y = (x @ np.linspace(-1, 1, 10) + rng.normal(size=2000)).astype(np.float32)
+
+    def linear(x: Any, y: Any) -> None:
+        b = numpyro.sample("b", dist.Normal(0, 10).expand([10]).to_event(1))
+        with numpyro.plate("data", len(x)) as i:
+            numpyro.sample("obs", dist.Normal(x[i] @ b, 1.0), obs=y[i])
+
+    temperatures = [1.0, 16.0]
+    kernel = ReplicaExchange(
+        MinibatchMH(linear, control_variate="taylor2"),
+        temperatures=temperatures,
+        collect_rungs=True,
+    )
+    chains = 32
+    mcmc = MCMC(
+        kernel,
+        num_warmup=100,
+        num_samples=500,
+        num_chains=chains,
+        chain_method="vectorized",
+        progress_bar=False,
+    )
+    mcmc.run(random.key(0), x, y)
+    draws = to_inference_data(mcmc)["rungs"]["b"].values.astype(float)
+    for rung, temperature in enumerate(temperatures):
+        precision = x.T.astype(float) @ x / temperature + np.eye(10) / 100
+        mean = np.linalg.solve(precision, x.T.astype(float) @ y / temperature)
+        root = np.linalg.cholesky(precision)
+        # the squares of white draws, all coordinates of a chain together
+        square = np.square((draws[:, :, rung] - mean) @ root).mean((1, 2))
+        z = (square.mean() - 1) / (square.std(ddof=1) / np.sqrt(chains))
+        assert abs(z) < 5, (rung, square.mean())
+        assert square.mean() == pytest.approx(1, abs=0.1)
+
+
 @slow
 def test_swaps_read_residuals_of_a_control_variate() -> None:
     """The noise of a swap falls, and both rungs of one mode keep their laws."""

@@ -148,6 +148,7 @@ class MinibatchKernel(MCMCKernel):
         self._sample_fn: Callable | None = None
         self._start_fn: Callable | None = None
         self._plan: Plan | None = None
+        self._moved = False  # to another temperature than that of the set-up
         self._report: dict[str, Any] = {}
         self._prepared: tuple[Any, Seen, Prepared] | None = None
 
@@ -376,7 +377,7 @@ class MinibatchKernel(MCMCKernel):
         :param temperature: the temperature; it may be traced.
         """
         other = copy.copy(self)
-        other._temperature = temperature
+        other._temperature, other._moved = temperature, True
         return other
 
     def _check_ladder(self, who: str) -> None:

@@ -75,7 +75,7 @@ class Needs(NamedTuple):
     :param follows: whether moves follow the surrogate, so that what it knows pays.
     """
 
-    smallest: int = 100
+    smallest: int
     follows: bool = False
 
 
@@ -159,6 +159,12 @@ def prepare(
                 before,
             )
 
+        if taylor.exact_rows and not needs.follows:
+            raise ValueError(
+                f"{who}: control_variate.taylor{taylor.order}(exact_rows="
+                f"{taylor.exact_rows}) is for proposals that follow the surrogate. "
+                "Write proposal=proposal.surrogate_hmc(), or leave exact_rows out."
+            )
         pilot = measure(expansion, posterior.draws)
         exact: dict[str, np.ndarray] = {}
         if needs.follows:
@@ -168,8 +174,19 @@ def prepare(
             )
         if exact:
             progress("rows that the surrogate has as they are")
-            all_expanded, expansion = expansion, without(problem, expansion, exact)
-            posterior = refined(problem, posterior, all_expanded, expansion)
+            fewer = without(problem, expansion, exact)
+            changed = refined(problem, posterior, expansion, fewer)
+            if changed is None and taylor.exact_rows:
+                raise ValueError(
+                    f"{who}: with {taylor.exact_rows} rows as they are the surrogate "
+                    "is another one altogether, and draws of the one that has only "
+                    "polynomials say nothing of it. Write a smaller exact_rows."
+                )
+            if changed is None:
+                exact = {}
+            else:
+                posterior, expansion = changed, fewer
+        if exact:
             if all(kept.every for kept in expansion.exact.values()):
                 pilot = pilot.without_residuals()
             else:

@@ -562,7 +562,11 @@ class MinibatchMH(MinibatchKernel):
                 reader.weights,
                 unravel,
             ),
-            num_steps=self._plan.num_steps,
+            # elsewhere the surrogate is wider than what the set-up knows of it: never
+            # one turn, and steps that its flatter slopes cannot make unstable
+            num_steps=max(self._plan.num_steps, 4)
+            if self._moved
+            else self._plan.num_steps,
             num_rows=sum(
                 len(kept.rows) for kept in state.surrogate.expansion.exact.values()
             ),
@@ -581,7 +585,8 @@ class MinibatchMH(MinibatchKernel):
         """Propose, compare on a batch, decide."""
         rng_key, z, memory, lp = carry
         rng_key, key_proposal, key_accept = jax.random.split(rng_key, 3)
-        proposal_rows = landscape.num_rows * self._proposal.evaluations(landscape)
+        kept = landscape.num_rows
+        proposal_rows: ArrayLike = kept * self._proposal.evaluations(landscape)
         if self._proposal.uses_gradient:
             batch_key, gradient_key = self._row_keys(batch_key)
             proposal_rows = proposal_rows + reader.gradient_rows
@@ -610,6 +615,8 @@ class MinibatchMH(MinibatchKernel):
                 None if everything else rule,
             )
 
+        if kept < sum(reader.plates.values()):  # else they are the batch
+            proposal_rows = proposal_rows + kept * jnp.asarray(proposed.moved)
         if self._proposal.uses_surrogate:
             # a proposal that stays needs no rows
             seen = jax.lax.cond(
