@@ -49,6 +49,7 @@ _SCORING = 24  # draws that score the rows
 _HELD_OUT = 32  # draws that judge the design, in pairs
 _IN_DOUBLE = 8  # draws on which the precisions are compared
 _FLOAT_ERROR = 0.05  # error of a summed residual, in units of the log ratio
+_CHAINS = 4  # of NUTS on the surrogate
 _POOL = 2000  # draws of the surrogate that all this is chosen from
 _MIN_BATCH = 100  # rows that make an estimate normal and its variance known
 QUIET = 0.25  # noise of a log ratio at which neither matters
@@ -169,11 +170,36 @@ def surrogate_posterior(
             return SurrogatePosterior(center.center, root, draws, True, 1.0, 0, 0.0)
         start = center.center
 
+    starts = start + 0.01 * normal[:_CHAINS]
+    draws, rhat = _by_nuts(who, problem, expansion, starts)
+    covariance = np.atleast_2d(np.cov(draws.T))
+    # shrunk towards its diagonal, since it comes from a finite number of draws
+    covariance = 0.98 * covariance + 0.02 * np.diag(np.diag(covariance))
+    root = np.asarray(np.linalg.cholesky(covariance).T, np.float64)
+    location = draws.mean(0)
+    num_steps, stuck = _short_steps(problem, expansion, draws, location, root)
+    draws = draws[np.random.default_rng(32).permutation(len(draws))]
+    return SurrogatePosterior(location, root, draws, False, rhat, num_steps, stuck)
+
+
+def _by_nuts(
+    who: str, problem: Problem, expansion: Expansion, starts: np.ndarray
+) -> tuple[np.ndarray, float]:
+    """Draws of the surrogate's posterior, ``(K, D)``, and their largest R-hat.
+
+    :param who: the kernel's name, for the messages.
+    :param problem: the target and its coordinates.
+    :param expansion: the surrogate's, in working precision.
+    :param starts: a flat position for each chain.
+    :raises ValueError: trajectories diverge.
+    """
+
     @jax.jit
     def sample(arrays: list[Any], expansion: Expansion, starts: Array) -> Any:
         def chain(key: Array, start: Array) -> Any:
             init, step = hmc(
-                potential_fn=lambda z: -density(arrays, expansion, z), algo="NUTS"
+                potential_fn=lambda z: -_log_density(problem, arrays, expansion, z),
+                algo="NUTS",
             )
             state = init(
                 start,
@@ -195,15 +221,15 @@ def surrogate_posterior(
         keys = jax.random.split(jax.random.key(31), len(starts))
         return jax.vmap(chain)(keys, starts)
 
-    starts = jnp.asarray(start + 0.01 * normal[:4], problem.dtype)
+    positions = jnp.asarray(starts, problem.dtype)
     draws, diverging = jax.tree.map(
-        np.asarray, sample(problem.arrays, expansion, starts)
+        np.asarray, sample(problem.arrays, expansion, positions)
     )
     draws = draws.astype(np.float64)
-    within = draws.var(1, ddof=1).mean(0)
-    rhat = np.sqrt(1 + (draws.mean(1).var(0, ddof=1)) / within).max()
+    within, between = draws.var(1, ddof=1).mean(0), draws.mean(1).var(0, ddof=1)
     draws = draws.reshape(-1, draws.shape[-1])
-    if not np.isfinite(draws).all() or diverging.mean() > _DIVERGING:
+    still = not within.min() > 0
+    if still or not np.isfinite(draws).all() or diverging.mean() > _DIVERGING:
         raise ValueError(
             f"{who}: the surrogate of the control variate (the exact prior and the "
             f"expanded likelihood) could not be sampled: {diverging.mean():.0%} of "
@@ -211,16 +237,8 @@ def surrogate_posterior(
             "effects in their non-centred form, with numpyro.infer.reparam or "
             'numpyro.deterministic("theta", mu + tau * eta).'
         )
-    covariance = np.atleast_2d(np.cov(draws.T))
-    # shrunk towards its diagonal, since it comes from a finite number of draws
-    covariance = 0.98 * covariance + 0.02 * np.diag(np.diag(covariance))
-    root = np.asarray(np.linalg.cholesky(covariance).T, np.float64)
-    location = draws.mean(0)
-    num_steps, stuck = _short_steps(problem, expansion, draws, location, root)
-    draws = draws[np.random.default_rng(32).permutation(len(draws))]
-    return SurrogatePosterior(
-        location, root, draws, False, float(rhat), num_steps, stuck
-    )
+    rhat = np.sqrt(1 + between / within).max()
+    return draws, float(rhat)
 
 
 def _log_density(
@@ -343,6 +361,7 @@ def without(
 
 
 def refined(
+    who: str,
     problem: Problem,
     posterior: SurrogatePosterior,
     before: Expansion,
@@ -350,15 +369,16 @@ def refined(
 ) -> SurrogatePosterior | None:
     """The posterior of a surrogate that has been changed a little.
 
-    Its draws are resampled from those of the one before, whose location and root it
-    keeps: they scale moves, and a covariance of resampled draws has more noise than the
-    two posteriors differ by.
+    Its draws are resampled from those of the one before, or new where this would leave
+    few. It keeps the location and the root: they scale moves, and a covariance of
+    resampled draws has more noise than the two posteriors differ by.
 
+    :param who: the kernel's name, for the messages.
     :param problem: the target and its coordinates.
     :param posterior: that of the surrogate before.
     :param before: the expansion before.
     :param after: the expansion after.
-    :return: ``None`` if the weights leave too few draws.
+    :return: ``None`` if it cannot be sampled.
     """
 
     @jax.jit
@@ -374,21 +394,29 @@ def refined(
     both = before.cast(problem.dtype), after.cast(problem.dtype)
     draws = jnp.asarray(posterior.draws, problem.dtype)
     logs = np.asarray(log_weights(problem.arrays, both, draws), np.float64)
+    rng, rhat = np.random.default_rng(34), posterior.rhat
     logs = np.where(np.isfinite(logs), logs, -np.inf)
-    if not np.isfinite(logs.max()):
-        return None
-    weights = np.exp(logs - logs.max())
-    if weights.sum() ** 2 / np.square(weights).sum() < _FEW_DRAWS:
-        return None
-    rng = np.random.default_rng(34)
-    places = (np.arange(len(weights)) + rng.uniform()) / len(weights)
-    found = np.searchsorted(np.cumsum(weights / weights.sum()), places)
-    chosen = posterior.draws[rng.permutation(np.minimum(found, len(weights) - 1))]
+    weights = np.exp(logs - max(logs.max(), np.finfo(float).min))
+    if weights.sum() ** 2 >= _FEW_DRAWS * np.square(weights).sum() > 0:
+        places = (np.arange(len(weights)) + rng.uniform()) / len(weights)
+        found = np.searchsorted(np.cumsum(weights / weights.sum()), places)
+        chosen = posterior.draws[np.minimum(found, len(weights) - 1)]
+    else:
+        scales = (
+            0.01 * posterior.root.T @ rng.normal(size=(len(posterior.root), _CHAINS))
+        )
+        try:
+            chosen, rhat = _by_nuts(
+                who, problem, both[1], posterior.location + scales.T
+            )
+        except ValueError:
+            return None
+    chosen = rng.permutation(chosen)
     num_steps, stuck = _short_steps(
         problem, both[1], chosen, posterior.location, posterior.root
     )
     return posterior._replace(
-        draws=chosen, gaussian=False, num_steps=num_steps, stuck=stuck
+        draws=chosen, gaussian=False, rhat=rhat, num_steps=num_steps, stuck=stuck
     )
 
 

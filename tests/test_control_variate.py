@@ -459,21 +459,24 @@ def test_draws_are_those_of_the_surrogate_with_its_rows():
     before = found.expansion
     posterior = _pilot.surrogate_posterior("test", problem, found, np.zeros(1))
     assert posterior.gaussian and len(posterior.draws) == 2000
-    # three rows count twice more: as they are, and in the polynomials
+    # three rows count twice: as they are, and in the polynomials
     after = without(problem, before, {"data": np.array([5, 6, 7])})
     twice = after._replace(gradient=before.gradient, hessian=before.hessian)
-    changed = _pilot.refined(problem, posterior, before, twice)
+    changed = _pilot.refined("test", problem, posterior, before, twice)
     new = (401 * mean + float(y[5:8].sum())) / 404
     assert abs(new - mean) > 0.05 * sd
     slack = 4 * sd / np.sqrt(1000)
     assert changed.draws.mean() == pytest.approx(new, abs=slack)
     assert posterior.draws.mean() == pytest.approx(mean, abs=slack)
     assert not changed.gaussian and changed.num_steps >= 1
-    # weights in one draw, or in none
-    far = before._replace(gradient=before.gradient + 300.0)
-    assert _pilot.refined(problem, posterior, before, far) is None
+    # far away, where weights would be in one draw, it is sampled anew
+    far = before._replace(gradient=before.gradient + 600.0)
+    changed = _pilot.refined("test", problem, posterior, before, far)
+    assert changed.draws.mean() == pytest.approx(mean + 600 / 401, abs=slack)
+    assert changed.draws.std() == pytest.approx(sd, rel=0.1)
+    # and where it has no density, that is known
     nan = before._replace(gradient=before.gradient * np.nan)
-    assert _pilot.refined(problem, posterior, before, nan) is None
+    assert _pilot.refined("test", problem, posterior, before, nan) is None
 
 
 def test_kept_rows_need_a_proposal_that_follows(grid):

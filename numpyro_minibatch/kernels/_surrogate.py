@@ -175,12 +175,11 @@ def prepare(
         if exact:
             progress("rows that the surrogate has as they are")
             fewer = without(problem, expansion, exact)
-            changed = refined(problem, posterior, expansion, fewer)
+            changed = refined(who, problem, posterior, expansion, fewer)
             if changed is None and taylor.exact_rows:
                 raise ValueError(
-                    f"{who}: with {taylor.exact_rows} rows as they are the surrogate "
-                    "is another one altogether, and draws of the one that has only "
-                    "polynomials say nothing of it. Write a smaller exact_rows."
+                    f"{who}: with exact_rows={taylor.exact_rows} the surrogate could "
+                    "not be sampled. Write a smaller number, or 0."
                 )
             if changed is None:
                 exact = {}
