@@ -391,7 +391,7 @@ def test_rows_that_are_not_expanded_need_not_be_drawn():
 @pytest.mark.parametrize("order", [1, 2])
 def test_what_is_not_expanded_is_the_likelihood_all_the_same(order):
     """Of two plates, one of which has no such rows."""
-    x, y = DATA
+    x, y = jnp.asarray(X), jnp.asarray(Y)  # in the precision of the session
     sizes = {"first": 500, "second": N - 500}
     weights = Weights(1.0, 0.7, 1.0)
     problem = Problem(
