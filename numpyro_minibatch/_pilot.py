@@ -256,7 +256,6 @@ def _log_density(
 
 
 def exact_rows(
-    who: str,
     problem: Problem,
     taylor: Taylor,
     scheme: Scheme,
@@ -270,23 +269,15 @@ def exact_rows(
     are the same for every batch, so that chains side by side share them, and once they
     belong to the surrogate, trajectories follow what they say.
 
-    :param who: the kernel's name, for the messages.
     :param problem: the target and its coordinates.
     :param taylor: the control variate.
     :param scheme: how rows are drawn.
     :param pilot: what was measured with the polynomials of all rows.
     :param expansion: these.
     :param draws: draws of the surrogate's posterior, ``(K, D)``.
-    :raises ValueError: rows were asked for, and the data are not on the device.
     """
     sizes, full = problem.plates, isinstance(scheme, FullBatch)
     number, of_batch = sum(sizes.values()), sum(pilot.sizes.values())
-    if taylor.exact_rows and problem.on_host:
-        raise ValueError(
-            f"{who}: control_variate.taylor{taylor.order}(exact_rows="
-            f"{taylor.exact_rows}) reads these rows at each evaluation of the "
-            "surrogate, and the data are HostRows. Write exact_rows=0."
-        )
     if taylor.exact_rows is not None:
         counts = [min(taylor.exact_rows, number)]
     elif pilot.residual_sd <= _COARSE or problem.on_host:

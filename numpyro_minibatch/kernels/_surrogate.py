@@ -41,8 +41,8 @@ class Surrogate(NamedTuple):
     """What a chain with a control variate keeps in its state.
 
     :param expansion: the summed polynomial.
-    :param location: mean of the surrogate's posterior, ``(D,)``.
-    :param root: transpose of a root of its covariance, ``(D, D)``.
+    :param location: about the mean of the surrogate's posterior, ``(D,)``.
+    :param root: transpose of a root of about its covariance, ``(D, D)``.
     :param designs: how the rows of a batch are drawn, by plate.
     """
 
@@ -104,6 +104,21 @@ class Prepared(NamedTuple):
         return one(key) if is_prng_key(key) else jax.vmap(one)(key)
 
 
+def _check_exact_rows(who: str, problem: Problem, taylor: Taylor, needs: Needs) -> None:
+    call = f"control_variate.taylor{taylor.order}(exact_rows={taylor.exact_rows})"
+    asked = f"{who}: {call}"
+    if taylor.exact_rows and not needs.follows:
+        raise ValueError(
+            f"{asked} is for proposals that follow the surrogate. Write "
+            "proposal=proposal.surrogate_hmc(), or leave exact_rows out."
+        )
+    if taylor.exact_rows and problem.on_host:
+        raise ValueError(
+            f"{asked} reads these rows at each evaluation of the surrogate, and the "
+            "data are HostRows. Write exact_rows=0."
+        )
+
+
 def prepare(
     who: str,
     problem: Problem,
@@ -122,6 +137,7 @@ def prepare(
     :param needs: what suits the kernel.
     :raises ValueError: the expansion is of no use; the message says why.
     """
+    _check_exact_rows(who, problem, taylor, needs)
     target = problem.target_of(problem.arrays)
     problem.coordinates = choose_coordinates(who, target, problem.example, taylor.sites)
     flat, _ = ravel_pytree(problem.example)
@@ -159,18 +175,12 @@ def prepare(
                 before,
             )
 
-        if taylor.exact_rows and not needs.follows:
-            raise ValueError(
-                f"{who}: control_variate.taylor{taylor.order}(exact_rows="
-                f"{taylor.exact_rows}) is for proposals that follow the surrogate. "
-                "Write proposal=proposal.surrogate_hmc(), or leave exact_rows out."
-            )
         pilot = measure(expansion, posterior.draws)
         exact: dict[str, np.ndarray] = {}
         if needs.follows:
             bound = scheme.bound(pilot.sizes, problem.plates)
             exact = exact_rows(
-                who, problem, taylor, bound, pilot, expansion, posterior.draws
+                problem, taylor, bound, pilot, expansion, posterior.draws
             )
         if exact:
             progress("rows that the surrogate has as they are")
