@@ -20,7 +20,7 @@ from numpyro_minibatch import (
     MHMinibatch,
     MinibatchMH,
     Target,
-    _pilot,
+    _posterior,
     accept,
     batch,
     control_variate,
@@ -457,13 +457,13 @@ def test_draws_are_those_of_the_surrogate_with_its_rows():
     mean, sd = float(y.sum()) / 401, 401**-0.5
     found = find_center("test", problem, np.zeros((1, 1)), Taylor(2), lambda _: None)
     before = found.expansion
-    posterior = _pilot.surrogate_posterior("test", problem, found, np.zeros(1))
+    posterior = _posterior.surrogate_posterior("test", problem, found, np.zeros(1))
     assert posterior.gaussian and len(posterior.draws) == 2000
     # five rows count twice: as they are, and in the polynomials
     rows = np.argsort(y)[-5:]
     after = without(problem, before, {"data": rows})
     twice = after._replace(gradient=before.gradient, hessian=before.hessian)
-    changed = _pilot.refined("test", problem, posterior, before, twice)
+    changed = _posterior.refined("test", problem, posterior, before, twice)
     new = (401 * mean + float(y[rows].sum())) / 406
     slack = 4 * sd / np.sqrt(1000)
     assert abs(new - mean) > 3 * slack
@@ -472,12 +472,12 @@ def test_draws_are_those_of_the_surrogate_with_its_rows():
     assert not changed.gaussian and changed.num_steps >= 1
     # far away, where weights would be in one draw, it is sampled anew
     far = before._replace(gradient=before.gradient + 600.0)
-    changed = _pilot.refined("test", problem, posterior, before, far)
+    changed = _posterior.refined("test", problem, posterior, before, far)
     assert changed.draws.mean() == pytest.approx(mean + 600 / 401, abs=slack)
     assert changed.draws.std() == pytest.approx(sd, rel=0.1)
     # and where it has no density, that is known
     nan = before._replace(gradient=before.gradient * np.nan)
-    assert _pilot.refined("test", problem, posterior, before, nan) is None
+    assert _posterior.refined("test", problem, posterior, before, nan) is None
 
 
 def test_kept_rows_need_a_proposal_that_follows(grid):
@@ -638,7 +638,7 @@ def test_steps_on_the_surrogate_are_short_enough_for_its_tails(monkeypatch):
     pilot = found(False)
     assert pilot["surrogate_num_steps"] > few and pilot["surrogate_stuck"] <= 0.001
     # the steps of the bulk alone
-    monkeypatch.setattr(_pilot, "_NUM_STEPS", (few,))
+    monkeypatch.setattr(_posterior, "_NUM_STEPS", (few,))
     assert found(False)["surrogate_stuck"] > 0.03
 
 

@@ -66,20 +66,15 @@ ALLOWED: dict[str, set[str]] = {
         "_passes",
         "_permutation",
     },
-    "_pilot": {
-        "batch",
-        "control_variate",
-        "proposal",
-        "_expansion",
-        "_passes",
-        "_strata",
-    },
+    "_posterior": {"control_variate", "proposal", "_expansion"},
+    "_pilot": {"batch", "control_variate", "_expansion", "_passes", "_strata"},
     "_progress": set(),
     "kernels._surrogate": {
         "batch",
         "control_variate",
         "_expansion",
         "_pilot",
+        "_posterior",
         "_progress",
     },
     "kernels._base": LAYERS

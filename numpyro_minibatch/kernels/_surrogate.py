@@ -18,14 +18,8 @@ from numpyro_minibatch._expansion import (
     double,
     find_center,
 )
-from numpyro_minibatch._pilot import (
-    Pilot,
-    exact_rows,
-    refined,
-    run_pilot,
-    surrogate_posterior,
-    without,
-)
+from numpyro_minibatch._pilot import Pilot, exact_rows, run_pilot, without
+from numpyro_minibatch._posterior import refined, surrogate_posterior
 from numpyro_minibatch._progress import stages
 from numpyro_minibatch.batch import Scheme
 from numpyro_minibatch.control_variate import Coordinates, Expansion, Form, Taylor

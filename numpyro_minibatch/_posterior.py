@@ -1,0 +1,286 @@
+"""The posterior of the surrogate: what can be drawn before any row is read."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from numpyro.infer.hmc import hmc
+
+from numpyro_minibatch import control_variate
+from numpyro_minibatch._expansion import Center, Problem, double, not_definite
+from numpyro_minibatch.control_variate import Expansion
+from numpyro_minibatch.proposal import (
+    LENGTH,
+    Landscape,
+    Whitening,
+    follow,
+    log_metropolis_ratio,
+)
+
+__all__ = ["SurrogatePosterior", "refined", "surrogate_posterior"]
+
+_CHAINS = 4  # of NUTS on the surrogate
+_POOL = 2000  # draws of the surrogate that all this is chosen from
+_DIVERGING = 0.1  # share of diverging trajectories that the surrogate may have
+_NUM_STEPS = (1, 2, 4, 8, 16, 32, 64)  # steps of a trajectory that are tried
+_HELD = 0.1  # acceptance probability below which a draw holds the chain
+_STUCK = 0.001  # share of draws that may hold it
+_FEW_DRAWS = 200  # effective ones that resampling must leave of all
+_JUDGING = 56  # draws that judge whether it is normal
+
+
+class SurrogatePosterior(NamedTuple):
+    """The posterior of the surrogate: what is known before any decision reads a row.
+
+    :param location: about its mean, flat, ``(D,)``.
+    :param root: the transpose of a root of about its covariance, ``(D, D)``.
+    :param draws: draws of it, ``(K, D)``.
+    :param gaussian: whether it is normal, as far as decisions could tell.
+    :param rhat: the largest R-hat of its draws; 1 where they are independent.
+    :param num_steps: steps that a quarter of a period of its dynamics takes; none
+        where it is normal.
+    :param stuck: share of its draws that such trajectories hardly ever leave.
+    """
+
+    location: np.ndarray
+    root: np.ndarray
+    draws: np.ndarray
+    gaussian: bool
+    rhat: float
+    num_steps: int
+    stuck: float
+
+
+def surrogate_posterior(
+    who: str, problem: Problem, center: Center, start: np.ndarray
+) -> SurrogatePosterior:
+    """Draw from the posterior of the surrogate; this reads no data.
+
+    It is normal where the prior nearly is, and else is sampled with NUTS.
+
+    :param who: the kernel's name, for the messages.
+    :param problem: the target and its coordinates.
+    :param center: the centre of the expansion.
+    :param start: a flat position of finite density, where NUTS starts.
+    """
+    expansion = center.expansion.cast(problem.dtype)
+    density = partial(_log_density, problem)
+    few = _JUDGING
+    normal = np.random.default_rng(30).normal(size=(_POOL, len(start)))
+    if problem.coordinates.latents is None:
+        with double():
+            wide = center.expansion.cast(jnp.float64)
+            fn = partial(density, problem.arrays, wide)
+            precision = -np.asarray(jax.jit(jax.hessian(fn))(wide.center))
+            smallest = np.linalg.eigvalsh(precision).min()
+            if not smallest > 0:
+                # a ridge made the search end, and is not part of the posterior
+                raise ValueError(not_definite(who, smallest))
+            root = np.asarray(np.linalg.cholesky(np.linalg.inv(precision)).T)
+            draws = center.center + normal @ root
+            values = jax.jit(jax.vmap(fn))(jnp.asarray(draws[:few], jnp.float64))
+        misfit = np.asarray(values) + 0.5 * np.square(normal[:few]).sum(1)
+        if np.std(misfit) < 0.1:
+            return SurrogatePosterior(center.center, root, draws, True, 1.0, 0, 0.0)
+        start = center.center
+
+    starts = start + 0.01 * normal[:_CHAINS]
+    draws, rhat = _by_nuts(who, problem, expansion, starts)
+    covariance = np.atleast_2d(np.cov(draws.T))
+    # shrunk towards its diagonal, since it comes from a finite number of draws
+    covariance = 0.98 * covariance + 0.02 * np.diag(np.diag(covariance))
+    root = np.asarray(np.linalg.cholesky(covariance).T, np.float64)
+    location = draws.mean(0)
+    num_steps, stuck = _short_steps(problem, expansion, draws, location, root)
+    draws = draws[np.random.default_rng(32).permutation(len(draws))]
+    return SurrogatePosterior(location, root, draws, False, rhat, num_steps, stuck)
+
+
+def _by_nuts(
+    who: str, problem: Problem, expansion: Expansion, starts: np.ndarray
+) -> tuple[np.ndarray, float]:
+    """Draws of the surrogate's posterior, ``(K, D)``, and their largest R-hat.
+
+    :param who: the kernel's name, for the messages.
+    :param problem: the target and its coordinates.
+    :param expansion: the surrogate's, in working precision.
+    :param starts: a flat position for each chain.
+    :raises ValueError: trajectories diverge.
+    """
+
+    @jax.jit
+    def sample(arrays: list[Any], expansion: Expansion, starts: Array) -> Any:
+        def chain(key: Array, start: Array) -> Any:
+            init, step = hmc(
+                potential_fn=lambda z: -_log_density(problem, arrays, expansion, z),
+                algo="NUTS",
+            )
+            state = init(
+                start,
+                500,
+                dense_mass=len(start) <= 200,
+                target_accept_prob=0.9,
+                max_tree_depth=6,
+                rng_key=key,
+            )
+
+            def body(state: Any, _: None) -> Any:
+                state = step(state)
+                return state, (state.z, state.diverging)
+
+            state, _ = jax.lax.scan(body, state, length=500)
+            _, draws = jax.lax.scan(body, state, length=500)
+            return draws
+
+        keys = jax.random.split(jax.random.key(31), len(starts))
+        return jax.vmap(chain)(keys, starts)
+
+    positions = jnp.asarray(starts, problem.dtype)
+    draws, diverging = jax.tree.map(
+        np.asarray, sample(problem.arrays, expansion, positions)
+    )
+    draws = draws.astype(np.float64)
+    within, between = draws.var(1, ddof=1).mean(0), draws.mean(1).var(0, ddof=1)
+    draws = draws.reshape(-1, draws.shape[-1])
+    still = not within.min() > 0
+    if still or not np.isfinite(draws).all() or diverging.mean() > _DIVERGING:
+        raise ValueError(
+            f"{who}: the surrogate of the control variate (the exact prior and the "
+            f"expanded likelihood) could not be sampled: {diverging.mean():.0%} of "
+            "the trajectories diverged. Its geometry is that of a funnel: sample the "
+            "effects in their non-centred form, with numpyro.infer.reparam or "
+            'numpyro.deterministic("theta", mu + tau * eta).'
+        )
+    rhat = np.sqrt(1 + between / within).max()
+    return draws, float(rhat)
+
+
+def _log_density(
+    problem: Problem, arrays: list[Any], expansion: Expansion, flat: Array
+) -> Array:
+    """The log density of the surrogate at a flat position."""
+    log_density = control_variate.log_surrogate(
+        problem.target_of(arrays),
+        problem.coordinates,
+        expansion,
+        problem.weights,
+        problem.unravel,
+    )
+    return log_density(flat)
+
+
+def refined(
+    who: str,
+    problem: Problem,
+    posterior: SurrogatePosterior,
+    before: Expansion,
+    after: Expansion,
+) -> SurrogatePosterior | None:
+    """The posterior of a surrogate that has been changed a little.
+
+    Its draws are resampled from those of the one before, or new where this would leave
+    few. It keeps the location and the root: they scale moves, and a covariance of
+    resampled draws has more noise than the two posteriors differ by.
+
+    :param who: the kernel's name, for the messages.
+    :param problem: the target and its coordinates.
+    :param posterior: that of the surrogate before.
+    :param before: the expansion before.
+    :param after: the expansion after.
+    :return: ``None`` if it cannot be sampled.
+    """
+
+    @jax.jit
+    def log_weights(
+        arrays: list[Any], both: tuple[Expansion, Expansion], draws: Array
+    ) -> Array:
+        def one(flat: Array) -> Array:
+            logs = [_log_density(problem, arrays, e, flat) for e in both]
+            return logs[1] - logs[0]
+
+        return jax.lax.map(one, draws, batch_size=100)
+
+    both = before.cast(problem.dtype), after.cast(problem.dtype)
+    draws = jnp.asarray(posterior.draws, problem.dtype)
+    logs = np.asarray(log_weights(problem.arrays, both, draws), np.float64)
+    rng, rhat = np.random.default_rng(34), posterior.rhat
+    logs = np.where(np.isfinite(logs), logs, -np.inf)
+    weights = np.exp(logs - max(logs.max(), np.finfo(float).min))
+    if weights.sum() ** 2 >= _FEW_DRAWS * np.square(weights).sum() > 0:
+        places = (np.arange(len(weights)) + rng.uniform()) / len(weights)
+        found = np.searchsorted(np.cumsum(weights / weights.sum()), places)
+        chosen = posterior.draws[np.minimum(found, len(weights) - 1)]
+    else:
+        scales = (
+            0.01 * posterior.root.T @ rng.normal(size=(len(posterior.root), _CHAINS))
+        )
+        try:
+            chosen, rhat = _by_nuts(
+                who, problem, both[1], posterior.location + scales.T
+            )
+        except ValueError:
+            return None
+    chosen = rng.permutation(chosen)
+    num_steps, stuck = _short_steps(
+        problem, both[1], chosen, posterior.location, posterior.root
+    )
+    return posterior._replace(
+        draws=chosen, gaussian=False, rhat=rhat, num_steps=num_steps, stuck=stuck
+    )
+
+
+def _short_steps(
+    problem: Problem,
+    expansion: Expansion,
+    draws: np.ndarray,
+    location: np.ndarray,
+    root: np.ndarray,
+) -> tuple[int, float]:
+    """Steps short enough for the tails, and the share of draws that hold.
+
+    Steps that are too long for a tail are rejected in it. The chain is reversible, so
+    that it then hardly enters it either, for as long as a run lasts: an acceptance
+    rate of 0.82 can go with a variance that is a tenth too small.
+    """
+
+    @jax.jit
+    def acceptance(
+        arrays: list[Any],
+        expansion: Expansion,
+        location: Array,
+        root: Array,
+        draws: Array,
+        momenta: Array,
+        num_steps: Array,
+    ) -> Array:
+        def unread(_: Array) -> Array:
+            raise AssertionError("the surrogate has its own gradient")
+
+        landscape = Landscape(
+            unread,
+            Whitening(root),
+            location,
+            log_surrogate=partial(_log_density, problem, arrays, expansion),
+        )
+
+        def one(z: Array, momentum: Array) -> Array:
+            step = (LENGTH / num_steps).astype(z.dtype)
+            _, after, logs = follow(z, momentum, step, num_steps, landscape)
+            lost = log_metropolis_ratio(momentum, after, logs)
+            return jnp.exp(jnp.minimum(jnp.nan_to_num(lost, nan=-jnp.inf), 0.0))
+
+        return jax.lax.map(lambda pair: one(*pair), (draws, momenta), batch_size=100)
+
+    momenta = np.random.default_rng(33).normal(size=draws.shape)
+    data = [jnp.asarray(x, problem.dtype) for x in (location, root, draws, momenta)]
+    for num_steps in _NUM_STEPS:
+        accepted = acceptance(problem.arrays, expansion, *data, jnp.asarray(num_steps))
+        stuck = float((np.asarray(accepted) < _HELD).mean())
+        if stuck <= _STUCK:
+            break
+    return num_steps, stuck
