@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -18,6 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.flatten_util import ravel_pytree
+from jax.typing import ArrayLike
+from scipy.linalg import eigh
 
 from numpyro_minibatch import control_variate
 from numpyro_minibatch._expansion import Problem, double
@@ -43,6 +45,9 @@ QUIET = 0.25  # noise of a log ratio at which neither matters
 _WIDTH = 2**13  # rows that are read at once, at all draws
 _COARSE = 0.5  # residual above which the surrogate should have some rows exactly
 _WORTH = 0.9  # of it that may be left, with as many of them as a batch has rows
+_FITTING = 200  # draws by which rows are found to be alike
+_CANDIDATES = 2048  # rows of which some are taken that others are like
+_CURVED = 0.9  # of the curvature that exact rows may take from the polynomials
 _EXACT = (16, 32, 64, 128, 256, 512, 1024, 2048)  # how many that may be
 
 
@@ -104,12 +109,13 @@ def exact_rows(
     pilot: Pilot,
     expansion: Expansion,
     draws: np.ndarray,
-) -> dict[str, np.ndarray]:
+) -> dict[str, ExactRows]:
     """The rows that the surrogate had better have as they are, by plate; maybe none.
 
-    Where an expansion is coarse, a few rows carry much of what it leaves over. They
-    are the same for every batch, so that chains side by side share them, and once they
-    belong to the surrogate, trajectories follow what they say.
+    Where an expansion is coarse, a few rows carry much of what it leaves over, or rows
+    are like each other. The exact ones are the same for every batch, so that chains
+    side by side share them, and once they belong to the surrogate, trajectories follow
+    what they say.
 
     :param problem: the target and its coordinates.
     :param taylor: the control variate.
@@ -133,42 +139,158 @@ def exact_rows(
         counts = [0, *(count for count in _EXACT if count <= of_batch)]
     if not counts[-1]:
         return {}
-    plate = np.repeat(np.arange(len(sizes)), list(sizes.values()))
-    row = np.concatenate([np.arange(size) for size in sizes.values()])
     scan, by_plate = pilot.scan, pilot.scores
     if taylor.order < 2:  # the surrogate is of second order all the same
         scan = _ResidualScan(problem, 2, pilot.form, expansion)
         by_plate, _ = scan.scores(draws[:_SCORING])
     scores = np.concatenate([by_plate[name] for name in sizes])
-    highest = np.argsort(-scores, kind="stable")[: counts[-1]]
-    if len(counts) > 1:
-        draws = draws[_SCORING : _SCORING + _HELD_OUT]
-        sums, _ = scan.sums(draws)
-        known = scan.of_rows(draws, row[highest], plate[highest]).cumsum(1)
-        left = problem.weights.likelihood * (sums[:, None] - known).std(0, ddof=1)
-        enough = [count for count in counts[1:] if left[count - 1] <= _COARSE]
-        if not enough and left[-1] > _WORTH * pilot.residual_sd:
-            return {}
-        highest = highest[: min(enough, default=counts[-1])]
-    return {
-        name: np.sort(row[highest[plate[highest] == k]]) for k, name in enumerate(sizes)
-    }
+    rows = _Rows(
+        np.repeat(np.arange(len(sizes)), list(sizes.values())),
+        np.concatenate([np.arange(size) for size in sizes.values()]),
+    )
+    highest = rows.take(np.argsort(-scores, kind="stable")[: counts[-1]])
+    alone = highest.alone(sizes)
+    if counts[-1] == number:
+        return alone
+    fitting, judging = draws[_SCORING:][: 2 * _FITTING].reshape(2, _FITTING, -1)
+    sums, _ = scan.sums(judging)
+    weight = np.asarray(problem.weights.likelihood, float)
+    left = weight * (sums[:, None] - scan.of_rows(judging, highest).cumsum(1))
+    left = left.std(0, ddof=1)
+    many = counts[-1] if len(counts) == 1 else max(counts[-1] // 2, _EXACT[0])
+    enough = [count for count in counts if count and left[count - 1] <= _COARSE]
+    found = highest.take(slice(min(enough, default=counts[-1]))).alone(sizes)
+    if enough and min(enough) <= many or taylor.order < 2:
+        return found
+    if taylor.exact_rows is None and left[-1] > _WORTH * pilot.residual_sd:
+        found = {}
+
+    # too many matter: rather some that stand for others, as far as these are alike
+    leaders = rows.take(_leaders(scan, fitting, rows, scores, many))
+    leading = _led(problem, scan, fitting, expansion, leaders.alone(sizes))
+    weights = np.concatenate([kept.weights for kept in leading.values()])
+    led = weight * (sums - scan.of_rows(judging, leaders) @ weights).std(ddof=1)
+    return leading if led <= _WORTH * min(left[-1], pilot.residual_sd) else found
+
+
+class _Rows(NamedTuple):
+    """Rows of several plates.
+
+    :param plate: the number of the plate of each.
+    :param row: which row of it.
+    """
+
+    plate: np.ndarray
+    row: np.ndarray
+
+    def take(self, which: Any) -> _Rows:
+        """Some of them."""
+        return _Rows(self.plate[which], self.row[which])
+
+    def alone(self, sizes: Mapping[str, int]) -> dict[str, ExactRows]:
+        """These as exact rows, sorted, that stand for themselves."""
+        return {
+            name: ExactRows.alone(np.sort(self.row[self.plate == k]), size)
+            for k, (name, size) in enumerate(sizes.items())
+        }
+
+
+def _leaders(
+    scan: _ResidualScan, draws: np.ndarray, rows: _Rows, scores: np.ndarray, many: int
+) -> np.ndarray:
+    """Which rows are most like all others, sorted; a greedy search.
+
+    Each step takes the one that adds most to what the best of those taken explains of
+    each row, the square of a correlation times the row's score.
+
+    :param scan: of the residuals.
+    :param draws: draws of the surrogate's posterior, ``(K, D)``.
+    :param rows: all rows.
+    :param scores: how much each matters.
+    :param many: how many to take.
+    """
+    count = min(_CANDIDATES, len(scores))
+    # without replacement, in proportion to the scores: the first of so many clocks
+    clocks = np.random.default_rng(33).exponential(size=len(scores))
+    with np.errstate(divide="ignore"):
+        some = np.sort(np.argsort(clocks / scores, kind="stable")[:count])
+    chance = np.minimum(1.0, count * scores[some] / scores.sum())
+    stands_for = scores[some] / np.where(chance > 0, chance, 1.0)
+    candidates = rows.take(some)
+    residuals = scan.of_rows(draws, candidates)
+    residuals = residuals - residuals.mean(0)
+    norms = np.linalg.norm(residuals, axis=0)
+    residuals = (residuals / np.where(norms > 0, norms, 1.0)).astype(np.float32)
+    like = np.square(residuals.T @ residuals)
+    like *= candidates.plate == candidates.plate[:, None]
+    like *= stands_for[:, None].astype(np.float32)  # by row
+    taken = np.zeros(min(many, count), int)
+    best = np.zeros((count, 1), np.float32)
+    for k in range(len(taken)):
+        taken[k] = np.argmax(np.maximum(like, best).sum(0))
+        best = np.maximum(best, like[:, taken[k], None])
+    return some[np.unique(taken)]
+
+
+def _led(
+    problem: Problem,
+    scan: _ResidualScan,
+    draws: np.ndarray,
+    expansion: Expansion,
+    alone: dict[str, ExactRows],
+) -> dict[str, ExactRows]:
+    """These rows, each of which stands for those that it leads.
+
+    :param problem: the target and its coordinates.
+    :param scan: of the residuals.
+    :param draws: draws of the surrogate's posterior, ``(K, D)``.
+    :param expansion: of all rows.
+    :param alone: the rows.
+    """
+    found = {}
+    for name, (leader, share) in scan.led(draws, alone).items():
+        rows = np.asarray(alone[name].rows)
+        share[rows] = 0.0  # for now
+        leader[rows] = np.arange(len(rows))
+        found[name] = leader, share
+
+    def led(scale: float) -> dict[str, ExactRows]:
+        new = dict(alone)
+        for name, (leader, share) in found.items():
+            kept = alone[name]
+            share = np.where(kept.others, scale * share, 1.0)
+            new[name] = kept._replace(
+                weights=jnp.asarray(np.bincount(leader, share, len(kept.rows))),
+                leader=jnp.asarray(leader),
+                share=jnp.asarray(share),
+            )
+        return new
+
+    # What polynomials are left must have a maximum: without it the surrogate, which
+    # follows a leader's log likelihood where it is flat, would have no tails.
+    before = without(problem, expansion, alone).hessian
+    taken = without(problem, expansion, led(1.0)).hessian - before
+    curvature = 1e-6 * np.mean(-np.diag(before)) * np.eye(len(before)) - before
+    if problem.coordinates.latents is None:  # the prior has these coordinates, too
+        weight = np.asarray(problem.weights.likelihood, float)
+        with double():
+            known = jax.hessian(partial(problem.known, problem.arrays))
+            at = jnp.asarray(expansion.center, jnp.float64)
+            curvature = curvature - np.asarray(jax.jit(known)(at)) / weight
+    try:
+        highest = eigh(taken, curvature, eigvals_only=True)[-1]
+    except np.linalg.LinAlgError:  # it had none before
+        return alone
+    return led(min(1.0, _CURVED / highest) if highest > 0 else 1.0)
 
 
 def without(
-    problem: Problem, expansion: Expansion, rows: Mapping[str, np.ndarray]
+    problem: Problem, expansion: Expansion, exact: Mapping[str, ExactRows]
 ) -> Expansion:
-    """The same expansion of all but these rows, which it keeps as they are.
+    """The same expansion of all but what these rows stand for.
 
-    :param rows: of each plate.
+    :param exact: rows of each plate, which it has as they are.
     """
-    exact = {
-        name: ExactRows(
-            jnp.asarray(some, jnp.int32),
-            jnp.asarray(~np.isin(np.arange(problem.plates[name]), some)),
-        )
-        for name, some in rows.items()
-    }
     alone = expansion._replace(exact=exact)
 
     def total(arrays: list[Any], phi: Array) -> Array:
@@ -403,13 +525,31 @@ class _ResidualScan:
         self.problem, self.order, self.form = problem, order, form
         self.dtype = problem.dtype if dtype is None else dtype
         self.expansion = expansion.cast(self.dtype)
-        self.others = {n: jnp.ones(size, bool) for n, size in problem.plates.items()}
+        none = np.zeros(0, int)
+        self.exact = {n: ExactRows.alone(none, N) for n, N in problem.plates.items()}
+        self.leaders: dict[str, np.ndarray] = {}
 
     def keeping(self, exact: Mapping[str, ExactRows]) -> _ResidualScan:
-        """The same passes over the other rows; the residuals of these are zero."""
+        """The same passes over what these rows leave of the residuals."""
         scan = copy.copy(self)
-        scan.others = self.others | {n: kept.others for n, kept in exact.items()}
+        scan.exact = {
+            # which they are is no part of a pass
+            name: exact.get(name, none)._replace(rows=none.rows, weights=none.weights)
+            for name, none in self.exact.items()
+        }
+        leads = {n: kept for n, kept in exact.items() if kept.share is not None}
+        scan.leaders = {n: np.asarray(kept.rows) for n, kept in leads.items()}
         return scan
+
+    def _at(self, draws: np.ndarray) -> tuple[Expansion, Any, Array]:
+        """What every pass depends on but the data."""
+        kept = {
+            name: (exact, self._of_rows(draws, name, self.leaders[name]))
+            if name in self.leaders
+            else (exact, None)
+            for name, exact in self.exact.items()
+        }
+        return self.expansion, kept, jnp.asarray(draws, self.dtype)
 
     def _chunks(self, counts: Mapping[str, int] | None = None) -> Chunks:
         """How the program that is being traced goes through the rows."""
@@ -420,12 +560,12 @@ class _ResidualScan:
         self,
         arrays: list[Any],
         expansion: Expansion,
-        others: Mapping[str, Array],
+        kept: Mapping[str, Any],
         draws: Array,
         indices: Mapping[str, Array],
         masks: Mapping[str, Array],
     ) -> dict[str, Array]:
-        """The residuals of some rows, ``(K, width)``; zero where they are masked."""
+        """What is left of some rows, ``(K, width)``; zero where they are masked."""
         problem = self.problem
         evaluate = control_variate.expand(
             problem.target_of(arrays),
@@ -435,39 +575,85 @@ class _ResidualScan:
             expansion,
             problem.unravel,
         )
-        rows = jax.vmap(lambda flat: evaluate(flat, indices).rows)(draws)
-        read = {n: masks[n] & others[n][indices[n]] for n in rows}
-        return {n: jnp.where(read[n], r, 0.0) for n, r in rows.items()}
 
-    def of_rows(self, draws: np.ndarray, row: np.ndarray, plate: np.ndarray) -> Any:
-        """The residuals of a few rows, ``(K, number of rows)``.
+        def left(flat: Array, of_exact: Mapping[str, Array | None]) -> dict[str, Array]:
+            rows = evaluate(flat, indices).rows
+            return {
+                n: kept[n][0].unexplained(r, indices[n], of_exact[n]) if kept else r
+                for n, r in rows.items()
+            }
 
-        :param row: which, within their plates.
-        :param plate: the number of the plate of each.
-        """
-        found = np.zeros((len(draws), len(row)))
+        rows = jax.vmap(left)(draws, {n: pair[1] for n, pair in kept.items()})
+        return {n: jnp.where(masks[n], r, 0.0) for n, r in rows.items()}
+
+    def _of_rows(self, draws: np.ndarray, name: str, rows: ArrayLike) -> Array:
+        """The residuals of a few rows of a plate, ``(K, number of rows)``."""
+        indices = self.problem.one_row | {name: jnp.asarray(rows, jnp.int32)}
+        masks = {n: jnp.ones(len(i), bool) for n, i in indices.items()}
+        return jax.jit(self._residuals)(
+            self.problem.arrays,
+            self.expansion,
+            {},
+            jnp.asarray(draws, self.dtype),
+            indices,
+            masks,
+        )[name]
+
+    def of_rows(self, draws: np.ndarray, rows: _Rows) -> np.ndarray:
+        """The residuals of a few rows, ``(K, number of rows)``."""
+        found = np.zeros((len(draws), len(rows.row)))
         for k, name in enumerate(self.problem.plates):
-            mine = np.flatnonzero(plate == k)
-            if not len(mine):
-                continue
-            indices = self.problem.one_row | {name: jnp.asarray(row[mine], jnp.int32)}
-            masks = {n: jnp.ones(len(i), bool) for n, i in indices.items()}
-            rows = jax.jit(self._residuals)(
-                self.problem.arrays,
-                self.expansion,
-                self.others,
-                jnp.asarray(draws, self.dtype),
-                indices,
-                masks,
-            )
-            found[:, mine] = rows[name]
+            mine = np.flatnonzero(rows.plate == k)
+            if len(mine):
+                found[:, mine] = self._of_rows(draws, name, rows.row[mine])
         return found
+
+    def led(
+        self, draws: np.ndarray, exact: Mapping[str, ExactRows]
+    ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        """Which exact row of its plate each row is most like, and its multiple of it.
+
+        None of it where the likeness may be chance.
+        """
+        leaders = {n: kept.rows for n, kept in exact.items() if len(kept.rows)}
+        found = {n: self._of_rows(draws, n, rows) for n, rows in leaders.items()}
+        # a squared correlation that the largest of so many may have by chance
+        chance = {n: 2 * np.log(2 * len(r)) / len(draws) for n, r in leaders.items()}
+
+        def led(
+            arrays: list[Any], expansion: Expansion, of_exact: Any, draws: Array
+        ) -> Any:
+            chunks = self._chunks()
+            unit = {n: r - r.mean(0) for n, r in of_exact.items()}
+            norms = {n: jnp.linalg.norm(r, axis=0) for n, r in unit.items()}
+            norms = {n: jnp.where(r > 0, r, 1.0) for n, r in norms.items()}
+
+            def of_chunk(i: Array) -> Any:
+                rows = self._residuals(arrays, expansion, {}, draws, *chunks.at(i))
+                leader, share = {}, {}
+                for n in leaders:
+                    centred = rows[n] - rows[n].mean(0)
+                    along = (unit[n] / norms[n]).T @ centred
+                    leader[n] = jnp.argmax(jnp.abs(along), 0).astype(jnp.int32)
+                    highest = jnp.take_along_axis(along, leader[n][None], 0)[0]
+                    alike = jnp.square(highest) > chance[n] * jnp.square(centred).sum(0)
+                    share[n] = jnp.where(alike, highest / norms[n][leader[n]], 0.0)
+                return leader, share
+
+            return tuple(
+                {n: chunks.joined(n, part) for n, part in found.items()}
+                for found in chunks.map(of_chunk)
+            )
+
+        args = self.expansion, found, jnp.asarray(draws, self.dtype)
+        leader, share = self.problem.over_rows(led)(*args)
+        return {n: (np.array(leader[n]), np.array(share[n])) for n in leaders}
 
     def scores(
         self, draws: np.ndarray
     ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """How much each row matters, and its loading on the leading direction."""
-        args = self.expansion, self.others, jnp.asarray(draws, self.dtype)
+        args = self._at(draws)
         grams = jax.tree.map(np.asarray, self._gram(*args))
         leading = {
             n: jnp.asarray(np.linalg.eigh(np.nan_to_num(g))[1][:, -1], self.dtype)
@@ -481,7 +667,7 @@ class _ResidualScan:
         plates = self.problem.plates
 
         def gram(
-            arrays: list[Any], expansion: Expansion, others: Any, draws: Array
+            arrays: list[Any], expansion: Expansion, kept: Any, draws: Array
         ) -> Any:
             # pieces of the data, the same ones on any number of devices
             strides = {n: -(-size // _WIDTH) // 16 for n, size in plates.items()}
@@ -493,7 +679,7 @@ class _ResidualScan:
                 for name, row in indices.items():
                     skipped = (max(strides[name], 1) - 1) * (row // _WIDTH)
                     indices[name] = row + skipped * _WIDTH
-                rows = self._residuals(arrays, expansion, others, draws, indices, masks)
+                rows = self._residuals(arrays, expansion, kept, draws, indices, masks)
                 centred = {n: r - r.mean(0) for n, r in rows.items()}
                 return {n: r @ r.T for n, r in centred.items()}
 
@@ -509,14 +695,14 @@ class _ResidualScan:
         def score(
             arrays: list[Any],
             expansion: Expansion,
-            others: Any,
+            kept: Any,
             draws: Array,
             leading: Any,
         ) -> Any:
             chunks = self._chunks()
 
             def of_chunk(i: Array) -> Any:
-                rows = self._residuals(arrays, expansion, others, draws, *chunks.at(i))
+                rows = self._residuals(arrays, expansion, kept, draws, *chunks.at(i))
                 centred = {n: r - r.mean(0) for n, r in rows.items()}
                 rms = {
                     n: jnp.sqrt(jnp.square(r).sum(0) / (len(draws) - 1))
@@ -537,7 +723,7 @@ class _ResidualScan:
         :return: the sums, ``(K,)``, and for each plate the variance over its rows of
             the difference between the draws of each pair, ``(K // 2,)``.
         """
-        found = self._total(self.expansion, self.others, jnp.asarray(draws, self.dtype))
+        found = self._total(*self._at(draws))
         sums = np.zeros(len(draws))
         variances: dict[str, np.ndarray] = {}
         for name, (whole, square) in found.items():
@@ -554,12 +740,12 @@ class _ResidualScan:
         """Sums over rows of the residuals, and of the squares of their differences."""
 
         def total(
-            arrays: list[Any], expansion: Expansion, others: Any, draws: Array
+            arrays: list[Any], expansion: Expansion, kept: Any, draws: Array
         ) -> Any:
             chunks = self._chunks()
 
             def of_chunk(i: Array) -> Any:
-                rows = self._residuals(arrays, expansion, others, draws, *chunks.at(i))
+                rows = self._residuals(arrays, expansion, kept, draws, *chunks.at(i))
                 return {
                     name: (r.sum(1), jnp.square(r[1::2] - r[::2]).sum(1))
                     for name, r in rows.items()
@@ -590,7 +776,7 @@ class _ResidualScan:
         def total(
             arrays: list[Any],
             expansion: Expansion,
-            others: Any,
+            kept: Any,
             draws: Array,
             tables: Any,
         ) -> Any:
@@ -598,7 +784,7 @@ class _ResidualScan:
 
             def of_chunk(i: Array) -> Any:
                 indices, masks = chunks.at(i)
-                rows = self._residuals(arrays, expansion, others, draws, indices, masks)
+                rows = self._residuals(arrays, expansion, kept, draws, indices, masks)
                 sums = {}
                 for name, count in strata.items():
                     # rows that are none count for the last stratum, as the sure ones
@@ -617,9 +803,7 @@ class _ResidualScan:
             }
             return chunks.sum(of_chunk, first)
 
-        found = self.problem.over_rows(total)(
-            self.expansion, self.others, jnp.asarray(draws, self.dtype), tables
-        )
+        found = self.problem.over_rows(total)(*self._at(draws), tables)
         variance = np.zeros(len(draws) // 2)
         for name, parts in found.items():
             whole, square = (np.asarray(p, np.float64)[:-1] for p in parts)

@@ -122,19 +122,53 @@ class _Values:
 
 
 class ExactRows(NamedTuple):
-    """Rows of a plate that are not expanded.
+    """Rows of a plate that the surrogate has as they are.
+
+    Each stands for itself, and maybe for others like it: the residual of such a row is
+    a multiple of its leader's, up to an error which a batch estimates. That is a
+    control variate again, and no approximation.
 
     :param rows: which, int32, ``(S,)``; may be none.
+    :param weights: the sum of the multiples of which each is the leader, 1 for itself
+        included, ``(S,)``.
     :param others: whether a row is none of them, ``(N,)``.
+    :param leader: for each row of the plate, which of ``rows`` leads it, ``(N,)``;
+        ``None`` where all stand for themselves alone.
+    :param share: the multiple, ``(N,)``; ``None`` as well.
     """
 
     rows: Array
+    weights: Array
     others: Array
+    leader: Array | None = None
+    share: Array | None = None
+
+    @classmethod
+    def alone(cls, rows: np.ndarray, size: int) -> ExactRows:
+        """These rows of a plate of ``size`` rows, and no other."""
+        return cls(
+            jnp.asarray(rows, jnp.int32),
+            jnp.ones(len(rows)),
+            jnp.asarray(~np.isin(np.arange(size), rows)),
+        )
 
     @property
     def every(self) -> bool:
         """Whether these are all rows of the plate."""
         return self.rows.shape[-1] == self.others.shape[-1]
+
+    def unexplained(
+        self, residual: Array, index: Array, of_rows: Array | None
+    ) -> Array:
+        """What is left of the residuals of some rows.
+
+        :param residual: theirs, ``(m,)``.
+        :param index: which rows, ``(m,)``.
+        :param of_rows: the residuals of :attr:`rows`, ``(S,)``, where these lead.
+        """
+        if self.leader is not None and self.share is not None and of_rows is not None:
+            residual = residual - self.share[index] * of_rows[self.leader[index]]
+        return jnp.where(self.others[index], residual, 0.0)
 
 
 class Expansion(NamedTuple):
@@ -144,8 +178,8 @@ class Expansion(NamedTuple):
     :param gradient: gradient of the summed log likelihood there, ``(d,)``.
     :param hessian: its Hessian there, ``(d, d)``.
     :param value: the summed log likelihood there, a scalar.
-    :param exact: rows that are not part of these sums, by plate: the surrogate has
-        them as they are. Empty where it has none.
+    :param exact: rows that the surrogate has as they are, by plate; the polynomials of
+        as many as they stand for are not part of these sums. Empty where it has none.
     """
 
     center: Array
@@ -177,11 +211,12 @@ class Expansion(NamedTuple):
         return {n: e.rows if len(e.rows) else one for n, e in self.exact.items()}
 
     def exact_values(self, rows: Mapping[str, Array]) -> list[Array]:
-        """The log likelihoods of the exact rows.
+        """The log likelihoods of the exact rows, times what they stand for.
 
         :param rows: those of :attr:`exact_rows`, by plate.
         """
-        return [rows[name] for name, e in self.exact.items() if len(e.rows)]
+        exact = self.exact.items()
+        return [e.weights * rows[name] for name, e in exact if len(e.rows)]
 
 
 @dataclass(frozen=True)
@@ -249,16 +284,18 @@ def expand(
         displacement = phi - expansion.center
         rest = jax.tree.map(jnp.zeros_like, z)
 
-        def rows(phi: Array) -> dict[str, Array]:
-            return coordinates.rows(target, unravel_phi(phi), rest, indices)
+        def residuals(values: Any, indices: Mapping[str, Array]) -> Any:
+            def rows(phi: Array) -> dict[str, Array]:
+                return coordinates.rows(target, unravel_phi(phi), rest, indices)
 
-        if form == "remainder":
-            residual = _remainder(rows, expansion.center, displacement, order)
-        else:
+            if form == "remainder":
+                return _remainder(rows, expansion.center, displacement, order)
             # at the centre itself, which positions side by side have in common: what
             # does not depend on the displacement is computed once for all of them
             at_center = _derivatives(rows, displacement, order)(expansion.center)
-            residual = _minus_polynomial(terms.rows, at_center)
+            return _minus_polynomial(values, at_center)
+
+        residual = residuals(terms.rows, indices)
         # the value apart, so that it cancels exactly in a difference
         polynomial = expansion.polynomial(displacement, order)
         likelihood = [terms.likelihood, polynomial, expansion.value]
@@ -266,10 +303,12 @@ def expand(
             read = target.terms(z, expansion.exact_rows)
             # not summed yet: differences of rows come first
             likelihood.append(expansion.exact_values(read.rows))
+            leads = any(kept.share is not None for kept in expansion.exact.values())
+            of_exact = residuals(read.rows, expansion.exact_rows) if leads else {}
             residual = {
                 name: jnp.zeros_like(rows)
-                if expansion.exact[name].every
-                else jnp.where(expansion.exact[name].others[indices[name]], rows, 0.0)
+                if (kept := expansion.exact[name]).every
+                else kept.unexplained(rows, indices[name], of_exact.get(name))
                 for name, rows in residual.items()
             }
         return terms._replace(rows=residual, likelihood=likelihood)

@@ -22,7 +22,13 @@ from numpyro_minibatch._pilot import Pilot, exact_rows, run_pilot, without
 from numpyro_minibatch._posterior import refined, surrogate_posterior
 from numpyro_minibatch._progress import stages
 from numpyro_minibatch.batch import Scheme
-from numpyro_minibatch.control_variate import Coordinates, Expansion, Form, Taylor
+from numpyro_minibatch.control_variate import (
+    Coordinates,
+    ExactRows,
+    Expansion,
+    Form,
+    Taylor,
+)
 
 __all__ = ["Needs", "Plan", "Prepared", "Surrogate", "prepare"]
 
@@ -170,7 +176,7 @@ def prepare(
             )
 
         pilot = measure(expansion, posterior.draws)
-        exact: dict[str, np.ndarray] = {}
+        exact: dict[str, ExactRows] = {}
         if needs.follows:
             bound = scheme.bound(pilot.sizes, problem.plates)
             exact = exact_rows(
@@ -209,7 +215,7 @@ def prepare(
         "surrogate_num_steps": posterior.num_steps,
         "surrogate_stuck": posterior.stuck,
         "other_mode": center.other_mode,
-        "exact_rows": sum(len(rows) for rows in exact.values()),
+        "exact_rows": sum(len(kept.rows) for kept in exact.values()),
     }
     return Prepared(
         Plan(
