@@ -30,7 +30,7 @@ from numpyro_minibatch import (
 )
 from numpyro_minibatch._expansion import Problem, choose_coordinates, find_center
 from numpyro_minibatch._pilot import without
-from numpyro_minibatch.control_variate import Expansion, Taylor, expand
+from numpyro_minibatch.control_variate import ExactRows, Expansion, Taylor, expand
 from numpyro_minibatch.estimate import Weights
 from numpyro_minibatch.target import ModelTarget
 
@@ -389,8 +389,9 @@ def test_rows_that_are_not_expanded_need_not_be_drawn():
 
 @x64
 @pytest.mark.parametrize("order", [1, 2])
-def test_what_is_not_expanded_is_the_likelihood_all_the_same(order):
-    """Of two plates, one of which has no such rows."""
+@pytest.mark.parametrize("kind", ["alone", "leading", "leading, remainder"])
+def test_what_is_not_expanded_is_the_likelihood_all_the_same(kind, order):
+    """Of two plates, one of which has no such rows; whatever these stand for."""
     x, y = jnp.asarray(X), jnp.asarray(Y)  # in the precision of the session
     sizes = {"first": 500, "second": N - 500}
     weights = Weights(1.0, 0.7, 1.0)
@@ -409,9 +410,20 @@ def test_what_is_not_expanded_is_the_likelihood_all_the_same(order):
     taylor = Taylor(2, center={"beta": center})
     found = find_center("test", problem, center[None], taylor, lambda stage: None)
     kept = {"first": np.array([3, 77, 499]), "second": np.array([], int)}
-    expansion = without(problem, found.expansion, kept).cast(x.dtype)
+    exact = {name: ExactRows.alone(rows, sizes[name]) for name, rows in kept.items()}
+    if kind != "alone":
+        rng = np.random.default_rng(5)
+        leader, share = rng.integers(3, size=500), rng.normal(0.4, 0.3, 500)
+        leader[kept["first"]], share[kept["first"]] = np.arange(3), 1.0
+        exact["first"] = exact["first"]._replace(
+            weights=jnp.asarray(np.bincount(leader, share, 3)),
+            leader=jnp.asarray(leader),
+            share=jnp.asarray(share),
+        )
+    expansion = without(problem, found.expansion, exact).cast(x.dtype)
+    form = "remainder" if "remainder" in kind else "direct"
     evaluate = expand(
-        target, problem.coordinates, order, "direct", expansion, problem.unravel
+        target, problem.coordinates, order, form, expansion, problem.unravel
     )
     density = control_variate.log_surrogate(
         target, problem.coordinates, expansion, weights, problem.unravel
@@ -434,6 +446,47 @@ def test_what_is_not_expanded_is_the_likelihood_all_the_same(order):
     if order == 2:  # the surrogate is all but the residuals that are left
         tolerance = 1e-8 if jax.config.jax_enable_x64 else 0.02
         assert np.diff(surrogate) == pytest.approx(np.diff(logs), abs=tolerance)
+
+
+def alike_data():
+    """Eight kinds of rows and few events."""
+    rng = np.random.default_rng(8)
+    kinds = np.column_stack([np.ones(8), np.linspace(-2, 2, 8)])
+    x = np.repeat(kinds, rng.integers(100, 300, size=8), axis=0)
+    y = (rng.random(len(x)) < 1 / (1 + np.exp(-(x @ [-6.0, 1.0])))).astype(float)
+    mixed = rng.permutation(len(x))
+    return x[mixed], y[mixed]
+
+
+@x64
+def test_rows_stand_for_those_like_them():
+    """One of each kind, times their number: but for a tenth, which keeps the tails."""
+    x, y = alike_data()
+    posterior, _ = grid_of(x, y)
+    data = jnp.asarray(x), jnp.asarray(y)
+    pilots, kernels = {}, {}
+    for number in (0, 8):
+        kernels[number] = MinibatchMH(
+            model,
+            control_variate=control_variate.taylor2(exact_rows=number),
+            batch=batch.without_replacement(50),
+        )
+        kernels[number].init(random.key(0), 10, None, data, {})
+        pilots[number] = kernels[number].pilot
+    assert pilots[8]["batch_sd"] < 0.12 * pilots[0]["batch_sd"]
+    assert pilots[8]["residual_sd"] < 0.12 * pilots[0]["residual_sd"]
+    draws, mcmc = run(kernels[8], posterior.draws(128), data)
+    assert np.abs(posterior.z_scores(draws)).max() < 5.0
+    kept = mcmc.last_state.surrogate.expansion.exact["data"]
+    rows, leader, share = map(np.asarray, (kept.rows, kept.leader, kept.share))
+    np.testing.assert_array_equal(x[rows][leader], x)
+    np.testing.assert_allclose(np.delete(share, rows), 0.9, rtol=0.02)
+    np.testing.assert_allclose(np.bincount(leader, share), kept.weights, rtol=1e-5)
+    # and that is what is chosen
+    kernel = MinibatchMH(model, control_variate="taylor2")
+    kernel.init(random.key(0), 10, None, data, {})
+    assert 8 <= kernel.pilot["exact_rows"] <= 16
+    assert kernel.pilot["residual_sd"] < 0.12 * pilots[0]["residual_sd"]
 
 
 def test_draws_are_those_of_the_surrogate_with_its_rows():
@@ -461,7 +514,7 @@ def test_draws_are_those_of_the_surrogate_with_its_rows():
     assert posterior.gaussian and len(posterior.draws) == 2000
     # five rows count twice: as they are, and in the polynomials
     rows = np.argsort(y)[-5:]
-    after = without(problem, before, {"data": rows})
+    after = without(problem, before, {"data": ExactRows.alone(rows, 401)})
     twice = after._replace(gradient=before.gradient, hessian=before.hessian)
     changed = _posterior.refined("test", problem, posterior, before, twice)
     new = (401 * mean + float(y[rows].sum())) / 406
