@@ -1,4 +1,4 @@
-"""The code that README.md shows runs as it stands there, and prints what is beside it."""
+"""The code that README.md shows runs as it stands, and prints what is beside it."""
 
 from __future__ import annotations
 
