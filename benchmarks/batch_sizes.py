@@ -6,6 +6,8 @@ these numbers as variances, which its batch sizes do not agree with.
 
     python benchmarks/batch_sizes.py --out benchmarks/results/batch_sizes.md
 
+With ``--variances`` the printed numbers are taken for variances, for MHMinibatch alone.
+
 Daniel Seita, Xinlei Pan, Haoyu Chen, John Canny (2017), An Efficient Minibatch
 Acceptance Test for Metropolis-Hastings, tables 1 and 2.
 """
@@ -179,6 +181,25 @@ def table(problem: Problem, trials: int, draws: int) -> list[str]:
     return [*lines, ""]
 
 
+def as_variances(problem: Problem, trials: int, draws: int) -> list[str]:
+    """What MHMinibatch reads where the printed step is taken for a variance."""
+    kernel = MHMinibatch(
+        problem.model,
+        sequential=True,
+        batch_size=problem.slice,
+        temperature=problem.temperature,
+        step_size=problem.step**0.5,
+        adapt_step_size=False,
+        adapt_mass_matrix=False,
+    )
+    run = sample(problem, kernel, trials, draws, problem.start(trials))
+    return [
+        f"- {problem.title}, but of *variance* {problem.step:g}: MHMinibatch, "
+        f"sequential, reads {plus_minus(run.num_rows.mean(1), ',.1f')} rows a decision "
+        f"({trials} trials of {draws} draws)."
+    ]
+
+
 def temperature_one(data: tuple[Array, ...], quick: bool) -> list[str]:
     """What the pilot of a control variate says of the logistic regression."""
     x, y = data
@@ -220,10 +241,12 @@ def main() -> None:
     parser.add_argument("--data", choices=[*PROBLEMS, "all"], default="all")
     parser.add_argument("--quick", action="store_true", help="2 trials of 200 draws")
     parser.add_argument("--trials", type=int, default=10)
+    parser.add_argument("--variances", action="store_true", help="of steps; see above")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     trials, draws = (2, 200) if args.quick else (args.trials, 3000)
     chosen = f"--data {args.data}" + " --quick" * args.quick
+    chosen += " --variances" * args.variances
     lines = [
         "# How many rows a decision reads",
         "",
@@ -235,6 +258,9 @@ def main() -> None:
         if args.data in (name, "all"):
             problem = build()
             say(problem.title)
+            if args.variances:
+                lines += as_variances(problem, trials, draws)
+                continue
             lines += table(problem, trials, draws)
             if name == "mnist":
                 lines += temperature_one(problem.data, args.quick)
