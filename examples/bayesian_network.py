@@ -13,8 +13,8 @@ without them, and with ``--small``, as on the page of the gallery, the digits th
 scikit-learn ships take their place, and shuffled pixels that of notMNIST.
 
 What to look at: whether an ensemble errs less than its draws, and, right in the figure,
-whether it doubts images that show no digit. The effective draws of a few offsets, in what
-``diagnose`` prints, are few: an ensemble is compared by what it predicts.
+whether it doubts images that show no digit. Offsets have few effective draws, says
+``diagnose``: an ensemble is compared by what it predicts.
 
 Ruqi Zhang, A. Feder Cooper, Christopher De Sa (2020), AMAGOLD: amortized Metropolis
 adjustment for efficient stochastic gradient MCMC, section 6.3.

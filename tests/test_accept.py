@@ -252,7 +252,6 @@ def test_a_variance_from_fifty_rows_costs_the_curve_what_is_documented(variance,
     assert found == pytest.approx(error, rel=0.12)
 
 
-
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_curve_at_variance_one_is_within_1e6_of_the_logistic(dtype):
     value = np.linspace(-40.0, 40.0, 8001).astype(dtype)
