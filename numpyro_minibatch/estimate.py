@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.scipy.special import erfc
 from jax.typing import ArrayLike
@@ -550,6 +551,15 @@ class Comparison(NamedTuple):
     ceiling: Array
 
 
+def _pair(first: Array, second: Array) -> Array:
+    """``jnp.stack``, as a choice: XLA computes what it concatenates number by number.
+
+    :param first: shape ``(m,)``.
+    :param second: of the same shape.
+    """
+    return jnp.where(np.array([True, False])[:, None], first, second)
+
+
 @dataclass(frozen=True)
 class Shared:
     """One batch for both positions: the noise is that of the rows' differences."""
@@ -572,15 +582,15 @@ class Shared:
 
         :param rule: of a sequential test, which rows are enough.
         """
-        pair = jnp.stack([z, z_new])
 
         def rows_of(indices: Mapping[str, Array]) -> tuple[Any, dict[str, Array]]:
-            terms = jax.vmap(reader.evaluate, (0, None))(pair, indices)
-            current = jax.tree.map(lambda t: t[0], terms)
+            # one by one: where the rows were mapped over both, XLA would swap the
+            # operands of a product of many rows and two directions, and be slow
+            current, new = (reader.evaluate(x, indices) for x in (z, z_new))
             # float32: per-row and per-term differences first, sums afterwards
-            change = jax.tree.map(lambda t: t[1] - t[0], terms)
+            change = jax.tree.map(jnp.subtract, new, current)
             known = [reader.weights.known(part) for part in (change, current)]
-            rows = {n: jnp.stack([r, current.rows[n]]) for n, r in change.rows.items()}
+            rows = {n: _pair(r, current.rows[n]) for n, r in change.rows.items()}
             return jnp.stack(known), rows
 
         def ratio(known: Array, sums: Estimate) -> Any:

@@ -151,35 +151,41 @@ class Subsample(Messenger):
             indices = self.indices[msg["name"]]
             msg["value"] = indices
             msg["args"] = (msg["args"][0], len(indices))
-        elif msg["type"] == "subsample" and isinstance(msg["value"], HostRows):
-            if msg["value"].in_place is not None:
-                msg["value"] = msg["value"].in_place  # as of data in memory
-                return
-            event_dim = msg["kwargs"]["event_dim"]
-            msg["value"] = _rows_in_plates(msg["value"], event_dim)
+        elif msg["type"] == "subsample":
+            value, event_dim = msg["value"], msg["kwargs"]["event_dim"]
+            if isinstance(value, HostRows) and value.in_place is not None:
+                value = value.in_place  # as of data in memory
+            msg["value"] = _rows_in_plates(value, event_dim)
             msg["kwargs"] = {"event_dim": None}  # the plates have nothing left to do
 
 
-def _rows_in_plates(rows: HostRows, event_dim: int) -> Any:
-    """What the enclosing plates make of ``numpyro.subsample(rows, event_dim)``."""
-    value: Any = rows
+def _rows_in_plates(rows: Any, event_dim: int) -> Any:
+    """What the enclosing plates make of ``numpyro.subsample(rows, event_dim)``.
+
+    Plates look at each index again, to fill the rows of one that is out of range with
+    NaN. A batch has none, and for wide rows the look costs as much as reading them.
+    """
+    value, shape = rows, jnp.shape(rows)
     plates = [p for p in numpyro.primitives._PYRO_STACK if isinstance(p, numpyro.plate)]
     # the one of the first axis first: from then on the rows are in memory
     for plate in sorted(plates, key=lambda plate: plate.dim):
-        axis = plate.dim - event_dim + len(rows.shape)
-        if axis < 0 or rows.shape[axis] == 1:
+        axis = plate.dim - event_dim + len(shape)
+        if axis < 0 or shape[axis] == 1:
             continue
-        if rows.shape[axis] != plate.size:
+        if shape[axis] != plate.size:
             raise ValueError(
                 f"numpyro.subsample(x, event_dim={event_dim}) in plate "
-                f"{plate.name!r} of {plate.size} rows got HostRows of shape "
-                f"{rows.shape}, which have {rows.shape[axis]} along the plate's axis. "
+                f"{plate.name!r} of {plate.size} rows got {type(rows).__name__} of "
+                f"shape {shape}, which has {shape[axis]} rows along the plate's axis. "
                 "Give the number of axes of one row as event_dim."
             )
-        if axis == 0:
+        if axis == 0 and isinstance(value, HostRows):
             value = value[plate._indices]
         elif plate.subsample_size < plate.size:
-            value = jnp.take(value[jnp.arange(len(rows))], plate._indices, axis)
+            if isinstance(value, HostRows):
+                value = value[jnp.arange(len(value))]
+            where = (slice(None),) * axis + (plate._indices,)
+            value = jnp.asarray(value).at[where].get(mode="promise_in_bounds")
     return value
 
 
