@@ -170,7 +170,7 @@ def mnist() -> Problem:
 
 def logistic(prior: Any, x: Array, y: Array) -> None:
     beta = numpyro.sample("beta", prior)
-    with numpyro.plate("data", len(y), subsample_size=100) as i:
+    with numpyro.plate("data", len(y)) as i:
         numpyro.sample("y", dist.Bernoulli(logits=x[i] @ beta), obs=y[i])
 
 

@@ -6,6 +6,9 @@ these numbers as variances, which its batch sizes do not agree with.
 
     python benchmarks/batch_sizes.py --out benchmarks/results/batch_sizes.md
 
+With ``--variances`` the printed numbers are taken for variances, for MHMinibatch alone,
+and ``--epsilons 0.02 0.05`` measures AusterityMH alone, at these errors of one look.
+
 Daniel Seita, Xinlei Pan, Haoyu Chen, John Canny (2017), An Efficient Minibatch
 Acceptance Test for Metropolis-Hastings, tables 1 and 2.
 """
@@ -179,6 +182,35 @@ def table(problem: Problem, trials: int, draws: int) -> list[str]:
     return [*lines, ""]
 
 
+def beside_the_table(
+    problem: Problem, variances: bool, epsilons: list[float], trials: int, draws: int
+) -> list[str]:
+    """What is read at another step, or with other errors of a look."""
+    common = {
+        "batch_size": problem.slice,
+        "temperature": problem.temperature,
+        "adapt_step_size": False,
+        "adapt_mass_matrix": False,
+    }
+    kernels: dict[str, Any] = {}
+    if variances:
+        kernels[f"MHMinibatch, sequential, steps of *variance* {problem.step:g}"] = (
+            MHMinibatch(
+                problem.model, sequential=True, step_size=problem.step**0.5, **common
+            )
+        )
+    for epsilon in epsilons:
+        kernels[f"AusterityMH, epsilon {epsilon:g}"] = AusterityMH(
+            problem.model, epsilon=epsilon, step_size=problem.step, **common
+        )
+    lines = [f"{problem.title}; {trials} trials of {draws} draws:", ""]
+    for name, kernel in kernels.items():
+        run = sample(problem, kernel, trials, draws, problem.start(trials))
+        rows = plus_minus(run.num_rows.mean(1), ",.1f")
+        lines.append(f"- {name}: {rows} rows a decision")
+    return [*lines, ""]
+
+
 def temperature_one(data: tuple[Array, ...], quick: bool) -> list[str]:
     """What the pilot of a control variate says of the logistic regression."""
     x, y = data
@@ -220,10 +252,15 @@ def main() -> None:
     parser.add_argument("--data", choices=[*PROBLEMS, "all"], default="all")
     parser.add_argument("--quick", action="store_true", help="2 trials of 200 draws")
     parser.add_argument("--trials", type=int, default=10)
+    parser.add_argument("--variances", action="store_true", help="of steps; see above")
+    parser.add_argument("--epsilons", type=float, nargs="+", default=[])
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     trials, draws = (2, 200) if args.quick else (args.trials, 3000)
     chosen = f"--data {args.data}" + " --quick" * args.quick
+    chosen += " --variances" * args.variances
+    if args.epsilons:
+        chosen += " --epsilons " + " ".join(f"{e:g}" for e in args.epsilons)
     lines = [
         "# How many rows a decision reads",
         "",
@@ -235,6 +272,10 @@ def main() -> None:
         if args.data in (name, "all"):
             problem = build()
             say(problem.title)
+            if args.variances or args.epsilons:
+                beside = args.variances, args.epsilons, trials, draws
+                lines += beside_the_table(problem, *beside)
+                continue
             lines += table(problem, trials, draws)
             if name == "mnist":
                 lines += temperature_one(problem.data, args.quick)

@@ -76,9 +76,9 @@ print(f"{name}: {len(y)} training images, {len(y_test)} test images")
 # A chain is a loop, and on a processor XLA runs the gradient of a convolution by its
 # weights far slower inside a loop than outside of one. ``nn.Dense`` over windows is the
 # same convolution without that trap: for this network a gradient took 26 ms of
-# processor time and not the 790 ms of ``nn.Conv(width, (3, 3), strides=2)``
-# (``benchmarks/bayesian_network/convolution.py``). Programs for GPUs are others: there,
-# write ``nn.Conv``.
+# processor time and not the 790 ms of ``nn.Conv(width, (3, 3), strides=2)`` (``python
+# benchmarks/bayesian_network/convolution.py --channels 32``). Programs for GPUs are
+# others: there, write ``nn.Conv``.
 
 
 def windows(x):

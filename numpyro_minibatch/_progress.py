@@ -32,8 +32,9 @@ def stages(who: str, total: int) -> Iterator[Callable[[str], None]]:
     :param total: the number of stages; more are possible.
     :return: a function that is told the name of each stage as it begins.
     """
-    off = not _SHOWN.get()
-    with tqdm(total=total, delay=_DELAY, leave=False, desc=who, disable=off) as bar:
+    # said only where it is so: disable=False would overrule the user's TQDM_DISABLE
+    off = {} if _SHOWN.get() else {"disable": True}
+    with tqdm(total=total, delay=_DELAY, leave=False, desc=who, **off) as bar:
 
         def tell(stage: str) -> None:
             bar.total = max(bar.total, bar.n + 1)

@@ -563,7 +563,7 @@ def compensated_barker(
         not reliable.
     :param table: ``"nnls"``, the non-negative least squares fit to the logistic curve
         (47 atoms at variance 1); ``"series"`` or :func:`series`, the expansion of
-        Luo et al. on 301 atoms. Built once per process, in 2 to 60 ms.
+        Luo et al. on 301 atoms. Built once per process, in less than a second.
     :raises ValueError: if the variance is out of range, the table unknown, or its
         error above 0.03.
 

@@ -234,6 +234,24 @@ def test_compensated_curve_is_logistic_under_every_noise_it_admits(
     assert correction_table(variance, test.table).error > 0.9 * error
 
 
+@pytest.mark.parametrize(("variance", "error"), [(0.3, 6e-5), (0.8, 4e-4)])
+def test_a_variance_from_fifty_rows_costs_the_curve_what_is_documented(variance, error):
+    """The compensated test takes its variance for known; here it is estimated."""
+    estimates, weights = estimated_variances(49, variance)
+    noise = np.linspace(-8.0, 8.0, 2001)
+    density = np.exp(-0.5 * noise**2)
+    deltas = np.linspace(-3.0, 3.0, 13)
+    values = deltas[:, None] + variance**0.5 * noise
+    test = accept.compensated_barker()
+    curve = sum(
+        weight * np.asarray(test.probability(Estimate(jnp.asarray(values), estimate)))
+        for estimate, weight in zip(estimates, weights, strict=True)
+        if weight > 1e-9
+    )
+    found = np.abs(curve @ density / density.sum() - expit(deltas)).max()
+    assert found == pytest.approx(error, rel=0.12)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_curve_at_variance_one_is_within_1e6_of_the_logistic(dtype):
     value = np.linspace(-40.0, 40.0, 8001).astype(dtype)

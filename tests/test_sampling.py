@@ -125,6 +125,20 @@ def test_without_progress_the_setup_shows_none(
         assert ("a kernel: a stage" in capfd.readouterr().err) == progress
 
 
+@pytest.mark.parametrize("yes", [True, False])
+def test_a_bar_leaves_it_to_tqdm_whether_the_environment_wants_one(
+    yes: bool, monkeypatch: Any
+) -> None:
+    given: dict[str, Any] = {}
+    real = _progress.tqdm
+    monkeypatch.setattr(
+        _progress, "tqdm", lambda **k: given.update(k) or real(**{**k, "disable": True})
+    )
+    with _progress.shown(yes), _progress.stages("a kernel", 2) as tell:
+        tell("a stage")
+    assert given.get("disable") is (None if yes else True)  # False overrules it
+
+
 # draws -------------------------------------------------------------------------------
 
 

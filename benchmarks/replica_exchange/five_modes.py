@@ -128,20 +128,32 @@ def checks(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def text(content: dict[str, Any]) -> str:
     """The results as tables."""
-    head = ["noise", "method", "total variation", "expected of right draws"]
-    head += ["variance ratio", "ESS alone", "ESS ArviZ", "bulk", "of modes"]
-    head += ["swap rate, coldest and hottest pair", "unreliable", "round trips"]
-    head += ["modes a chain", "diverging"]
-    rows = []
-    for run in content["runs"]:
+    names = list(methods(PAPER_NOISE))
+    runs = sorted(
+        content["runs"], key=lambda run: (run["noise"], names.index(run["method"]))
+    )
+    law = ["noise", "method", "total variation", "expected of right draws"]
+    law += ["variance ratio", "modes a chain", "diverging"]
+    worth = ["noise", "method", "ESS alone", "ArviZ", "bulk", "of modes"]
+    worth += ["swap rates", "unreliable", "round trips"]
+    laws, worths = [], []
+    for run in runs:
+        of = [f"{run['noise']:g}", run["method"]]
         rates = run.get("swap_rates")
-        rows.append(
+        ratio, error = run["variance_ratio"], run["variance_ratio_error"]
+        laws.append(
             [
-                f"{run['noise']:g}",
-                run["method"],
+                *of,
                 f"{run['total_variation']:.4f}",
                 f"{run['total_variation_expected']:.4f}",
-                f"{run['variance_ratio']:.3f} ± {run['variance_ratio_error']:.3f}",
+                f"{ratio:.3f} ± {error:.3f}",
+                f"{run['modes_a_chain']:.1f}",
+                f"{100 * run['diverging']:.2g}%" if run["diverging"] else "",
+            ]
+        )
+        worths.append(
+            [
+                *of,
                 *(
                     f"{run[key]:,.0f}"
                     for key in ("ess_alone", "ess_arviz", "ess_arviz_bulk", "ess_modes")
@@ -149,8 +161,6 @@ def text(content: dict[str, Any]) -> str:
                 f"{rates[0]:.2f}, {rates[-1]:.2f}" if rates else "",
                 f"{run['unreliable_swaps']:.2f}" if rates else "",
                 f"{run['round_trips_per_1e5']:,.0f}" if rates else "",
-                f"{run['modes_a_chain']:.1f}",
-                f"{run['diverging']:.0%}" if run["diverging"] else "",
             ]
         )
     asked = [
@@ -159,7 +169,8 @@ def text(content: dict[str, Any]) -> str:
     ]
     return "\n\n".join(
         [
-            table(head, rows),
+            table(law, laws),
+            table(worth, worths),
             table(["asked", "found", "bound", "holds"], asked),
         ]
     )

@@ -93,16 +93,18 @@ is in the swaps too. Draws of 20 steps of length 0.1, friction 1; 32 chains of 3
 draws after 300, all begun in the middle mode. One rung alone makes draws of 140 steps,
 so that gradients are as many.
 
-- *Total variation* is that between the shares of the modes and their weights. *Expected
-  of right draws* is its mean if nothing were wrong but the number of draws, from the
-  scatter of the chains. *Variance ratio* is the mean squared distance to the nearest
-  mode, over the true one by quadrature.
-- *ESS* is per 1e5 draws, the smaller of the two coordinates. [1] states 4.16e3 and not
-  how it was found. *Alone* is the sum over chains, each taken by itself, with
-  autocorrelations summed until a pair of them is negative, which is what can be done
-  with one long chain as in [1]; it calls a chain that never leaves its mode excellent.
+- First table: *total variation* is that between the shares of the modes and their
+  weights. *Expected of right draws* is its mean if nothing were wrong but the number of
+  draws, from the scatter of the chains. *Variance ratio* is the mean squared distance
+  to the nearest mode, over the true one by quadrature.
+- Second table: *ESS* is per 1e5 draws, the smaller of the two coordinates. [1] states
+  4.16e3 and not how it was found. *Alone* is the sum over chains, each taken by itself,
+  with autocorrelations summed until a pair of them is negative, which is what can be
+  done with one long chain as in [1]; it calls a chain that never leaves its mode
+  excellent.
   *ArviZ* is `az.ess(method="mean")` over all chains and *bulk* the default one; *of
-  modes* is that of the indicator of the mode where it is smallest.
+  modes* is that of the indicator of the mode where it is smallest. *Swap rates* are
+  those of the coldest and the hottest pair; *round trips* are per 1e5 draws, too.
 - Swaps read rows until their noise is inside the test's domain, which is the default;
   *rows of gradients* is `swap_batch=batch.without_replacement(20)`. *Random pairs* are
   one by chance of the two sets of pairs, *euler* is the printed integrator.
@@ -133,13 +135,13 @@ interpreters of environments that have them.
 The same modes without noise, same ladder, swaps of even and odd pairs by turns after
 every draw, Hamiltonian Monte Carlo with three steps of 0.27 at each rung (of momenta
 with the variance of the rung's temperature), 32 chains of 3000 draws from the middle
-mode. Everything but acceptance, total variation and variance is per 1000 gradients, of
-all rungs together. *Round trips* are counted of where replicas are, by one rule for
-all. *Of modes, by error* is sum p (1 - p) over the mean square of the errors of a
-chain's shares of the modes: how many independent draws would have done as well. It
-needs no autocorrelations, is known to about 15%, and is the only one for sequential
-Monte Carlo, whose "draws" are the particles of one run. Densities are what is evaluated
-without a gradient.
+mode. In the second table everything but total variation and variance is per 1000
+gradients, of all rungs together; *ESS* is that of the coordinate where it is smaller.
+*Round trips* are counted of where replicas are, by one rule for all. *Of modes, by
+error* is sum p (1 - p) over the mean square of the errors of a chain's shares of the
+modes: how many independent draws would have done as well. It needs no autocorrelations,
+is known to about 15%, and is the only one for sequential Monte Carlo, whose "draws" are
+the particles of one run. *Densities* are what a draw evaluates without a gradient.
 
 The three that are the same algorithm, ours over AMAGOLD without friction, TensorFlow
 Probability's and the ten lines, agree: in round trips to 2% once the ten lines' fourth

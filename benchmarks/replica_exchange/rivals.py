@@ -88,29 +88,34 @@ def measured(name: str, python: str, options: argparse.Namespace) -> dict[str, A
 
 
 def text(content: dict[str, Any]) -> str:
-    """The results as a table."""
-    head = ["method", "gradients a draw", "densities a draw", "acceptance"]
-    head += ["ESS of a coordinate", "of the rarest mode", "of modes, by error"]
-    head += ["round trips", "total variation", "variance ratio", "of"]
+    """The results as tables: how the methods were run, and what came out."""
+    how = ["method", "gradients a draw", "densities", "acceptance", "of"]
+    found = ["method", "ESS", "of the rarest mode", "of modes, by error"]
+    found += ["round trips", "total variation", "variance ratio"]
     keys = ("coordinate_ess", "indicator_ess", "modes_ess", "round_trips")
-    rows = []
+    runs, results = [], []
     for run in content["runs"]:
         if "absent" in run:
-            rows.append([run["method"], f"did not run: {run['absent']}"] + [""] * 9)
+            runs.append([run["method"], f"did not run: {run['absent']}", "", "", ""])
             continue
-        rows.append(
+        runs.append(
             [
                 run["method"],
                 f"{run['gradients']:.0f}",
                 f"{run['densities']:.0f}",
                 f"{run['acceptance']:.2f}" if "acceptance" in run else "",
-                *(f"{run[key]:.2f}" if key in run else "" for key in keys),
-                f"{run['total_variation']:.4f}",
-                f"{run['variance_ratio']:.3f}",
                 run["versions"],
             ]
         )
-    return table(head, rows)
+        results.append(
+            [
+                run["method"],
+                *(f"{run[key]:.2f}" if key in run else "" for key in keys),
+                f"{run['total_variation']:.4f}",
+                f"{run['variance_ratio']:.3f}",
+            ]
+        )
+    return "\n\n".join([table(how, runs), table(found, results)])
 
 
 def main(argv: list[str] | None = None) -> None:
