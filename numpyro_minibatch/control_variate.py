@@ -460,11 +460,13 @@ def taylor2(
     :param max_residual_sd: the standard deviation over the posterior of the summed
         residual above which the pilot refuses the expansion.
     :param exact_rows: with a proposal that follows the surrogate, the number of rows
-        that are not expanded: the surrogate has those that matter most as they are,
-        and every evaluation of it reads them. By default none where the expansion
-        leaves a summed residual of standard deviation 0.5 at most over the posterior.
-        Else as many as make it so, but no more than a batch has; where batches have all
-        of at most 2048 rows, all of them.
+        that are not expanded: the surrogate has them as they are, and every evaluation
+        of it reads them. They are those that matter most, or, where these alone leave
+        more than 0.5, rows that others are like, which are led by them: a multiple of
+        the leader's residual is part of the surrogate, too. By default none where the
+        expansion leaves a summed residual of standard deviation 0.5 at most over the
+        posterior. Else as many as make it so, but no more than half as many as a batch
+        has; where batches have all of at most 2048 rows, all of them.
     :raises TypeError: ``sites`` or ``center`` is of the wrong kind.
     :raises ValueError: an argument is out of range.
 

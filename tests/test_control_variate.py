@@ -28,8 +28,8 @@ from numpyro_minibatch import (
     proposal,
     to_inference_data,
 )
+from numpyro_minibatch._exact_rows import without
 from numpyro_minibatch._expansion import Problem, choose_coordinates, find_center
-from numpyro_minibatch._pilot import without
 from numpyro_minibatch.control_variate import ExactRows, Expansion, Taylor, expand
 from numpyro_minibatch.estimate import Weights
 from numpyro_minibatch.target import ModelTarget

@@ -50,15 +50,7 @@ def hmcecs(
     :param whitened: whether the mass matrix is given, as to NUTS here, or the diagonal
         one that NumPyro finds in warmup.
     """
-    flat = Flat(problem.model, prepared.args)
-    model = partial(problem.model, subsample_size=min(size, len(prepared.args[0]) // 2))
-    mode = flat.constrain(jnp.asarray(prepared.center, jnp.float32))
-    start = {"init_strategy": init_to_value(values=mode)}
-    kernel = HMCECS(
-        NUTS(model, **(_tuned(flat, prepared) if whitened else start)),
-        num_blocks=blocks,
-        proxy=HMCECS.taylor_proxy(mode, degree=2),
-    )
+    kernel = hmcecs_kernel(problem, prepared, size, blocks, whitened)
 
     def read(state: Any) -> tuple[Any, Array, Array]:
         inner = state.hmc_state
@@ -66,6 +58,21 @@ def hmcecs(
         return inner.z, rows, state.accept_prob
 
     return _sampler(kernel, prepared, read, WARMUP if whitened else 1000, chains)
+
+
+def hmcecs_kernel(
+    problem: Problem, prepared: Prepared, size: int, blocks: int, whitened: bool = True
+) -> HMCECS:
+    """The kernel of :func:`hmcecs`."""
+    flat = Flat(problem.model, prepared.args)
+    model = partial(problem.model, subsample_size=min(size, len(prepared.args[0]) // 2))
+    mode = flat.constrain(jnp.asarray(prepared.center, jnp.float32))
+    start = {"init_strategy": init_to_value(values=mode)}
+    return HMCECS(
+        NUTS(model, **(_tuned(flat, prepared) if whitened else start)),
+        num_blocks=blocks,
+        proxy=HMCECS.taylor_proxy(mode, degree=2),
+    )
 
 
 def ours(

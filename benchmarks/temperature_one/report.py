@@ -170,8 +170,20 @@ method is shown at the fastest of its settings;
 [Threads](performance.md#threads) has them all for the simulated data, and says how
 devices of one thread are set up.
 
-| data | MinibatchMH | chains | bias | noise | sd ratio | NUTS | chains | ratio |
-|---|---|---|---|---|---|---|---|---|"""
+| data | MinibatchMH | chains | bias | noise | sd ratio | NUTS | chains | ratio \
+| HMCECS | chains | bias | ratio |
+|---|---|---|---|---|---|---|---|---|---|---|---|---|"""
+
+
+def rival(found: list[dict[str, Any]] | None, ours: float) -> str:
+    """The fastest setting of a rival: its speed, bias, and the ratio to it."""
+    if not found:
+        return "| | | | |"
+    best = max(found, key=lambda r: r["ess_per_second"])
+    return (
+        f"| {number(best['ess_per_second'])} | {best['chains']} | {best['bias']:.3f} "
+        f"| {number(ours / best['ess_per_second'])} |"
+    )
 
 
 def side_by_side(folder: Path) -> list[str]:
@@ -190,7 +202,8 @@ def side_by_side(folder: Path) -> list[str]:
             f"| {ours['bias']:.3f} | {ours['bias_noise']:.3f} "
             f"| {between(*ours['sd_ratio'], '.2f')} "
             f"| {number(nuts['ess_per_second'])} | {nuts['chains']} "
-            f"| {number(ours['ess_per_second'] / nuts['ess_per_second'])} |"
+            f"| {number(ours['ess_per_second'] / nuts['ess_per_second'])} "
+            + rival(found.get("hmcecs"), ours["ess_per_second"])
         )
     return [SIDE_BY_SIDE, *lines] if lines else []
 

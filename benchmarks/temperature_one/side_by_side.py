@@ -32,9 +32,10 @@ RESULTS = Path(__file__).parent / "results" / "side_by_side"
 SETTINGS = {
     "ours": [(None, 1, 4), (1, 2, 8), (1, 2, 32), (1, 2, 64)],
     "nuts": [(None, 1, 1), (None, 1, 4), (1, 2, 8)],
+    "hmcecs": [(None, 1, 4), (1, 2, 8), (1, 2, 32)],
 }
-FIRST = {"ours": 500, "nuts": 40}  # draws of the shorter run
-WARMUP = {"ours": 1000, "nuts": 200}
+FIRST = {"ours": 500, "nuts": 40, "hmcecs": 100}  # draws of the shorter run
+WARMUP = {"ours": 1000, "nuts": 200, "hmcecs": 200}
 
 
 def kernel_of(method: str, name: str, prepared: Any) -> Any:
@@ -44,11 +45,13 @@ def kernel_of(method: str, name: str, prepared: Any) -> Any:
     from numpyro_minibatch import MinibatchMH
 
     from .flat import Flat
-    from .numpyro_methods import _tuned
+    from .numpyro_methods import _tuned, hmcecs_kernel
 
     model = PROBLEMS[name].model
     if method == "ours":
         return MinibatchMH(model, control_variate="taylor2")
+    if method == "hmcecs":
+        return hmcecs_kernel(PROBLEMS[name], prepared, size=100, blocks=1)
     return NUTS(model, **_tuned(Flat(model, prepared.args), prepared))
 
 

@@ -1,0 +1,350 @@
+"""Passes over what a control variate leaves of the rows, at some draws."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.typing import ArrayLike
+
+from numpyro_minibatch import control_variate
+from numpyro_minibatch._expansion import Problem
+from numpyro_minibatch._passes import Chunks
+from numpyro_minibatch._strata import Design, stratum_of
+from numpyro_minibatch.batch import Weighted
+from numpyro_minibatch.control_variate import ExactRows, Expansion, Form
+
+__all__ = ["ResidualScan", "Rows"]
+
+_WIDTH = 2**13  # rows that are read at once, at all draws
+
+
+class Rows(NamedTuple):
+    """Rows of several plates.
+
+    :param plate: the number of the plate of each.
+    :param row: which row of it.
+    """
+
+    plate: np.ndarray
+    row: np.ndarray
+
+    def take(self, which: Any) -> Rows:
+        """Some of them."""
+        return Rows(self.plate[which], self.row[which])
+
+    def alone(self, sizes: Mapping[str, int]) -> dict[str, ExactRows]:
+        """These as exact rows, sorted, that stand for themselves."""
+        return {
+            name: ExactRows.alone(np.sort(self.row[self.plate == k]), size)
+            for k, (name, size) in enumerate(sizes.items())
+        }
+
+
+class ResidualScan:
+    """Passes over the residuals of all rows at some draws.
+
+    Each pass is compiled once, also for :meth:`keeping` some rows out of it.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        order: int,
+        form: Form,
+        expansion: Expansion,
+        dtype: Any = None,
+    ) -> None:
+        self.problem, self.order, self.form = problem, order, form
+        self.dtype = problem.dtype if dtype is None else dtype
+        self.expansion = expansion.cast(self.dtype)
+        none = np.zeros(0, int)
+        self.exact = {n: ExactRows.alone(none, N) for n, N in problem.plates.items()}
+        self.leaders: dict[str, np.ndarray] = {}
+
+    def keeping(self, exact: Mapping[str, ExactRows]) -> ResidualScan:
+        """The same passes over what these rows leave of the residuals."""
+        scan = copy.copy(self)
+        scan.exact = {
+            # which they are is no part of a pass
+            name: exact.get(name, none)._replace(rows=none.rows, weights=none.weights)
+            for name, none in self.exact.items()
+        }
+        leads = {n: kept for n, kept in exact.items() if kept.share is not None}
+        scan.leaders = {n: np.asarray(kept.rows) for n, kept in leads.items()}
+        return scan
+
+    def _at(self, draws: np.ndarray) -> tuple[Expansion, Any, Array]:
+        """What every pass depends on but the data."""
+        kept = {
+            name: (exact, self._of_rows(draws, name, self.leaders[name]))
+            if name in self.leaders
+            else (exact, None)
+            for name, exact in self.exact.items()
+        }
+        return self.expansion, kept, jnp.asarray(draws, self.dtype)
+
+    def _chunks(self, counts: Mapping[str, int] | None = None) -> Chunks:
+        """How the program that is being traced goes through the rows."""
+        counts = self.problem.plates if counts is None else counts
+        return Chunks.of(counts, dict.fromkeys(counts, _WIDTH))
+
+    def _residuals(
+        self,
+        arrays: list[Any],
+        expansion: Expansion,
+        kept: Mapping[str, Any],
+        draws: Array,
+        indices: Mapping[str, Array],
+        masks: Mapping[str, Array],
+    ) -> dict[str, Array]:
+        """What is left of some rows, ``(K, width)``; zero where they are masked."""
+        problem = self.problem
+        evaluate = control_variate.expand(
+            problem.target_of(arrays),
+            problem.coordinates,
+            self.order,
+            self.form,
+            expansion,
+            problem.unravel,
+        )
+
+        def left(flat: Array, of_exact: Mapping[str, Array | None]) -> dict[str, Array]:
+            rows = evaluate(flat, indices).rows
+            return {
+                n: kept[n][0].unexplained(r, indices[n], of_exact[n]) if kept else r
+                for n, r in rows.items()
+            }
+
+        rows = jax.vmap(left)(draws, {n: pair[1] for n, pair in kept.items()})
+        return {n: jnp.where(masks[n], r, 0.0) for n, r in rows.items()}
+
+    def _of_rows(self, draws: np.ndarray, name: str, rows: ArrayLike) -> Array:
+        """The residuals of a few rows of a plate, ``(K, number of rows)``."""
+        indices = self.problem.one_row | {name: jnp.asarray(rows, jnp.int32)}
+        masks = {n: jnp.ones(len(i), bool) for n, i in indices.items()}
+        return jax.jit(self._residuals)(
+            self.problem.arrays,
+            self.expansion,
+            {},
+            jnp.asarray(draws, self.dtype),
+            indices,
+            masks,
+        )[name]
+
+    def of_rows(self, draws: np.ndarray, rows: Rows) -> np.ndarray:
+        """The residuals of a few rows, ``(K, number of rows)``."""
+        found = np.zeros((len(draws), len(rows.row)))
+        for k, name in enumerate(self.problem.plates):
+            mine = np.flatnonzero(rows.plate == k)
+            if len(mine):
+                found[:, mine] = self._of_rows(draws, name, rows.row[mine])
+        return found
+
+    def led(
+        self, draws: np.ndarray, exact: Mapping[str, ExactRows]
+    ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        """Which exact row of its plate each row is most like, and its multiple of it.
+
+        None of it where the likeness may be chance.
+        """
+        leaders = {n: kept.rows for n, kept in exact.items() if len(kept.rows)}
+        found = {n: self._of_rows(draws, n, rows) for n, rows in leaders.items()}
+        # a squared correlation that the largest of so many may have by chance
+        chance = {n: 2 * np.log(2 * len(r)) / len(draws) for n, r in leaders.items()}
+
+        def led(
+            arrays: list[Any], expansion: Expansion, of_exact: Any, draws: Array
+        ) -> Any:
+            chunks = self._chunks()
+            unit = {n: r - r.mean(0) for n, r in of_exact.items()}
+            norms = {n: jnp.linalg.norm(r, axis=0) for n, r in unit.items()}
+            norms = {n: jnp.where(r > 0, r, 1.0) for n, r in norms.items()}
+
+            def of_chunk(i: Array) -> Any:
+                rows = self._residuals(arrays, expansion, {}, draws, *chunks.at(i))
+                leader, share = {}, {}
+                for n in leaders:
+                    centred = rows[n] - rows[n].mean(0)
+                    along = (unit[n] / norms[n]).T @ centred
+                    leader[n] = jnp.argmax(jnp.abs(along), 0).astype(jnp.int32)
+                    highest = jnp.take_along_axis(along, leader[n][None], 0)[0]
+                    alike = jnp.square(highest) > chance[n] * jnp.square(centred).sum(0)
+                    share[n] = jnp.where(alike, highest / norms[n][leader[n]], 0.0)
+                return leader, share
+
+            return tuple(
+                {n: chunks.joined(n, part) for n, part in found.items()}
+                for found in chunks.map(of_chunk)
+            )
+
+        args = self.expansion, found, jnp.asarray(draws, self.dtype)
+        leader, share = self.problem.over_rows(led)(*args)
+        return {n: (np.array(leader[n]), np.array(share[n])) for n in leaders}
+
+    def scores(
+        self, draws: np.ndarray
+    ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """How much each row matters, and its loading on the leading direction."""
+        args = self._at(draws)
+        grams = jax.tree.map(np.asarray, self._gram(*args))
+        leading = {
+            n: jnp.asarray(np.linalg.eigh(np.nan_to_num(g))[1][:, -1], self.dtype)
+            for n, g in grams.items()
+        }
+        return jax.tree.map(np.asarray, self._score(*args, leading))
+
+    @cached_property
+    def _gram(self) -> Callable:
+        """Inner products over rows of the residuals of each two draws."""
+        plates = self.problem.plates
+
+        def gram(
+            arrays: list[Any], expansion: Expansion, kept: Any, draws: Array
+        ) -> Any:
+            # pieces of the data, the same ones on any number of devices
+            strides = {n: -(-size // _WIDTH) // 16 for n, size in plates.items()}
+            counts = {n: min(size, 16 * _WIDTH) for n, size in plates.items()}
+            chunks = self._chunks(counts)
+
+            def of_chunk(i: Array) -> Any:
+                indices, masks = chunks.at(i)
+                for name, row in indices.items():
+                    skipped = (max(strides[name], 1) - 1) * (row // _WIDTH)
+                    indices[name] = row + skipped * _WIDTH
+                rows = self._residuals(arrays, expansion, kept, draws, indices, masks)
+                centred = {n: r - r.mean(0) for n, r in rows.items()}
+                return {n: r @ r.T for n, r in centred.items()}
+
+            zeros = jnp.zeros((len(draws),) * 2, draws.dtype)
+            return chunks.sum(of_chunk, dict.fromkeys(plates, zeros))
+
+        return self.problem.over_rows(gram)
+
+    @cached_property
+    def _score(self) -> Callable:
+        """The scatter of each row's residual, and its part along a direction."""
+
+        def score(
+            arrays: list[Any],
+            expansion: Expansion,
+            kept: Any,
+            draws: Array,
+            leading: Any,
+        ) -> Any:
+            chunks = self._chunks()
+
+            def of_chunk(i: Array) -> Any:
+                rows = self._residuals(arrays, expansion, kept, draws, *chunks.at(i))
+                centred = {n: r - r.mean(0) for n, r in rows.items()}
+                rms = {
+                    n: jnp.sqrt(jnp.square(r).sum(0) / (len(draws) - 1))
+                    for n, r in centred.items()
+                }
+                return rms, {n: leading[n] @ r for n, r in centred.items()}
+
+            return tuple(
+                {n: chunks.joined(n, part) for n, part in found.items()}
+                for found in chunks.map(of_chunk)
+            )
+
+        return self.problem.over_rows(score)
+
+    def sums(self, draws: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """Sums of all residuals at each draw, and the variance of a row's difference.
+
+        :return: the sums, ``(K,)``, and for each plate the variance over its rows of
+            the difference between the draws of each pair, ``(K // 2,)``.
+        """
+        found = self._total(*self._at(draws))
+        sums = np.zeros(len(draws))
+        variances: dict[str, np.ndarray] = {}
+        for name, (whole, square) in found.items():
+            size = self.problem.plates[name]
+            whole = np.asarray(whole, np.float64)
+            with np.errstate(invalid="ignore"):  # infinite ones are refused later
+                sums += whole
+                mean = (whole[1::2] - whole[::2]) / size
+                variances[name] = np.asarray(square, np.float64) / size - mean**2
+        return sums, variances
+
+    @cached_property
+    def _total(self) -> Callable:
+        """Sums over rows of the residuals, and of the squares of their differences."""
+
+        def total(
+            arrays: list[Any], expansion: Expansion, kept: Any, draws: Array
+        ) -> Any:
+            chunks = self._chunks()
+
+            def of_chunk(i: Array) -> Any:
+                rows = self._residuals(arrays, expansion, kept, draws, *chunks.at(i))
+                return {
+                    name: (r.sum(1), jnp.square(r[1::2] - r[::2]).sum(1))
+                    for name, r in rows.items()
+                }
+
+            zeros = jnp.zeros(len(draws), draws.dtype)
+            first = {n: (zeros, zeros[::2]) for n in self.problem.plates}
+            return chunks.sum(of_chunk, first)
+
+        return self.problem.over_rows(total)
+
+    def variances(
+        self, draws: np.ndarray, designs: Mapping[str, Design], scheme: Weighted
+    ) -> np.ndarray:
+        """The exact variance of a batch's estimate, for each pair of draws."""
+        tables, strata, num_draws = {}, {}, {}
+        for name, design in designs.items():
+            size = self.problem.plates[name]
+            stratum, probability = stratum_of(design, size)
+            count = design.num_strata
+            tables[name] = (
+                jnp.asarray(np.where(stratum < 0, count, stratum), jnp.int32),
+                jnp.asarray(probability, self.dtype),
+            )
+            strata[name] = count + 1
+            num_draws[name] = scheme.draws_of(name)
+
+        def total(
+            arrays: list[Any],
+            expansion: Expansion,
+            kept: Any,
+            draws: Array,
+            tables: Any,
+        ) -> Any:
+            chunks = self._chunks()
+
+            def of_chunk(i: Array) -> Any:
+                indices, masks = chunks.at(i)
+                rows = self._residuals(arrays, expansion, kept, draws, indices, masks)
+                sums = {}
+                for name, count in strata.items():
+                    # rows that are none count for the last stratum, as the sure ones
+                    stratum, probability = (t[indices[name]] for t in tables[name])
+                    stratum = jnp.where(masks[name], stratum, count - 1)
+                    pairs = (rows[name][1::2] - rows[name][::2]).T
+                    parts = (pairs, jnp.square(pairs) / probability[:, None])
+                    sums[name] = tuple(
+                        jax.ops.segment_sum(p, stratum, count) for p in parts
+                    )
+                return sums
+
+            first = {
+                n: (jnp.zeros((count, len(draws) // 2), draws.dtype),) * 2
+                for n, count in strata.items()
+            }
+            return chunks.sum(of_chunk, first)
+
+        found = self.problem.over_rows(total)(*self._at(draws), tables)
+        variance = np.zeros(len(draws) // 2)
+        for name, parts in found.items():
+            whole, square = (np.asarray(p, np.float64)[:-1] for p in parts)
+            variance += np.maximum(square - whole**2, 0).sum(0) / num_draws[name]
+        return variance
