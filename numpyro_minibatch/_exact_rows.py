@@ -14,7 +14,8 @@ from jax.flatten_util import ravel_pytree
 from scipy.linalg import eigh
 
 from numpyro_minibatch._expansion import Problem, double
-from numpyro_minibatch._pilot import SCORING, Pilot
+from numpyro_minibatch._pilot import FLOAT_ERROR, SCORING, Pilot
+from numpyro_minibatch._posterior import rounding_error
 from numpyro_minibatch._residuals import ResidualScan, Rows
 from numpyro_minibatch.batch import FullBatch, Scheme, Weighted
 from numpyro_minibatch.control_variate import ExactRows, Expansion, Taylor
@@ -22,10 +23,13 @@ from numpyro_minibatch.control_variate import ExactRows, Expansion, Taylor
 __all__ = ["exact_rows", "without"]
 
 _COARSE = 0.5  # residual above which the surrogate should have some rows exactly
-_WORTH = 0.9  # of it that may be left
+_WORTH = 0.9  # of the residual that exact rows may leave
 _FITTING = 200  # draws by which rows are found to be alike, and as many that judge
 _CANDIDATES = 2048  # rows of which some are taken that others are like
-_CURVED = 0.9  # of the curvature that exact rows may take from the polynomials
+_SMALL = 0.1  # of the middle of all scores that a leader has to have
+_GAIN = 1e-4  # of all that a leader explains, or it is left out
+_CURVED = 0.9  # of the curvature that the exact rows may take
+_IN_DOUBLE = 8  # draws on which the precisions are compared
 _EXACT = (16, 32, 64, 128, 256, 512, 1024, 2048)  # how many that may be
 
 
@@ -81,60 +85,88 @@ def exact_rows(
     if counts[-1] == number:
         return alone
     fitting, judging = draws[SCORING:][: 2 * _FITTING].reshape(2, _FITTING, -1)
-    sums, _ = scan.sums(judging)
     weight = np.asarray(problem.weights.likelihood, float)
-    left = weight * (sums[:, None] - scan.of_rows(judging, highest).cumsum(1))
-    left = left.std(0, ddof=1)
+    sums, _ = scan.sums(judging)
+    known = scan.of_rows(judging, highest).cumsum(1)
+    before = weight * sums.std(ddof=1)
+    left = weight * (sums[:, None] - known).std(0, ddof=1)
+    if not np.isfinite(left).all():
+        return {}
     enough = [count for count in counts if count and left[count - 1] <= _COARSE]
     found = highest.take(slice(min(enough, default=counts[-1]))).alone(sizes)
     if enough or taylor.order < 2:
         return found
-    if taylor.exact_rows is None and left[-1] > _WORTH * pilot.residual_sd:
+    if taylor.exact_rows is None and left[-1] > _WORTH * before:
         found = {}
 
     # too many matter: rather some that stand for others, as far as these are alike
     leaders = rows.take(_leaders(scan, fitting, rows, scores, counts[-1]))
     leading = _led(problem, scan, fitting, expansion, leaders.alone(sizes))
     weights = np.concatenate([kept.weights for kept in leading.values()])
-    led = weight * (sums - scan.of_rows(judging, leaders) @ weights).std(ddof=1)
-    return leading if led <= _WORTH * min(left[-1], pilot.residual_sd) else found
+    after = weight * (sums - scan.of_rows(judging, leaders) @ weights).std(ddof=1)
+    if not after <= _WORTH * min(left[-1], before):
+        return found
+    # a leader's rounding error is multiplied as it is
+    surrogate = without(problem, expansion, leading)
+    error = rounding_error(problem, surrogate, judging[:_IN_DOUBLE])
+    return leading if error <= FLOAT_ERROR else found
 
 
 def _leaders(
     scan: ResidualScan, draws: np.ndarray, rows: Rows, scores: np.ndarray, many: int
 ) -> np.ndarray:
-    """Which rows are most like all others, sorted; a greedy search.
+    """Which rows are most like all others, sorted; a greedy search among some.
 
     Each step takes the one that adds most to what the best of those taken explains of
-    each row, the square of a correlation times the row's score.
+    each row, the square of a positive correlation times the row's score.
 
     :param scan: of the residuals.
     :param draws: draws of the surrogate's posterior, ``(K, D)``.
     :param rows: all rows.
     :param scores: how much each matters.
-    :param many: how many to take.
+    :param many: how many to take, at most.
     """
-    count = min(_CANDIDATES, len(scores))
-    # without replacement, in proportion to the scores: the first of so many clocks
-    clocks = np.random.default_rng(33).exponential(size=len(scores))
-    with np.errstate(divide="ignore"):
-        some = np.sort(np.argsort(clocks / scores, kind="stable")[:count])
-    chance = np.minimum(1.0, count * scores[some] / scores.sum())
-    stands_for = scores[some] / np.where(chance > 0, chance, 1.0)
+    some, represents = _sample(scores, max(_CANDIDATES, many))
     candidates = rows.take(some)
     residuals = scan.of_rows(draws, candidates)
     residuals = residuals - residuals.mean(0)
     norms = np.linalg.norm(residuals, axis=0)
-    residuals = (residuals / np.where(norms > 0, norms, 1.0)).astype(np.float32)
-    like = np.square(residuals.T @ residuals)
+    residuals = (residuals / np.where(norms > 0, norms, np.inf)).astype(np.float32)
+    like = np.square(np.maximum(residuals.T @ residuals, 0.0))  # row, leader
     like *= candidates.plate == candidates.plate[:, None]
-    like *= stands_for[:, None].astype(np.float32)  # by row
-    taken = np.zeros(min(many, count), int)
-    best = np.zeros((count, 1), np.float32)
-    for k in range(len(taken)):
-        taken[k] = np.argmax(np.maximum(like, best).sum(0))
-        best = np.maximum(best, like[:, taken[k], None])
-    return some[np.unique(taken)]
+    # one that hardly has a residual would lead by huge multiples of it
+    by_score = np.argsort(scores[some])
+    middle = np.searchsorted(represents[by_score].cumsum(), 0.5 * represents.sum())
+    like *= scores[some] >= _SMALL * scores[some][by_score[middle]]
+    like *= (represents / represents.sum())[:, None].astype(np.float32)
+    taken: list[int] = []
+    best = np.zeros((len(some), 1), np.float32)
+    while len(taken) < many:
+        gain = np.maximum(like - best, 0.0).sum(0)
+        following = int(np.argmax(gain))
+        if not gain[following] > _GAIN:
+            break
+        taken.append(following)
+        best = np.maximum(best, like[:, following, None])
+    return some[np.sort(taken)] if taken else some[:0]
+
+
+def _sample(scores: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows without replacement, about in proportion to their scores; sorted.
+
+    :param scores: how much each row matters.
+    :param count: how many rows.
+    :return: the rows, and of which score each is the unbiased estimate.
+    """
+    # each rings after a time with this rate; the first so many
+    with np.errstate(divide="ignore"):
+        times = np.random.default_rng(34).exponential(size=len(scores)) / scores
+    order = np.argsort(times, kind="stable")
+    some = np.sort(order[:count])
+    if count >= len(scores):
+        return some, scores
+    chance = -np.expm1(-times[order[count]] * scores[some])
+    return some, np.where(chance > 0, scores[some] / np.where(chance > 0, chance, 1), 0)
 
 
 def _led(
@@ -152,29 +184,26 @@ def _led(
     :param expansion: of all rows.
     :param alone: the rows.
     """
-    found = {}
-    for name, (leader, share) in scan.led(draws, alone).items():
-        rows = np.asarray(alone[name].rows)
-        share[rows] = 0.0  # for now
-        leader[rows] = np.arange(len(rows))
-        found[name] = leader, share
+    fitted = scan.led(draws, alone)
 
-    def led(scale: float) -> dict[str, ExactRows]:
+    def scaled(scale: float) -> dict[str, ExactRows]:
         new = dict(alone)
-        for name, (leader, share) in found.items():
+        for name, (leader, share) in fitted.items():
             kept = alone[name]
+            own = np.asarray(kept.rows)
+            leader[own] = np.arange(len(own))
             share = np.where(kept.others, scale * share, 1.0)
             new[name] = kept._replace(
-                weights=jnp.asarray(np.bincount(leader, share, len(kept.rows))),
+                weights=jnp.asarray(np.bincount(leader, share, len(own))),
                 leader=jnp.asarray(leader),
                 share=jnp.asarray(share),
             )
         return new
 
-    # What polynomials are left must have a maximum: without it the surrogate, which
-    # follows a leader's log likelihood where it is flat, would have no tails.
+    # What polynomials are left, and the prior, must have a maximum: without it the
+    # surrogate, which follows a leader where it is flat, would have no tails.
     before = without(problem, expansion, alone).hessian
-    taken = without(problem, expansion, led(1.0)).hessian - before
+    taken = without(problem, expansion, scaled(1.0)).hessian - before
     curvature = 1e-6 * np.mean(-np.diag(before)) * np.eye(len(before)) - before
     if problem.coordinates.latents is None:  # the prior has these coordinates, too
         weight = np.asarray(problem.weights.likelihood, float)
@@ -184,37 +213,43 @@ def _led(
             curvature = curvature - np.asarray(jax.jit(known)(at)) / weight
     try:
         highest = eigh(taken, curvature, eigvals_only=True)[-1]
-    except np.linalg.LinAlgError:  # it had none before
+    except (np.linalg.LinAlgError, ValueError):  # it had none before, or is not finite
         return alone
-    return led(min(1.0, _CURVED / highest) if highest > 0 else 1.0)
+    return scaled(min(1.0, _CURVED / highest) if highest > 0 else 1.0)
 
 
 def without(
     problem: Problem, expansion: Expansion, exact: Mapping[str, ExactRows]
 ) -> Expansion:
-    """The same expansion of all but what these rows stand for.
+    """The same expansion with these rows as they are, in place of their polynomials.
 
-    :param exact: rows of each plate, which it has as they are.
+    :param exact: the rows of each plate.
     """
-    alone = expansion._replace(exact=exact)
+    indices = expansion._replace(exact=exact).exact_rows
 
-    def total(arrays: list[Any], phi: Array) -> Array:
+    def rows(arrays: list[Any], phi: Array) -> dict[str, Array]:
         target = problem.target_of(arrays)
         zeros = jax.tree.map(lambda x: jnp.zeros(jnp.shape(x)), problem.example)
         _, unravel_phi = ravel_pytree(problem.coordinates.of(target, zeros))
-        read = problem.coordinates.rows(
-            target, unravel_phi(phi), zeros, alone.exact_rows
-        )
-        values = alone.exact_values(read)
-        return sum((x.sum() for x in values), jnp.zeros(()))
+        read = problem.coordinates.rows(target, unravel_phi(phi), zeros, indices)
+        return {n: read[n] for n, kept in exact.items() if len(kept.rows)}
+
+    def total(arrays: list[Any], phi: Array) -> Array:
+        found = rows(arrays, phi).items()
+        return sum((exact[n].weights @ values for n, values in found), jnp.zeros(()))
 
     with double():
         at = jnp.asarray(expansion.center, jnp.float64)
-        kinds = total, jax.grad(total, 1), jax.hessian(total, 1)
-        found = [np.asarray(jax.jit(fn)(problem.arrays, at)) for fn in kinds]
-    value, gradient, hessian = found
-    return alone._replace(
-        value=expansion.value - value,
+        kinds = rows, jax.grad(total, 1), jax.hessian(total, 1)
+        compiled = jax.jit(lambda *args: tuple(fn(*args) for fn in kinds))
+        values, gradient, hessian = jax.tree.map(
+            np.asarray, compiled(problem.arrays, at)
+        )
+    return expansion._replace(
         gradient=expansion.gradient - gradient,
         hessian=expansion.hessian - hessian,
+        exact={
+            name: kept._replace(at_center=values[name]) if name in values else kept
+            for name, kept in exact.items()
+        },
     )

@@ -21,6 +21,7 @@ from numpyro_minibatch.batch import FullBatch, Scheme, Weighted
 from numpyro_minibatch.control_variate import Expansion, Form, Taylor
 
 __all__ = [
+    "FLOAT_ERROR",
     "QUIET",
     "SCORING",
     "Pilot",
@@ -30,7 +31,7 @@ __all__ = [
 SCORING = 24  # draws that score the rows
 _HELD_OUT = 32  # draws that judge the design, in pairs
 _IN_DOUBLE = 8  # draws on which the precisions are compared
-_FLOAT_ERROR = 0.05  # error of a summed residual, in units of the log ratio
+FLOAT_ERROR = 0.05  # error of a summed residual, in units of the log ratio
 _MIN_BATCH = 100  # rows that make an estimate normal and its variance known
 QUIET = 0.25  # noise of a log ratio at which neither matters
 
@@ -269,11 +270,11 @@ def _choose_form(
         scan = ResidualScan(problem, taylor.order, form, expansion)
         found = scan.sums(draws)
         error = (found[0][: len(few)] - right).std(ddof=1) * problem.weights.likelihood
-        if error <= _FLOAT_ERROR:
+        if error <= FLOAT_ERROR:
             return scan, found, float(error)
     raise ValueError(
         f"{who}: in single precision the sum of the residuals is off by {error:.2g}, "
-        f"and {_FLOAT_ERROR} is the limit: an error that all rows share is multiplied "
+        f"and {FLOAT_ERROR} is the limit: an error that all rows share is multiplied "
         "by their number. Call numpyro.enable_x64() before the run, or standardise "
         "the data."
     )

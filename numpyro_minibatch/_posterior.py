@@ -22,7 +22,7 @@ from numpyro_minibatch.proposal import (
     log_metropolis_ratio,
 )
 
-__all__ = ["SurrogatePosterior", "refined", "surrogate_posterior"]
+__all__ = ["SurrogatePosterior", "refined", "rounding_error", "surrogate_posterior"]
 
 _CHAINS = 4  # of NUTS on the surrogate
 _POOL = 2000  # draws of the surrogate that all this is chosen from
@@ -172,6 +172,25 @@ def _log_density(
         problem.unravel,
     )
     return log_density(flat)
+
+
+def rounding_error(problem: Problem, expansion: Expansion, draws: np.ndarray) -> float:
+    """Standard deviation of the rounding error of the surrogate's log density.
+
+    :param problem: the target and its coordinates.
+    :param expansion: the surrogate's, in double precision.
+    :param draws: positions, ``(K, D)``.
+    """
+    if problem.dtype == jnp.float64:
+        return 0.0
+
+    def values(dtype: Any) -> np.ndarray:
+        at = partial(_log_density, problem, problem.arrays, expansion.cast(dtype))
+        return np.asarray(jax.jit(jax.vmap(at))(jnp.asarray(draws, dtype)), float)
+
+    with double():
+        right = values(jnp.float64)
+    return float((values(problem.dtype) - right).std(ddof=1))
 
 
 def refined(

@@ -22,7 +22,8 @@ from numpyro_minibatch.control_variate import ExactRows, Expansion, Form
 
 __all__ = ["ResidualScan", "Rows"]
 
-_WIDTH = 2**13  # rows that are read at once, at all draws
+_WIDTH = 2**13  # rows that are read at once, at as many draws as score and judge
+_DRAWS = 32
 
 
 class Rows(NamedTuple):
@@ -47,10 +48,17 @@ class Rows(NamedTuple):
         }
 
 
+def _parts(draws: Array, num_rows: int) -> list[Array]:
+    """Draws, a few after the other where there are many rows."""
+    few = max(1, _WIDTH * _DRAWS // max(num_rows, 1))
+    return [draws[k : k + few] for k in range(0, len(draws), few)]
+
+
 class ResidualScan:
     """Passes over the residuals of all rows at some draws.
 
-    Each pass is compiled once, also for :meth:`keeping` some rows out of it.
+    Each pass is compiled once, also for :meth:`keeping` some rows out of it, and once
+    more where these lead others.
     """
 
     def __init__(
@@ -90,10 +98,11 @@ class ResidualScan:
         }
         return self.expansion, kept, jnp.asarray(draws, self.dtype)
 
-    def _chunks(self, counts: Mapping[str, int] | None = None) -> Chunks:
+    def _chunks(self, draws: Array, counts: Mapping[str, int] | None = None) -> Chunks:
         """How the program that is being traced goes through the rows."""
         counts = self.problem.plates if counts is None else counts
-        return Chunks.of(counts, dict.fromkeys(counts, _WIDTH))
+        width = _WIDTH * _DRAWS // max(len(draws), _DRAWS)
+        return Chunks.of(counts, dict.fromkeys(counts, width))
 
     def _residuals(
         self,
@@ -127,16 +136,17 @@ class ResidualScan:
 
     def _of_rows(self, draws: np.ndarray, name: str, rows: ArrayLike) -> Array:
         """The residuals of a few rows of a plate, ``(K, number of rows)``."""
-        indices = self.problem.one_row | {name: jnp.asarray(rows, jnp.int32)}
+        rows = np.asarray(rows)
+        # in the plate's order: a model need not look at the order of all of its rows
+        order = np.argsort(rows, kind="stable")
+        indices = self.problem.one_row | {name: jnp.asarray(rows[order], jnp.int32)}
         masks = {n: jnp.ones(len(i), bool) for n, i in indices.items()}
-        return jax.jit(self._residuals)(
-            self.problem.arrays,
-            self.expansion,
-            {},
-            jnp.asarray(draws, self.dtype),
-            indices,
-            masks,
-        )[name]
+        compiled, given = jax.jit(self._residuals), self.problem.arrays
+        found = [
+            compiled(given, self.expansion, {}, part, indices, masks)[name]
+            for part in _parts(jnp.asarray(draws, self.dtype), len(rows))
+        ]
+        return jnp.concatenate(found)[:, np.argsort(order)]
 
     def of_rows(self, draws: np.ndarray, rows: Rows) -> np.ndarray:
         """The residuals of a few rows, ``(K, number of rows)``."""
@@ -152,17 +162,18 @@ class ResidualScan:
     ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         """Which exact row of its plate each row is most like, and its multiple of it.
 
-        None of it where the likeness may be chance.
+        A multiple is not negative: weights that are would make of a log likelihood that
+        falls one that rises. It is zero where the likeness may well be chance.
         """
         leaders = {n: kept.rows for n, kept in exact.items() if len(kept.rows)}
         found = {n: self._of_rows(draws, n, rows) for n, rows in leaders.items()}
-        # a squared correlation that the largest of so many may have by chance
+        # the largest square of so many correlations is about this where all are chance
         chance = {n: 2 * np.log(2 * len(r)) / len(draws) for n, r in leaders.items()}
 
         def led(
             arrays: list[Any], expansion: Expansion, of_exact: Any, draws: Array
         ) -> Any:
-            chunks = self._chunks()
+            chunks = self._chunks(draws)
             unit = {n: r - r.mean(0) for n, r in of_exact.items()}
             norms = {n: jnp.linalg.norm(r, axis=0) for n, r in unit.items()}
             norms = {n: jnp.where(r > 0, r, 1.0) for n, r in norms.items()}
@@ -173,10 +184,11 @@ class ResidualScan:
                 for n in leaders:
                     centred = rows[n] - rows[n].mean(0)
                     along = (unit[n] / norms[n]).T @ centred
-                    leader[n] = jnp.argmax(jnp.abs(along), 0).astype(jnp.int32)
+                    leader[n] = jnp.argmax(along, 0).astype(jnp.int32)
                     highest = jnp.take_along_axis(along, leader[n][None], 0)[0]
-                    alike = jnp.square(highest) > chance[n] * jnp.square(centred).sum(0)
-                    share[n] = jnp.where(alike, highest / norms[n][leader[n]], 0.0)
+                    least = jnp.sqrt(chance[n] * jnp.square(centred).sum(0))
+                    multiple = highest / norms[n][leader[n]]
+                    share[n] = jnp.where(highest > least, multiple, 0.0)
                 return leader, share
 
             return tuple(
@@ -211,7 +223,7 @@ class ResidualScan:
             # pieces of the data, the same ones on any number of devices
             strides = {n: -(-size // _WIDTH) // 16 for n, size in plates.items()}
             counts = {n: min(size, 16 * _WIDTH) for n, size in plates.items()}
-            chunks = self._chunks(counts)
+            chunks = self._chunks(draws, counts)
 
             def of_chunk(i: Array) -> Any:
                 indices, masks = chunks.at(i)
@@ -238,7 +250,7 @@ class ResidualScan:
             draws: Array,
             leading: Any,
         ) -> Any:
-            chunks = self._chunks()
+            chunks = self._chunks(draws)
 
             def of_chunk(i: Array) -> Any:
                 rows = self._residuals(arrays, expansion, kept, draws, *chunks.at(i))
@@ -281,7 +293,7 @@ class ResidualScan:
         def total(
             arrays: list[Any], expansion: Expansion, kept: Any, draws: Array
         ) -> Any:
-            chunks = self._chunks()
+            chunks = self._chunks(draws)
 
             def of_chunk(i: Array) -> Any:
                 rows = self._residuals(arrays, expansion, kept, draws, *chunks.at(i))
@@ -319,7 +331,7 @@ class ResidualScan:
             draws: Array,
             tables: Any,
         ) -> Any:
-            chunks = self._chunks()
+            chunks = self._chunks(draws)
 
             def of_chunk(i: Array) -> Any:
                 indices, masks = chunks.at(i)

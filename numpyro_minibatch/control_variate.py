@@ -129,8 +129,9 @@ class ExactRows(NamedTuple):
     control variate again, and no approximation.
 
     :param rows: which, int32, ``(S,)``; may be none.
-    :param weights: the sum of the multiples of which each is the leader, 1 for itself
+    :param weights: the sum of the multiples of those that each leads, 1 for itself
         included, ``(S,)``.
+    :param at_center: their log likelihoods at the centre of the expansion, ``(S,)``.
     :param others: whether a row is none of them, ``(N,)``.
     :param leader: for each row of the plate, which of ``rows`` leads it, ``(N,)``;
         ``None`` where all stand for themselves alone.
@@ -139,6 +140,7 @@ class ExactRows(NamedTuple):
 
     rows: Array
     weights: Array
+    at_center: Array
     others: Array
     leader: Array | None = None
     share: Array | None = None
@@ -149,6 +151,7 @@ class ExactRows(NamedTuple):
         return cls(
             jnp.asarray(rows, jnp.int32),
             jnp.ones(len(rows)),
+            jnp.zeros(len(rows)),
             jnp.asarray(~np.isin(np.arange(size), rows)),
         )
 
@@ -156,6 +159,13 @@ class ExactRows(NamedTuple):
     def every(self) -> bool:
         """Whether these are all rows of the plate."""
         return self.rows.shape[-1] == self.others.shape[-1]
+
+    def values(self, rows: Array) -> Array:
+        """What their log likelihoods add to the surrogate; zero at the centre.
+
+        :param rows: the log likelihoods, ``(S,)``.
+        """
+        return self.weights * (rows - self.at_center)
 
     def unexplained(
         self, residual: Array, index: Array, of_rows: Array | None
@@ -166,7 +176,8 @@ class ExactRows(NamedTuple):
         :param index: which rows, ``(m,)``.
         :param of_rows: the residuals of :attr:`rows`, ``(S,)``, where these lead.
         """
-        if self.leader is not None and self.share is not None and of_rows is not None:
+        if self.share is not None:
+            assert self.leader is not None and of_rows is not None
             residual = residual - self.share[index] * of_rows[self.leader[index]]
         return jnp.where(self.others[index], residual, 0.0)
 
@@ -178,8 +189,9 @@ class Expansion(NamedTuple):
     :param gradient: gradient of the summed log likelihood there, ``(d,)``.
     :param hessian: its Hessian there, ``(d, d)``.
     :param value: the summed log likelihood there, a scalar.
-    :param exact: rows that the surrogate has as they are, by plate; the polynomials of
-        as many as they stand for are not part of these sums. Empty where it has none.
+    :param exact: rows that the surrogate has as they are, by plate; their polynomials,
+        times their weights, are not part of gradient and Hessian. Empty where it has
+        none.
     """
 
     center: Array
@@ -211,12 +223,12 @@ class Expansion(NamedTuple):
         return {n: e.rows if len(e.rows) else one for n, e in self.exact.items()}
 
     def exact_values(self, rows: Mapping[str, Array]) -> list[Array]:
-        """The log likelihoods of the exact rows, times what they stand for.
+        """What the exact rows add to the surrogate, by plate.
 
         :param rows: those of :attr:`exact_rows`, by plate.
         """
         exact = self.exact.items()
-        return [e.weights * rows[name] for name, e in exact if len(e.rows)]
+        return [e.values(rows[name]) for name, e in exact if len(e.rows)]
 
 
 @dataclass(frozen=True)
@@ -460,13 +472,14 @@ def taylor2(
     :param max_residual_sd: the standard deviation over the posterior of the summed
         residual above which the pilot refuses the expansion.
     :param exact_rows: with a proposal that follows the surrogate, the number of rows
-        that are not expanded: the surrogate has them as they are, and every evaluation
-        of it reads them. They are those that matter most, or, where these alone leave
-        more than 0.5, rows that others are like, which are led by them: a multiple of
-        the leader's residual is part of the surrogate, too. By default none where the
-        expansion leaves a summed residual of standard deviation 0.5 at most over the
-        posterior. Else as many as make it so, but no more than half as many as a batch
-        has; where batches have all of at most 2048 rows, all of them.
+        that are not expanded, at most: the surrogate has them as they are, and every
+        evaluation of it reads them. They are those that matter most, or, where these
+        alone leave more than 0.5, rows that others are like and which lead them: a
+        multiple of the leader's residual is part of the surrogate, too. By default none
+        where the expansion leaves a summed residual of standard deviation 0.5 at most
+        over the posterior. Else as many as make it so, but no more than 16 or half as
+        many as a batch would have; where batches have all of at most 2048 rows, all of
+        them.
     :raises TypeError: ``sites`` or ``center`` is of the wrong kind.
     :raises ValueError: an argument is out of range.
 

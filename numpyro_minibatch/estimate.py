@@ -271,6 +271,7 @@ class Reader(NamedTuple):
     :param active: whether a scheme that reads in rounds reads anything; a condition
         that several chains can have each their own of, where a branch would be taken
         for all.
+    :param fetches: whether a row is fetched where it is evaluated.
     """
 
     evaluate: Callable[[Array, Mapping[str, Array]], Terms]
@@ -279,6 +280,19 @@ class Reader(NamedTuple):
     weights: Weights
     designs: Any = None
     active: ArrayLike = True
+    fetches: bool = False
+
+    def at_both(
+        self, z: Array, z_new: Array, indices: Mapping[str, Array]
+    ) -> tuple[Terms, Terms]:
+        """The terms at two positions, on the same rows."""
+        if self.fetches:  # once for both
+            terms = jax.vmap(self.evaluate, (0, None))(jnp.stack([z, z_new]), indices)
+            first = jax.tree.map(lambda t: t[0], terms)
+            return first, jax.tree.map(lambda t: t[1], terms)
+        # one by one: of rows that are mapped over both, XLA swaps the operands in the
+        # product of many rows and two directions, which is slow
+        return self.evaluate(z, indices), self.evaluate(z_new, indices)
 
     def read(
         self,
@@ -584,9 +598,7 @@ class Shared:
         """
 
         def rows_of(indices: Mapping[str, Array]) -> tuple[Any, dict[str, Array]]:
-            # one by one: where the rows were mapped over both, XLA would swap the
-            # operands of a product of many rows and two directions, and be slow
-            current, new = (reader.evaluate(x, indices) for x in (z, z_new))
+            current, new = reader.at_both(z, z_new, indices)
             # float32: per-row and per-term differences first, sums afterwards
             change = jax.tree.map(jnp.subtract, new, current)
             known = [reader.weights.known(part) for part in (change, current)]

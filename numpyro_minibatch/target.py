@@ -20,7 +20,7 @@ from numpyro.distributions import biject_to
 from numpyro.distributions.util import sum_rightmost
 from numpyro.primitives import Messenger
 
-from numpyro_minibatch.host_rows import HostRows
+from numpyro_minibatch.host_rows import HostRows, find_rows
 
 __all__ = ["ModelTarget", "Target", "Terms"]
 
@@ -125,6 +125,11 @@ class Target:
         rows = self.log_likelihood(z, indices["data"])
         return Terms(self.log_prior(z), {"data": rows})
 
+    @property
+    def fetches(self) -> bool:
+        """Whether evaluating a row fetches it from the host."""
+        return False
+
     def rows(
         self, z: Position, indices: Indices, values: Mapping[str, Array] | None = None
     ) -> dict[str, Array]:
@@ -175,8 +180,8 @@ def _rows_in_plates(rows: Any, event_dim: int) -> Any:
         if shape[axis] != plate.size:
             raise ValueError(
                 f"numpyro.subsample(x, event_dim={event_dim}) in plate "
-                f"{plate.name!r} of {plate.size} rows got {type(rows).__name__} of "
-                f"shape {shape}, which has {shape[axis]} rows along the plate's axis. "
+                f"{plate.name!r} of {plate.size} rows got an array of shape "
+                f"{shape}, which has {shape[axis]} rows along the plate's axis. "
                 "Give the number of axes of one row as event_dim."
             )
         if axis == 0 and isinstance(value, HostRows):
@@ -312,6 +317,12 @@ class ModelTarget(Target):
 
     def __hash__(self) -> int:
         return id(self)  # arrays among the arguments have no hash
+
+    @property
+    def fetches(self) -> bool:
+        """Whether evaluating a row fetches it from the host."""
+        held = find_rows((self.args, dict(self.kwargs)))
+        return any(rows.in_place is None for rows in held.values())
 
     def terms(self, z: Position, indices: Indices) -> Terms:
         """The prior and the log likelihood of the rows ``indices`` at ``z``."""

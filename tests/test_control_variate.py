@@ -20,6 +20,7 @@ from numpyro_minibatch import (
     MHMinibatch,
     MinibatchMH,
     Target,
+    _exact_rows,
     _posterior,
     accept,
     batch,
@@ -30,7 +31,13 @@ from numpyro_minibatch import (
 )
 from numpyro_minibatch._exact_rows import without
 from numpyro_minibatch._expansion import Problem, choose_coordinates, find_center
-from numpyro_minibatch.control_variate import ExactRows, Expansion, Taylor, expand
+from numpyro_minibatch.control_variate import (
+    Coordinates,
+    ExactRows,
+    Expansion,
+    Taylor,
+    expand,
+)
 from numpyro_minibatch.estimate import Weights
 from numpyro_minibatch.target import ModelTarget
 
@@ -482,11 +489,65 @@ def test_rows_stand_for_those_like_them():
     np.testing.assert_array_equal(x[rows][leader], x)
     np.testing.assert_allclose(np.delete(share, rows), 0.9, rtol=0.02)
     np.testing.assert_allclose(np.bincount(leader, share), kept.weights, rtol=1e-5)
+    assert len(rows) == 8  # and no more that would be of no use
     # and that is what is chosen
     kernel = MinibatchMH(model, control_variate="taylor2")
     kernel.init(random.key(0), 10, None, data, {})
-    assert 8 <= kernel.pilot["exact_rows"] <= 16
+    assert kernel.pilot["exact_rows"] == 8
     assert kernel.pilot["residual_sd"] < 0.12 * pilots[0]["residual_sd"]
+
+
+def test_leaders_are_sought_among_rows_that_represent_all():
+    """What a sample stands for adds up to all scores; all rows stand for themselves."""
+    scores = np.random.default_rng(6).pareto(1.2, size=3000)
+    scores[:5] = 0.0
+    some, represents = _exact_rows._sample(scores, 5000)
+    np.testing.assert_array_equal(some, np.arange(3000))
+    np.testing.assert_array_equal(represents, scores)
+    some, represents = _exact_rows._sample(scores, 600)
+    assert len(some) == 600 and (np.diff(some) > 0).all()
+    # the standard error is less than the mean over the root of the number
+    assert represents.sum() == pytest.approx(scores.sum(), rel=4 / np.sqrt(600))
+    high = scores[some] > np.sort(scores)[-20]
+    np.testing.assert_allclose(represents[high], scores[some][high], rtol=0.05)
+
+
+def poisson_model(x, y):
+    beta = numpyro.sample("beta", dist.Normal(0.0, 10.0).expand([2]).to_event(1))
+    with numpyro.plate("data", len(y), subsample_size=20) as idx:
+        numpyro.sample("y", dist.Poisson(jnp.exp(x[idx] @ beta)), obs=y[idx])
+
+
+def test_a_surrogate_with_leaders_has_tails():
+    """Rows of either sign lead, whose likelihoods fall faster than any parabola."""
+    rng = np.random.default_rng(9)
+    x = np.column_stack([np.ones(3000), rng.normal(size=3000)])
+    y = rng.poisson(np.exp(x @ [-6.2, 0.5]))
+    data = jnp.asarray(x, jnp.float32), jnp.asarray(y, jnp.float32)
+    kernel = MinibatchMH(
+        poisson_model, control_variate=control_variate.taylor2(exact_rows=8)
+    )
+    kernel.init(random.key(0), 10, None, data, {})
+    surrogate = kernel._prepared[2].surrogate
+    expansion, root = surrogate.expansion, np.asarray(surrogate.root)
+    kept = expansion.exact["data"]
+    assert kept.share is not None and 2 <= len(kept.rows) <= 8
+    assert np.asarray(kept.weights).min() >= 1
+    assert np.asarray(kept.weights).sum() > 1000
+    target = ModelTarget(model=poisson_model, args=data, sizes={"data": 3000})
+    density = control_variate.log_surrogate(
+        target,
+        Coordinates(),
+        expansion,
+        Weights(1.0, 1.0, 1.0),
+        lambda flat: {"beta": flat},
+    )
+    angles = np.linspace(0, 2 * np.pi, 16, endpoint=False)
+    directions = np.column_stack([np.cos(angles), np.sin(angles)]) @ root
+    far = np.array([0.0, 3.0, 6.0, 12.0, 24.0])[:, None, None] * directions
+    positions = jnp.asarray(np.asarray(surrogate.location) + far, jnp.float32)
+    values = np.asarray(jax.vmap(jax.vmap(density))(positions))
+    assert (np.diff(values, axis=0) < -1).all()
 
 
 def test_draws_are_those_of_the_surrogate_with_its_rows():

@@ -92,6 +92,26 @@ def assert_same(one: Any, other: Any, but: tuple[str, ...] = ()) -> None:
             np.testing.assert_array_equal(first[name], second[name], err_msg=name)
 
 
+def test_both_positions_of_a_decision_share_a_fetch(monkeypatch: Any) -> None:
+    calls = []
+    fetch = host_rows.Source.fetch
+    monkeypatch.setattr(
+        host_rows.Source, "fetch", lambda self, i: calls.append(0) or fetch(self, i)
+    )
+    few, many = (
+        sample(
+            KERNELS["mint"],
+            HostRows(X, mode="callback"),
+            jnp.asarray(Y),
+            **{**SETTINGS, "num_chains": 1, "num_samples": number},
+        )
+        and len(calls)
+        for number in (40, 140)
+    )
+    # those of the first run, and as many again but for a hundred decisions
+    assert many - 2 * few == 100
+
+
 def test_a_surrogate_does_not_fetch_rows(files: Path) -> None:
     """Each of its evaluations would."""
     variate = control_variate.taylor2(exact_rows=5)

@@ -74,6 +74,7 @@ ALLOWED: dict[str, set[str]] = {
         "control_variate",
         "_expansion",
         "_pilot",
+        "_posterior",
         "_residuals",
     },
     "_progress": set(),

@@ -291,6 +291,7 @@ class MinibatchKernel(MCMCKernel):
                 plates,
                 self._scheme.bound(dict(layout.widths), plates),
                 self._weights,
+                fetches=target.fetches,
             )
         evaluate = control_variates.expand(
             target,
@@ -300,7 +301,14 @@ class MinibatchKernel(MCMCKernel):
             surrogate.expansion,
             unravel,
         )
-        return Reader(evaluate, plates, plan.scheme, self._weights, surrogate.designs)
+        return Reader(
+            evaluate,
+            plates,
+            plan.scheme,
+            self._weights,
+            surrogate.designs,
+            fetches=target.fetches,
+        )
 
     @property
     def _weights(self) -> Weights:
