@@ -80,8 +80,10 @@ class ResidualScan:
         """The same passes over what these rows leave of the residuals."""
         scan = copy.copy(self)
         scan.exact = {
-            # which they are is no part of a pass
-            name: exact.get(name, none)._replace(rows=none.rows, weights=none.weights)
+            # of these, what is no part of a pass is left out
+            name: exact.get(name, none)._replace(
+                rows=none.rows, weights=none.weights, at_center=none.at_center
+            )
             for name, none in self.exact.items()
         }
         leads = {n: kept for n, kept in exact.items() if kept.share is not None}
