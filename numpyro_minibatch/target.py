@@ -160,8 +160,10 @@ class Subsample(Messenger):
             value, event_dim = msg["value"], msg["kwargs"]["event_dim"]
             if isinstance(value, HostRows) and value.in_place is not None:
                 value = value.in_place  # as of data in memory
-            msg["value"] = _rows_in_plates(value, event_dim)
-            msg["kwargs"] = {"event_dim": None}  # the plates have nothing left to do
+            found = _rows_in_plates(value, event_dim)
+            if found is not None:
+                msg["value"] = found
+                msg["kwargs"] = {"event_dim": None}  # nothing is left for the plates
 
 
 def _rows_in_plates(rows: Any, event_dim: int) -> Any:
@@ -169,6 +171,8 @@ def _rows_in_plates(rows: Any, event_dim: int) -> Any:
 
     Plates look at each index again, to fill the rows of one that is out of range with
     NaN. A batch has none, and for wide rows the look costs as much as reading them.
+
+    :return: the rows; nothing where an array does not fit a plate, which says so then.
     """
     value, shape = rows, jnp.shape(rows)
     plates = [p for p in numpyro.primitives._PYRO_STACK if isinstance(p, numpyro.plate)]
@@ -178,10 +182,12 @@ def _rows_in_plates(rows: Any, event_dim: int) -> Any:
         if axis < 0 or shape[axis] == 1:
             continue
         if shape[axis] != plate.size:
+            if not isinstance(rows, HostRows):
+                return None
             raise ValueError(
                 f"numpyro.subsample(x, event_dim={event_dim}) in plate "
-                f"{plate.name!r} of {plate.size} rows got an array of shape "
-                f"{shape}, which has {shape[axis]} rows along the plate's axis. "
+                f"{plate.name!r} of {plate.size} rows got HostRows of shape "
+                f"{shape}, which have {shape[axis]} along the plate's axis. "
                 "Give the number of axes of one row as event_dim."
             )
         if axis == 0 and isinstance(value, HostRows):
