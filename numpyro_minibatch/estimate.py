@@ -271,7 +271,6 @@ class Reader(NamedTuple):
     :param active: whether a scheme that reads in rounds reads anything; a condition
         that several chains can have each their own of, where a branch would be taken
         for all.
-    :param fetches: whether a row is fetched where it is evaluated.
     """
 
     evaluate: Callable[[Array, Mapping[str, Array]], Terms]
@@ -280,19 +279,6 @@ class Reader(NamedTuple):
     weights: Weights
     designs: Any = None
     active: ArrayLike = True
-    fetches: bool = False
-
-    def at_both(
-        self, z: Array, z_new: Array, indices: Mapping[str, Array]
-    ) -> tuple[Terms, Terms]:
-        """The terms at two positions, on the same rows."""
-        if self.fetches:  # once for both
-            terms = jax.vmap(self.evaluate, (0, None))(jnp.stack([z, z_new]), indices)
-            first = jax.tree.map(lambda t: t[0], terms)
-            return first, jax.tree.map(lambda t: t[1], terms)
-        # one by one: of rows that are mapped over both, XLA swaps the operands in the
-        # product of many rows and two directions, which is slow
-        return self.evaluate(z, indices), self.evaluate(z_new, indices)
 
     def read(
         self,
@@ -598,7 +584,9 @@ class Shared:
         """
 
         def rows_of(indices: Mapping[str, Array]) -> tuple[Any, dict[str, Array]]:
-            current, new = reader.at_both(z, z_new, indices)
+            # one by one: of rows that are mapped over both, XLA swaps the operands in
+            # the product of many rows and two directions, which is slow
+            current, new = (reader.evaluate(x, indices) for x in (z, z_new))
             # float32: per-row and per-term differences first, sums afterwards
             change = jax.tree.map(jnp.subtract, new, current)
             known = [reader.weights.known(part) for part in (change, current)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import operator
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -142,12 +143,22 @@ class HostRows:
         if kind is None or not jnp.issubdtype(kind, jnp.integer):
             what = f"of type {kind}" if kind is not None else repr(index)
             raise TypeError(f"HostRows cannot be indexed by {what}. {_ADVICE}")
-        index = jnp.asarray(index)
+        asked, index = index, jnp.asarray(index)
         if self._mode == "alias":
             return self._parts[0][index]
+        # a decision evaluates two positions on the same rows, and fetches them once
+        known = asked, *self._parts
+        last, found = self._source.last
+        if len(last) == len(known) and all(map(operator.is_, last, known)):
+            return found
         if self._mode == "prefetch":
-            return _looked_up(self._source, index, *self._parts)
-        return _called(self._source, index)
+            found = _looked_up(self._source, index, *self._parts)
+        else:
+            found = _called(self._source, index)
+        # not from within a branch or a loop that the numbers come from outside of
+        if getattr(found, "_trace", None) is getattr(index, "_trace", self):
+            self._source.last = known, found
+        return found
 
     def _refuse(self, *_: Any, **__: Any) -> Any:
         raise TypeError(f"HostRows are not an array that can be computed on. {_ADVICE}")
@@ -314,6 +325,8 @@ class Source:
         native = self.stored.newbyteorder("=")
         self.dtype = np.dtype(jax.dtypes.canonicalize_dtype(native))
         self.row_bytes = max(1, self.dtype.itemsize * int(np.prod(self.shape[1:])))
+        # what the rows last asked for in a program are told by, and the rows
+        self.last: tuple[tuple, Any] = (), None
         self.capacity = int(np.clip(_TABLE_BYTES // self.row_bytes, 1, self.shape[0]))
 
     # in place -------------------------------------------------------------------------

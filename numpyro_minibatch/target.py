@@ -20,7 +20,7 @@ from numpyro.distributions import biject_to
 from numpyro.distributions.util import sum_rightmost
 from numpyro.primitives import Messenger
 
-from numpyro_minibatch.host_rows import HostRows, find_rows
+from numpyro_minibatch.host_rows import HostRows
 
 __all__ = ["ModelTarget", "Target", "Terms"]
 
@@ -124,11 +124,6 @@ class Target:
             return Terms(self.log_prior(z), dict(self.log_likelihood(z, indices)))
         rows = self.log_likelihood(z, indices["data"])
         return Terms(self.log_prior(z), {"data": rows})
-
-    @property
-    def fetches(self) -> bool:
-        """Whether evaluating a row fetches it from the host."""
-        return False
 
     def rows(
         self, z: Position, indices: Indices, values: Mapping[str, Array] | None = None
@@ -323,12 +318,6 @@ class ModelTarget(Target):
 
     def __hash__(self) -> int:
         return id(self)  # arrays among the arguments have no hash
-
-    @property
-    def fetches(self) -> bool:
-        """Whether evaluating a row fetches it from the host."""
-        held = find_rows((self.args, dict(self.kwargs)))
-        return any(rows.in_place is None for rows in held.values())
 
     def terms(self, z: Position, indices: Indices) -> Terms:
         """The prior and the log likelihood of the rows ``indices`` at ``z``."""

@@ -291,7 +291,6 @@ class MinibatchKernel(MCMCKernel):
                 plates,
                 self._scheme.bound(dict(layout.widths), plates),
                 self._weights,
-                fetches=target.fetches,
             )
         evaluate = control_variates.expand(
             target,
@@ -301,14 +300,7 @@ class MinibatchKernel(MCMCKernel):
             surrogate.expansion,
             unravel,
         )
-        return Reader(
-            evaluate,
-            plates,
-            plan.scheme,
-            self._weights,
-            surrogate.designs,
-            fetches=target.fetches,
-        )
+        return Reader(evaluate, plates, plan.scheme, self._weights, surrogate.designs)
 
     @property
     def _weights(self) -> Weights:
