@@ -150,6 +150,7 @@ class HostRows:
         known = asked, *self._parts
         last, found = self._source.last
         if len(last) == len(known) and all(map(operator.is_, last, known)):
+            self._source.last = (), None  # kept no longer than for the second one
             return found
         if self._mode == "prefetch":
             found = _looked_up(self._source, index, *self._parts)
@@ -328,6 +329,9 @@ class Source:
         # what the rows last asked for in a program are told by, and the rows
         self.last: tuple[tuple, Any] = (), None
         self.capacity = int(np.clip(_TABLE_BYTES // self.row_bytes, 1, self.shape[0]))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"last": ((), None)}  # it belongs to a program
 
     # in place -------------------------------------------------------------------------
 

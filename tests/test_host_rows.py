@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -110,6 +111,13 @@ def test_both_positions_of_a_decision_share_a_fetch(monkeypatch: Any) -> None:
     )
     # those of the first run, and as many again but for a hundred decisions
     assert many - 2 * few == 100
+
+
+def test_rows_can_be_pickled_after_they_were_used() -> None:
+    rows = HostRows(X, mode="callback")
+    jax.jit(lambda i: rows[i])(jnp.arange(3))
+    index = jnp.arange(2)
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(rows))[index], X[:2])
 
 
 def test_a_surrogate_does_not_fetch_rows(files: Path) -> None:
