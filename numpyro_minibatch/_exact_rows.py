@@ -14,7 +14,7 @@ from jax.flatten_util import ravel_pytree
 from scipy.linalg import eigh
 
 from numpyro_minibatch._expansion import Problem, double
-from numpyro_minibatch._pilot import FLOAT_ERROR, SCORING, Pilot
+from numpyro_minibatch._pilot import FLOAT_ERROR, IN_DOUBLE, SCORING, Pilot
 from numpyro_minibatch._posterior import rounding_error
 from numpyro_minibatch._residuals import ResidualScan, Rows
 from numpyro_minibatch.batch import FullBatch, Scheme, Weighted
@@ -29,7 +29,6 @@ _CANDIDATES = 2048  # rows of which some are taken that others are like
 _SMALL = 0.1  # of the middle of all scores that a leader has to have
 _GAIN = 1e-4  # of all that a leader explains, or it is left out
 _CURVED = 0.9  # of the curvature that the exact rows may take
-_IN_DOUBLE = 8  # draws on which the precisions are compared
 _EXACT = (16, 32, 64, 128, 256, 512, 1024, 2048)  # how many that may be
 
 
@@ -55,20 +54,8 @@ def exact_rows(
     :param expansion: these.
     :param draws: draws of the surrogate's posterior, ``(K, D)``.
     """
-    sizes, full = problem.plates, isinstance(scheme, FullBatch)
-    number, of_batch = sum(sizes.values()), sum(pilot.sizes.values())
-    if taylor.exact_rows is not None:
-        counts = [min(taylor.exact_rows, number)]
-    elif pilot.residual_sd <= _COARSE or problem.on_host:
-        counts = [0]
-    elif not (full or isinstance(scheme, Weighted)):
-        counts = [0]  # somebody wants to see what such batches do
-    elif full and number <= _EXACT[-1]:
-        counts = [number]  # they are all read anyway
-    else:
-        # more than half a batch would cost more than they save
-        most = max(of_batch // 2, _EXACT[0])
-        counts = [0, *(count for count in _EXACT if count <= most)]
+    sizes, number = problem.plates, sum(problem.plates.values())
+    counts = _counts(problem, taylor, scheme, pilot)
     if not counts[-1]:
         return {}
     scan, by_plate = pilot.scan, pilot.scores
@@ -108,8 +95,27 @@ def exact_rows(
         return found
     # a leader's rounding error is multiplied as it is
     surrogate = without(problem, expansion, leading)
-    error = rounding_error(problem, surrogate, judging[:_IN_DOUBLE])
+    error = rounding_error(problem, surrogate, judging[:IN_DOUBLE])
     return leading if error <= FLOAT_ERROR else found
+
+
+def _counts(
+    problem: Problem, taylor: Taylor, scheme: Scheme, pilot: Pilot
+) -> list[int]:
+    """How many exact rows there may be, in increasing order."""
+    number, of_batch = sum(problem.plates.values()), sum(pilot.sizes.values())
+    full = isinstance(scheme, FullBatch)
+    if taylor.exact_rows is not None:
+        return [min(taylor.exact_rows, number)]
+    if pilot.residual_sd <= _COARSE or problem.on_host:
+        return [0]
+    if not (full or isinstance(scheme, Weighted)):
+        return [0]  # somebody wants to see what such batches do
+    if full and number <= _EXACT[-1]:
+        return [number]  # they are all read anyway
+    # more than half a batch would cost more than they save
+    most = max(of_batch // 2, _EXACT[0])
+    return [0, *(count for count in _EXACT if count <= most)]
 
 
 def _leaders(

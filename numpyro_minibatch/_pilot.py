@@ -22,6 +22,7 @@ from numpyro_minibatch.control_variate import Expansion, Form, Taylor
 
 __all__ = [
     "FLOAT_ERROR",
+    "IN_DOUBLE",
     "QUIET",
     "SCORING",
     "Pilot",
@@ -30,7 +31,7 @@ __all__ = [
 
 SCORING = 24  # draws that score the rows
 _HELD_OUT = 32  # draws that judge the design, in pairs
-_IN_DOUBLE = 8  # draws on which the precisions are compared
+IN_DOUBLE = 8  # draws on which the precisions are compared
 FLOAT_ERROR = 0.05  # error of a summed residual, in units of the log ratio
 _MIN_BATCH = 100  # rows that make an estimate normal and its variance known
 QUIET = 0.25  # noise of a log ratio at which neither matters
@@ -259,7 +260,7 @@ def _choose_form(
     if problem.dtype == jnp.float64:
         scan = ResidualScan(problem, taylor.order, forms[0], expansion)
         return scan, scan.sums(draws), 0.0
-    few = draws[:_IN_DOUBLE]
+    few = draws[:IN_DOUBLE]
     with double():
         wide = ResidualScan(problem, taylor.order, "direct", expansion, jnp.float64)
         right, _ = wide.sums(few)

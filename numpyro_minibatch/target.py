@@ -165,7 +165,7 @@ def _rows_in_plates(rows: Any, event_dim: int) -> Any:
     """What the enclosing plates make of ``numpyro.subsample(rows, event_dim)``.
 
     Plates look at each index again, to fill the rows of one that is out of range with
-    NaN. A batch has none, and for wide rows the look costs as much as reading them.
+    NaN. A batch has none, and for wide rows that costs nearly as much as reading them.
 
     :return: the rows; nothing where an array does not fit a plate, which says so then.
     """

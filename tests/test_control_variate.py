@@ -31,6 +31,7 @@ from numpyro_minibatch import (
 )
 from numpyro_minibatch._exact_rows import without
 from numpyro_minibatch._expansion import Problem, choose_coordinates, find_center
+from numpyro_minibatch._residuals import ResidualScan, Rows
 from numpyro_minibatch.control_variate import (
     Coordinates,
     ExactRows,
@@ -518,7 +519,7 @@ def poisson_model(x, y):
         numpyro.sample("y", dist.Poisson(jnp.exp(x[idx] @ beta)), obs=y[idx])
 
 
-def test_a_surrogate_with_leaders_has_tails():
+def test_a_surrogate_with_leaders_has_tails(monkeypatch):
     """Rows of either sign lead, whose likelihoods fall faster than any parabola."""
     rng = np.random.default_rng(9)
     x = np.column_stack([np.ones(3000), rng.normal(size=3000)])
@@ -548,6 +549,44 @@ def test_a_surrogate_with_leaders_has_tails():
     positions = jnp.asarray(np.asarray(surrogate.location) + far, jnp.float32)
     values = np.asarray(jax.vmap(jax.vmap(density))(positions))
     assert (np.diff(values, axis=0) < -1).all()
+    # where that rounds too much, the same number of rows stands for itself alone
+    monkeypatch.setattr(_exact_rows, "FLOAT_ERROR", -1.0)
+    variate = control_variate.taylor2(exact_rows=8)
+    kernel = MinibatchMH(poisson_model, control_variate=variate)
+    kernel.init(random.key(0), 10, None, data, {})
+    kept = kernel._prepared[2].surrogate.expansion.exact["data"]
+    assert kept.share is None and len(kept.rows) == 8
+
+
+def test_residuals_of_some_rows_are_in_the_order_asked_for():
+    """Also of all rows of a plate, whose order a model does not look at."""
+    x = jnp.arange(12.0)
+
+    def model(x):
+        mu = numpyro.sample("mu", dist.Normal(0, 1))
+        with numpyro.plate("data", 12):
+            rows = numpyro.subsample(x, event_dim=0)
+            numpyro.sample("y", dist.Poisson(jnp.exp(mu * rows / 12)), obs=rows)
+
+    problem = Problem(
+        target_of=lambda given: ModelTarget(
+            model=model, args=tuple(given), sizes={"data": 12}
+        ),
+        arrays=[x],
+        plates={"data": 12},
+        weights=Weights(1.0, 1.0, 1.0),
+        example={"mu": np.zeros(())},
+    )
+    found = find_center("test", problem, np.zeros((1, 1)), Taylor(2), lambda _: None)
+    scan = ResidualScan(problem, 2, "direct", found.expansion)
+    draws = found.center + np.array([[-1.0], [1.5]])
+    order = np.random.default_rng(2).permutation(12)
+    rows = Rows(np.zeros(12, int), np.arange(12))
+    in_order = scan.of_rows(draws, rows)
+    assert np.abs(np.diff(in_order, axis=1)).max() > 0.01
+    np.testing.assert_allclose(
+        scan.of_rows(draws, rows.take(order)), in_order[:, order], rtol=1e-6
+    )
 
 
 def test_draws_are_those_of_the_surrogate_with_its_rows():

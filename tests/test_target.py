@@ -270,3 +270,21 @@ def test_hand_written_target():
     np.testing.assert_allclose(terms.known, -2.5)
     np.testing.assert_allclose(terms.rows["a"], Y[3:5])
     np.testing.assert_allclose(terms.rows["b"], 2 * W[5:6])
+
+
+def test_subsample_takes_rows_along_any_axis() -> None:
+    """In an inner plate, beside one that is whole, and of numbers side by side."""
+    x = np.random.default_rng(3).normal(size=(3, 40, 2))
+
+    def model(x):
+        mu = numpyro.sample("mu", dist.Normal(0, 1))
+        with numpyro.plate("groups", 3, dim=-2), numpyro.plate("data", 40, dim=-1):
+            rows = numpyro.subsample(x, event_dim=1)
+            numpyro.sample("x", dist.Normal(mu, 1).expand([2]).to_event(1), obs=rows)
+
+    target = ModelTarget(model=model, args=(jnp.asarray(x),), sizes={"data": 40})
+    chosen = np.array([7, 0, 39, 7])
+    found = target.rows({"mu": jnp.asarray(0.5)}, {"data": jnp.asarray(chosen)})
+    logs = -0.5 * np.square(x - 0.5) - 0.5 * np.log(2 * np.pi)
+    expected = logs.sum((0, 2))[chosen]
+    np.testing.assert_allclose(found["data"], expected, rtol=1e-5)
