@@ -217,6 +217,22 @@ class Expansion(NamedTuple):
         return jax.tree.map(array, self)
 
     @property
+    def num_exact(self) -> int:
+        """How many rows the surrogate has as they are."""
+        return sum(len(kept.rows) for kept in self.exact.values())
+
+    @property
+    def num_leading(self) -> int:
+        """How many of them there are in plates where they lead others."""
+        kept = self.exact.values()
+        return sum(len(each.rows) for each in kept if each.share is not None)
+
+    @property
+    def has_every_row(self) -> bool:
+        """Whether the surrogate is the target."""
+        return bool(self.exact) and all(kept.every for kept in self.exact.values())
+
+    @property
     def exact_rows(self) -> dict[str, Array]:
         """What to ask a target for: one row of a plate that has none."""
         one = jnp.zeros(1, jnp.int32)
@@ -275,6 +291,7 @@ def expand(
     form: Form,
     expansion: Expansion,
     unravel: Callable[[Array], Position],
+    beyond: bool = False,
 ) -> Callable[[Array, Mapping[str, Array]], Terms]:
     """The target whose rows are residuals.
 
@@ -286,11 +303,16 @@ def expand(
         rounding errors are relative to the residual and not to the log likelihood.
     :param expansion: the summed polynomial.
     :param unravel: from a flat position to the target's.
+    :param beyond: only what the target has beyond :func:`log_surrogate`: the residuals,
+        and at order 1 what their polynomials lack of the surrogate's. Plates whose rows
+        are all exact need no indices.
     :return: ``evaluate(flat, indices)``, the terms at a flat position.
     """
+    one = jnp.zeros(1, jnp.int32)  # of a plate that nobody asks for
 
-    def evaluate(flat: Array, indices: Mapping[str, Array]) -> Terms:
+    def evaluate(flat: Array, asked: Mapping[str, Array]) -> Terms:
         z = unravel(flat)
+        indices = dict.fromkeys(target.plates, one) | dict(asked)
         terms = target.terms(z, indices)
         phi, unravel_phi = ravel_pytree(coordinates.of(target, z))
         displacement = phi - expansion.center
@@ -308,22 +330,29 @@ def expand(
             return _minus_polynomial(values, at_center)
 
         residual = residuals(terms.rows, indices)
-        # the value apart, so that it cancels exactly in a difference
         polynomial = expansion.polynomial(displacement, order)
-        likelihood = [terms.likelihood, polynomial, expansion.value]
+        exact, of_exact = [], {}
         if expansion.exact:
             read = target.terms(z, expansion.exact_rows)
-            # not summed yet: differences of rows come first
-            likelihood.append(expansion.exact_values(read.rows))
-            leads = any(kept.share is not None for kept in expansion.exact.values())
-            of_exact = residuals(read.rows, expansion.exact_rows) if leads else {}
+            exact = expansion.exact_values(read.rows)
+            if any(kept.share is not None for kept in expansion.exact.values()):
+                of_exact = residuals(read.rows, expansion.exact_rows)
             residual = {
                 name: jnp.zeros_like(rows)
                 if (kept := expansion.exact[name]).every
                 else kept.unexplained(rows, indices[name], of_exact.get(name))
                 for name, rows in residual.items()
             }
-        return terms._replace(rows=residual, likelihood=likelihood)
+        residual = {name: residual[name] for name in asked}
+        # the value apart, so that it cancels exactly in a difference
+        if beyond:
+            likelihood = [expansion.value]
+            if order == 1:
+                likelihood.append(polynomial - expansion.polynomial(displacement))
+            return Terms(prior=(), rows=residual, likelihood=likelihood)
+        # not summed yet: differences of rows come first
+        whole = [terms.likelihood, polynomial, expansion.value, exact]
+        return terms._replace(rows=residual, likelihood=whole)
 
     return evaluate
 

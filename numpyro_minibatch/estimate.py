@@ -279,6 +279,7 @@ class Reader(NamedTuple):
     weights: Weights
     designs: Any = None
     active: ArrayLike = True
+    known_rows: int = 0
 
     def read(
         self,

@@ -97,12 +97,16 @@ class Proposed(NamedTuple):
         its own that rejected stays at the very same ``z``: no row needs to be read.
     :param tunes: whether the fate of the move says something about the step size.
         Only a component of a :func:`mixture` that has no step size says no.
+    :param log_surrogate: the log surrogate at both positions, shape ``(2,)``, where
+        ``log_q_ratio`` is their difference: it cancels in a decision, which then is
+        about what the target has beyond the surrogate and needs nothing else.
     """
 
     z: Array
     log_q_ratio: Array
     moved: ArrayLike = np.True_
     tunes: ArrayLike = np.True_
+    log_surrogate: Array | None = None
 
 
 @dataclass(frozen=True)
@@ -207,6 +211,7 @@ def _first_stage(
         jnp.where(accept, z_new, z),
         jnp.where(accept, logs[0] - logs[1], 0.0),
         moved=accept,
+        log_surrogate=logs,
     )
 
 
@@ -227,17 +232,23 @@ def follow(
     :param step: time of a step; a turn by ``pi / 2`` is a quarter of a period.
     :return: position and momentum at the end, and the log surrogate at both ends.
     """
-    density = jax.value_and_grad(_surrogate(landscape))
+    density = _surrogate(landscape)
     whitening = landscape.whitening
     center, white = _centered(z, landscape)
     cos, sin = jnp.cos(step), jnp.sin(step)
 
     # A half kick at each end of every turn; two that meet are one. The loop keeps the
-    # surrogate, which holds the model's prior, at one place of the compiled program.
+    # surrogate, which holds the model's prior, at few places of the compiled program.
     def kick_and_turn(i: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
-        position, white, momentum, first, _ = carry
-        value, gradient = density(position)
+        position, white, momentum, first, last = carry
         at_end = (i == 0) | (i == num_steps)
+        # only the ends need their density, the same condition for all chains
+        value, gradient = jax.lax.cond(
+            at_end,
+            jax.value_and_grad(density),
+            lambda position: (last, jax.grad(density)(position)),
+            position,
+        )
         kick = jnp.where(at_end, 0.5 * step, step)
         momentum = momentum + kick * (whitening.whiten_gradient(gradient) + white)
         ends = i == num_steps

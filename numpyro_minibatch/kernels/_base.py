@@ -280,9 +280,16 @@ class MinibatchKernel(MCMCKernel):
         )
 
     def _reader(
-        self, target: Target, unravel: Callable[[Array], Any], surrogate: Any = ()
+        self,
+        target: Target,
+        unravel: Callable[[Array], Any],
+        surrogate: Any = (),
+        beyond: bool = False,
     ) -> Reader:
-        """The target, read through the scheme."""
+        """The target, read through the scheme.
+
+        :param beyond: only what it has beyond the surrogate of a control variate.
+        """
         layout, plan = self._require_layout(), self._plan
         plates = dict(layout.plates)
         if plan is None or self._control_variate is None:
@@ -299,8 +306,19 @@ class MinibatchKernel(MCMCKernel):
             plan.form,
             surrogate.expansion,
             unravel,
+            beyond,
         )
-        return Reader(evaluate, plates, plan.scheme, self._weights, surrogate.designs)
+        expansion = surrogate.expansion
+        if beyond and expansion.has_every_row:
+            plates = {}
+        return Reader(
+            evaluate,
+            plates,
+            plan.scheme,
+            self._weights,
+            surrogate.designs,
+            known_rows=expansion.num_leading if beyond else expansion.num_exact,
+        )
 
     @property
     def _weights(self) -> Weights:

@@ -197,7 +197,7 @@ def prepare(
             else:
                 posterior, expansion = changed, fewer
         if exact:
-            if all(kept.every for kept in expansion.exact.values()):
+            if expansion.has_every_row:
                 pilot = pilot.without_residuals()
             else:
                 pilot = measure(expansion, posterior.draws, pilot)

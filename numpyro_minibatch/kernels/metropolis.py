@@ -472,6 +472,9 @@ class MinibatchMH(MinibatchKernel):
         flat, unravel = ravel_pytree(state.z)
         reader = self._reader(target, unravel, state.surrogate)
         landscape = self._landscape(reader, target, unravel, state)
+        beyond = None
+        if self._plan is not None and isinstance(self._estimator, Shared):
+            beyond = self._reader(target, unravel, state.surrogate, beyond=True)
 
         is_check = self._is_check(reader, state.i)
 
@@ -481,6 +484,7 @@ class MinibatchMH(MinibatchKernel):
             step_size = self._step_size_at(count, state)
             return self._metropolis_step(
                 reader,
+                beyond,
                 landscape,
                 step_size,
                 is_check & (n == 0),
@@ -567,14 +571,13 @@ class MinibatchMH(MinibatchKernel):
             num_steps=max(self._plan.num_steps, 4)
             if self._moved
             else self._plan.num_steps,
-            num_rows=sum(
-                len(kept.rows) for kept in state.surrogate.expansion.exact.values()
-            ),
+            num_rows=state.surrogate.expansion.num_exact,
         )
 
     def _metropolis_step(
         self,
         reader: Reader,
+        beyond: Reader | None,
         landscape: Landscape,
         step_size: Array,
         is_check: Array,
@@ -582,11 +585,14 @@ class MinibatchMH(MinibatchKernel):
         carry: _Carry,
         unravel: Callable[[Array], Any],
     ) -> tuple[_Carry, _Step]:
-        """Propose, compare on a batch, decide."""
+        """Propose, compare on a batch, decide.
+
+        :param beyond: with a surrogate, what the target has beyond it.
+        """
         rng_key, z, memory, lp = carry
         rng_key, key_proposal, key_accept = jax.random.split(rng_key, 3)
-        kept = landscape.num_rows
-        proposal_rows: ArrayLike = kept * self._proposal.evaluations(landscape)
+        evaluations = self._proposal.evaluations(landscape)
+        proposal_rows: ArrayLike = landscape.num_rows * evaluations
         if self._proposal.uses_gradient:
             batch_key, gradient_key = self._row_keys(batch_key)
             proposal_rows = proposal_rows + reader.gradient_rows
@@ -599,13 +605,20 @@ class MinibatchMH(MinibatchKernel):
             key_proposal, z, step_size, landscape._replace(gradient=gradient)
         )
 
+        judge, known, log_q_ratio = reader, None, proposed.log_q_ratio
+        if beyond is not None and proposed.log_surrogate is not None:
+            # what the surrogate says of the move and what the proposal's ratio takes
+            # back are one number
+            judge, known = beyond, proposed.log_surrogate
+            log_q_ratio = jnp.zeros_like(log_q_ratio)
+
         test = self._acceptance
         move = unravel(z), unravel(proposed.z)
-        rule = test.rule(key_accept, proposed.log_q_ratio, move)
+        rule = test.rule(key_accept, log_q_ratio, move)
 
         def compare(everything: Reader | None = None) -> Comparison:
-            return self._estimator.compare(
-                everything or reader,
+            seen = self._estimator.compare(
+                everything or judge,
                 # cloned: all rows, or the batch that a branch did not draw
                 jax.random.clone(batch_key),
                 z,
@@ -614,9 +627,13 @@ class MinibatchMH(MinibatchKernel):
                 test.max_variance,
                 None if everything else rule,
             )
+            if known is None:
+                return seen
+            return seen._replace(log_density=seen.log_density + known)
 
-        if kept < sum(reader.plates.values()):  # else they are the batch
-            proposal_rows = proposal_rows + kept * jnp.asarray(proposed.moved)
+        if judge.known_rows < sum(reader.plates.values()):  # else they are the batch
+            rows = judge.known_rows * jnp.asarray(proposed.moved)
+            proposal_rows = proposal_rows + rows
         if self._proposal.uses_surrogate:
             # a proposal that stays needs no rows
             seen = jax.lax.cond(
@@ -624,8 +641,8 @@ class MinibatchMH(MinibatchKernel):
             )
         else:
             seen = compare()
-        seen, checks = self._look_again(reader, compare, seen, is_check, proposed.moved)
-        log_ratio = seen.log_ratio + proposed.log_q_ratio
+        seen, checks = self._look_again(judge, compare, seen, is_check, proposed.moved)
+        log_ratio = seen.log_ratio + log_q_ratio
         decision = test(key_accept, log_ratio)
         accept_prob = jnp.where(proposed.moved, decision.accept_prob, 0.0)
         mobility = accept_prob / seen.ceiling
