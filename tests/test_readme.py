@@ -57,6 +57,14 @@ def test_the_start_is_short_and_that_of_the_documentation():
     ) in page
 
 
+def test_the_table_is_that_of_the_results():
+    from benchmarks.temperature_one import report
+
+    text = (ROOT / "README.md").read_text()
+    best = report.fastest(report.RESULTS / "side_by_side")
+    assert len(best) >= 8 and report.with_table(text, report.measured(best)) == text
+
+
 def test_blocks_are_found():
     text = "a\n```python\nx = 1\n```\nb\n```sh\nls\n```\n"
     assert blocks(text, "python") == ["x = 1\n"]

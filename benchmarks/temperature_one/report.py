@@ -1,4 +1,4 @@
-"""Write the table and the figure of the results.
+"""Write the tables and the figure of the results, README's among them.
 
 python -m benchmarks.temperature_one.report
 """
@@ -183,36 +183,78 @@ Laplace approximation). Where its bias is many times its noise it samples anothe
 |---|---|---|---|---|---|---|---|"""
 
 
-def side_by_side(folder: Path) -> list[str]:
-    """A table of the fastest setting of each method on each problem."""
-    lines, rivals = [], []
-    for name, problem in PROBLEMS.items():
+def fastest(folder: Path) -> dict[str, dict[str, dict[str, Any]]]:
+    """The fastest setting of each method, by problem."""
+    best = {}
+    for name in PROBLEMS:
         path = folder / f"{name}.json"
         found = json.loads(path.read_text()) if path.exists() else {}
-        if not (found.get("ours") and found.get("nuts")):
-            continue
-        ours, nuts = (
-            max(found[m], key=lambda r: r["ess_per_second"]) for m in ("ours", "nuts")
-        )
+        if found.get("ours") and found.get("nuts"):
+            best[name] = {
+                method: max(settings, key=lambda r: r["ess_per_second"])
+                for method, settings in found.items()
+                if settings
+            }
+    return best
+
+
+def ratio(found: dict[str, dict[str, Any]], method: str) -> str:
+    """How many times as fast as a method ours is."""
+    return number(found["ours"]["ess_per_second"] / found[method]["ess_per_second"])
+
+
+def side_by_side(best: dict[str, dict[str, dict[str, Any]]]) -> list[str]:
+    """A table of each method on each problem, and one of HMCECS."""
+    lines, rivals = [], []
+    for name, found in best.items():
+        ours, nuts, title = found["ours"], found["nuts"], PROBLEMS[name].title
         lines.append(
-            f"| {problem.title} | {number(ours['ess_per_second'])} | {ours['chains']} "
+            f"| {title} | {number(ours['ess_per_second'])} | {ours['chains']} "
             f"| {ours['bias']:.3f} | {ours['bias_noise']:.3f} "
             f"| {between(*ours['sd_ratio'], '.2f')} "
             f"| {number(nuts['ess_per_second'])} | {nuts['chains']} "
-            f"| {number(ours['ess_per_second'] / nuts['ess_per_second'])} |"
+            f"| {ratio(found, 'nuts')} |"
         )
-        if found.get("hmcecs"):
-            best = max(found["hmcecs"], key=lambda r: r["ess_per_second"])
+        if "hmcecs" in found:
+            rival = found["hmcecs"]
             rivals.append(
-                f"| {problem.title} | {number(ours['ess_per_second'])} "
-                f"| {number(best['ess_per_second'])} | {best['chains']} "
-                f"| {best['bias']:.3f} | {best['bias_noise']:.3f} "
-                f"| {between(*best['sd_ratio'], '.2f')} "
-                f"| {number(ours['ess_per_second'] / best['ess_per_second'])} |"
+                f"| {title} | {number(ours['ess_per_second'])} "
+                f"| {number(rival['ess_per_second'])} | {rival['chains']} "
+                f"| {rival['bias']:.3f} | {rival['bias_noise']:.3f} "
+                f"| {between(*rival['sd_ratio'], '.2f')} | {ratio(found, 'hmcecs')} |"
             )
     if not lines:
         return []
     return [SIDE_BY_SIDE, *lines, *([RIVAL, *rivals] if rivals else [])]
+
+
+MEASURED = "<!-- measured -->\n", "<!-- end of measured -->"
+
+
+def measured(best: dict[str, dict[str, dict[str, Any]]]) -> str:
+    """README's table."""
+
+    def cell(result: dict[str, Any] | None) -> str:
+        if result is None:
+            return ""
+        return f"{number(result['ess_per_second'])} ({result['bias']:.3f})"
+
+    lines = [
+        "| | NUTS | HMCECS, Taylor | MinibatchMH | |",
+        "|---|---|---|---|---|",
+    ]
+    for name, found in best.items():
+        cells = [cell(found.get(method)) for method in ("nuts", "hmcecs", "ours")]
+        lines.append(
+            f"| {PROBLEMS[name].title} | {' | '.join(cells)} | {ratio(found, 'nuts')} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def with_table(text: str, table: str) -> str:
+    """README with this table in the place of its own."""
+    before, rest = text.split(MEASURED[0])
+    return before + MEASURED[0] + table + MEASURED[1] + rest.split(MEASURED[1])[1]
 
 
 def style(method: str) -> dict[str, Any]:
@@ -282,10 +324,10 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--docs", type=Path, default=DOCS)
     options = parser.parse_args()
-    results = read(options.results)
-    (options.docs / PAGE).write_text(
-        page(results, side_by_side(options.results / "side_by_side"))
-    )
+    results, best = read(options.results), fastest(options.results / "side_by_side")
+    (options.docs / PAGE).write_text(page(results, side_by_side(best)))
+    readme = options.docs.parent / "README.md"
+    readme.write_text(with_table(readme.read_text(), measured(best)))
     figure(results, options.docs / FIGURE)
     print(options.docs / PAGE)
 
