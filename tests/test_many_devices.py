@@ -182,7 +182,8 @@ def in_new_process(code: str, **environment: str) -> str:
 @slow
 def test_two_devices_draw_what_one_does(tmp_path: Path) -> None:
     code = DEVICES.format(tests=str(Path(__file__).parent), out=str(tmp_path / "run"))
-    flags = "--xla_force_host_platform_device_count=2"
+    given = os.environ.get("XLA_FLAGS", "")  # programs are compiled as elsewhere
+    flags = f"{given} --xla_force_host_platform_device_count=2"
     assert "same" in in_new_process(code, XLA_FLAGS=flags, JAX_PLATFORMS="cpu")
 
 
