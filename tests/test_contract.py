@@ -20,6 +20,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from compiling import quick_flags
 from numpyro.infer import MCMC, init_to_median, init_to_uniform
 
 from numpyro_minibatch import (
@@ -393,11 +394,10 @@ for name in IN_PARALLEL:
 @pytest.mark.slow
 def test_parallel_chains_are_the_vectorized_ones(tmp_path: Path) -> None:
     here = Path(__file__).resolve().parent
-    flags = os.environ.get("XLA_FLAGS", "")  # programs are compiled as those here
     environment = {
         **os.environ,
         "JAX_ENABLE_X64": "1",
-        "XLA_FLAGS": f"{flags} --xla_force_host_platform_device_count={CHAINS}",
+        "XLA_FLAGS": quick_flags(CHAINS),
         "PYTHONPATH": os.pathsep.join([str(here), str(here.parent), *sys.path]),
     }
     done = subprocess.run(
