@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from compiling import quick_flags
 
 from benchmarks.long_runs import costs, kills
 from numpyro_minibatch import sampling
@@ -28,7 +27,6 @@ def test_killed_runs_are_those_of_an_uninterrupted_one(monkeypatch):
 
 
 def test_costs(monkeypatch):
-    monkeypatch.setenv("XLA_FLAGS", quick_flags())  # of the processes it starts
     monkeypatch.setattr(sampling._Pace, "saw", sampling._Pace.saw)
     found = costs.main(["--small"])
     assert found["second_call"]["second"]["compiled"] == []
