@@ -16,6 +16,7 @@ import numpyro.distributions as dist
 import pytest
 import scipy.stats
 import xarray as xr
+from compiling import quick_flags
 from jax import random
 from numpyro import handlers
 from numpyro.infer import HMC, MCMC, NUTS, BarkerMH
@@ -496,11 +497,9 @@ print("equal")
 
 @slow
 def test_rungs_on_two_devices_are_those_on_one() -> None:
-    flags = os.environ.get("XLA_FLAGS", "")
-    flags = f"{flags} --xla_force_host_platform_device_count=2"
     done = subprocess.run(
         [sys.executable, "-c", ON_TWO_DEVICES],
-        env={**os.environ, "XLA_FLAGS": flags},
+        env={**os.environ, "XLA_FLAGS": quick_flags(2)},
         capture_output=True,
         text=True,
         timeout=300,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from compiling import quick_flags
 from jax import random
 from numpyro.infer import MCMC
 
@@ -400,7 +402,13 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
     used = []
     for rows in (10_000, 40_000_000):  # 2.5 MB, 10 GB
         command = [sys.executable, "-c", LARGE, str(rows), str(tmp_path)]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            command,
+            env={**os.environ, "XLA_FLAGS": quick_flags()},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
         mode, memory = done.stdout.split()
         assert mode == "alias"
         used.append(int(memory))

@@ -17,6 +17,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 import xarray as xr
+from compiling import quick_flags
 from jax.sharding import Mesh
 from test_sampling import N, X, Y, assert_same, model, run, values
 
@@ -182,7 +183,7 @@ def in_new_process(code: str, **environment: str) -> str:
 @slow
 def test_two_devices_draw_what_one_does(tmp_path: Path) -> None:
     code = DEVICES.format(tests=str(Path(__file__).parent), out=str(tmp_path / "run"))
-    flags = "--xla_force_host_platform_device_count=2"
+    flags = quick_flags(2)
     assert "same" in in_new_process(code, XLA_FLAGS=flags, JAX_PLATFORMS="cpu")
 
 
@@ -245,7 +246,7 @@ def two_processes(**settings: Any) -> None:
                 "-c",
                 PROCESS.format(tests=tests, port=port, which=which, **settings),
             ],
-            env={**os.environ, "JAX_PLATFORMS": "cpu"},
+            env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": quick_flags()},
             stderr=subprocess.PIPE,
             text=True,
         )
