@@ -31,7 +31,7 @@ def test_the_start_of_the_readme_runs_as_it_is():
     done = subprocess.run(
         [sys.executable, "-c", start],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "XLA_FLAGS": ""},
         capture_output=True,
         text=True,
         timeout=300,

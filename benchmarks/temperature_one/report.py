@@ -48,9 +48,9 @@ Written by `python -m benchmarks.temperature_one.report`; the results are made b
 `python -m benchmarks.temperature_one --all`, every method in a process of its own, on
 the same data, in single precision: one chain, or four side by side in one program
 (`--chains 4`), as one runs them to compare them by R-hat. `--method` and `--data`
-choose among them, `--seconds` were 8 to 15, and `--blackjax PYTHON` and `--old PYTHON`
-name interpreters of environments with the other packages
-(`benchmarks/temperature_one/envs/`).
+choose among them, `--seconds` sets for how long a method samples (the files of results
+have what it took), and `--blackjax PYTHON` and `--old PYTHON` name interpreters of
+environments with the other packages (`benchmarks/temperature_one/envs/`).
 
 No speed stands without a bias. Sampling the wrong law is easily fast: a method that
 returns the normal approximation at the mode accepts all that it proposes.
@@ -67,9 +67,9 @@ returns the normal approximation at the mode accepts all that it proposes.
   of an exact method.
 - **sd ratio**: smallest and largest ratio of standard deviations to the reference's.
 - **load**: the machine's load average when the run began and ended. It has two cores;
-  a run at a load above two shared them with others. NUTS and the rows with four chains
-  ran one after the other on a quiet machine; the other rivals are older, and their
-  ratios to this NUTS are too small where the load was high.
+  a run at a load above two shared them with others, and its speed is too low. The rows
+  of MinibatchMH with four chains are of one quiet run; other rows are older where
+  their load differs.
 
 The stochastic gradient samplers have no decision, so a step size is a choice of bias.
 All have the largest that should leave standard deviations 3 percent too large, in
@@ -77,16 +77,12 @@ coordinates whitened by the Laplace approximation (`tuning.py`). CV: with contro
 variates at the mode.
 
 More chains, on devices of one thread each, use the machine better than four chains
-do: those are the first tables. Those below them and the figure are older than the
-cheaper steps of MinibatchMH and than leaders among its exact rows, with which the
-simulated logistic regression, Covertype, a9a and the smaller hierarchy were measured
-there. Two runs of a setting differ by 20 to 40 percent on these cores.
+do: those are the first tables. Two runs of a setting differ by 20 to 40 percent on these
+cores.
 
-What limits MinibatchMH at D = 10 to 20 is not the rows but the number of operations on
-small arrays. At D = 123 it is one to two hundred rows of 123 numbers, gathered from
-random places, and a posterior whose rare columns are far from normal. Below a thousand
-rows all rows are read, as by NUTS, and what is left of the lead are trajectories of a
-known length and chains side by side.
+`kernel.pilot["sizes"]` says how many rows a decision of MinibatchMH reads, and ESS/row
+what they are worth. Below a thousand rows it reads all, as NUTS does: then a step is a
+trajectory of a known length, without a tree to build.
 
 ```{{image}} {FIGURE}
 :alt: ESS per second against bias, a panel for each problem
