@@ -77,8 +77,8 @@ coordinates whitened by the Laplace approximation (`tuning.py`). CV: with contro
 variates at the mode.
 
 More chains, on devices of one thread each, use the machine better than four chains
-do: those are the first tables. Two runs of a setting differ by 20 to 40 percent on these
-cores.
+do: those are the first tables. Two runs of a setting differ by 20 to 40 percent on
+these cores.
 
 `kernel.pilot["sizes"]` says how many rows a decision of MinibatchMH reads, and ESS/row
 what they are worth. Below a thousand rows it reads all, as NUTS does: then a step is a
