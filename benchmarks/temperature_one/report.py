@@ -68,8 +68,8 @@ returns the normal approximation at the mode accepts all that it proposes.
 - **sd ratio**: smallest and largest ratio of standard deviations to the reference's.
 - **load**: the machine's load average when the run began and ended. It has two cores;
   a run at a load above two shared them with others, and its speed is too low. The rows
-  of MinibatchMH with four chains are of one quiet run; other rows are older where
-  their load differs.
+  of MinibatchMH with four chains are newer than those with one and with uniform
+  batches, and have cheaper steps.
 
 The stochastic gradient samplers have no decision, so a step size is a choice of bias.
 All have the largest that should leave standard deviations 3 percent too large, in
