@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+import types
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
 import numpyro.distributions as dist
 import pytest
 from numpyro.distributions import constraints
 
-from benchmarks.papers import amagold_plane, mnist_pair
+from benchmarks.papers import amagold_plane, mint_network, mnist_pair
 from numpyro_minibatch import MINT
 
 CELLS = amagold_plane.CELLS
@@ -203,8 +205,64 @@ def test_figures_of_the_recorded_results(tmp_path):
         "mnist_pair_normality": mnist_pair.draw_normality,
         "mnist_pair_passes": mnist_pair.draw_passes,
         "mnist_pair_rows": mnist_pair.draw_rows,
+        "mint_network": mint_network.draw,
     }
     for name, draw in drawn.items():
         if (RESULTS / f"{name}.json").exists():
             draw(load(name), tmp_path / f"{name}.png")
             assert (tmp_path / f"{name}.png").stat().st_size > 10_000
+
+
+@pytest.fixture(scope="module")
+def three_classes():
+    """A linear classifier of points around the corners of a triangle."""
+    rng = np.random.default_rng(0)
+    y = rng.integers(3, size=500)
+    X = np.eye(3)[y] * 2 + rng.normal(size=(500, 3))
+    X, y = jnp.asarray(X, jnp.float32), jnp.asarray(y)
+
+    def model(X, y):
+        w = numpyro.sample("w", dist.Normal(0, 1).expand([3, 3]).to_event(2))
+        with numpyro.plate("images", len(X)) as i:
+            numpyro.sample("y", dist.Categorical(logits=X[i] @ w), obs=y[i])
+
+    images = types.SimpleNamespace(X=X[:300], y=y[:300], X_test=X[300:], y_test=y[300:])
+    return model, lambda draw, rows: rows @ draw["w"], images
+
+
+def test_error_and_fit_of_draws_by_hand(three_classes):
+    """Of weights that are right for each corner, none, and the wrong way round."""
+    _, logits, images = three_classes
+    w = jnp.stack([-jnp.eye(3), jnp.zeros((3, 3)), 2 * jnp.eye(3)])
+    found = mint_network.judged(logits, {"draws": {"w": w}, "passes": [1]}, images)
+    y, highest = np.asarray(images.y_test), np.asarray(images.X_test).argmax(-1)
+    wrong = 100 * float((highest != y).mean())
+    assert found["error_percent"][2] == pytest.approx(wrong)
+    assert found["error_percent"][0] > 80 > 40 > wrong
+    assert found["nll"][1] == pytest.approx(math.log(3), rel=1e-5)
+    assert "draws" not in found and found["members"] == 3
+
+
+def test_descent_gets_there(three_classes):
+    _, logits, images = three_classes
+    found = mint_network.descend(logits, images, {"w": jnp.zeros((3, 3))}, 4, 20)
+    nll = mint_network.judged(logits, found, images)["nll"]
+    assert len(nll) == 4 and nll[-1] < 0.7 * math.log(3)
+
+
+@pytest.mark.slow
+def test_mint_on_a_network_and_its_cycles(three_classes):
+    model, logits, images = three_classes
+    start = {"w": jnp.zeros((3, 3))}
+    hot = mint_network.temperature(300, 20)
+    assert hot == pytest.approx(300 ** (1 - 0.99 * math.log(20) / math.log(300)))
+    kernel, adapts = mint_network.kernels(model, 300, 20, start)["MINT"]
+    assert adapts and kernel.temperature == pytest.approx(hot)
+    found = mint_network.sample(kernel, images, 40, True)
+    assert 0.2 < found["acceptance"] < 0.9
+    assert len(found["passes"]) == len(found["draws"]["w"]) == 40
+    nll = mint_network.judged(logits, found, images)["nll"]
+    assert np.mean(nll[20:]) < math.log(3)
+    ends = mint_network.cyclical(model, images, start, found["step_size"], 40, 20)
+    assert ends["draws"]["w"].shape == (mint_network.CYCLES, 3, 3)
+    assert ends["passes"][-1] == pytest.approx(40, rel=0.05)
