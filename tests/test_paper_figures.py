@@ -97,6 +97,7 @@ def test_chains_come_from_the_middle_to_the_banana(tmp_path, monkeypatch):
     monkeypatch.setattr(
         amagold_plane, "methods", lambda density: {"L2MC": every(density)["L2MC"]}
     )
+    monkeypatch.setattr(amagold_plane, "slowdown", lambda _: [])
     monkeypatch.setattr(amagold_plane, "draw_iterations", lambda *_: None)
     amagold_plane.main(
         ["iterations", "--iterations", "300", "--chains", "4", "--crowd", "1500"]
@@ -107,6 +108,18 @@ def test_chains_come_from_the_middle_to_the_banana(tmp_path, monkeypatch):
     assert crowd[0] > 10 * floor > 20 / 1.5 * np.mean(crowd[80:])
     assert run["so_far"][-1][0] == 300
     assert run["so_far"][0][1] > 2 * run["so_far"][-1][1]
+
+
+def test_slowdown_of_a_curve_that_is_three_times_as_slow():
+    n = np.geomspace(10, 1e5, 30)
+    both = {"L2MC": 50 / n, "AMAGOLD": 150 / n}
+    runs = [
+        {"method": name, "so_far": np.column_stack([n, error, 0 * n]).tolist()}
+        for name, error in both.items()
+    ]
+    factors = amagold_plane.slowdown(runs)
+    assert len(factors) > 5
+    np.testing.assert_allclose(factors, 3.0, rtol=1e-6)
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +159,7 @@ def test_what_a_path_learned_is_read_off_at_the_right_place(pair):
     good = np.array([3.0, 0.0, 0.0, 0.0, 0.0])
     beta = np.stack([np.where(np.arange(40)[:, None] < k, 0.0, good) for k in (10, 20)])
     num_rows = np.stack([np.full(40, 100.0), np.full(40, 50.0)])
-    run = mnist_pair.Path_(beta, num_rows, 0.0)
+    run = mnist_pair.Drawn(beta, num_rows)
     found = mnist_pair.learned(run, pair, np.cumsum(num_rows, 1))
     share = float(((np.asarray(x) @ good > 0) == np.asarray(y)).mean())
     accuracy = np.array(found["accuracy"])
@@ -163,7 +176,7 @@ def test_what_a_path_learned_is_read_off_at_the_right_place(pair):
 def test_batches_are_found_normal_or_not(pair, monkeypatch):
     monkeypatch.setattr(mnist_pair, "LENGTHS", {"tempered MCMC": 0.5, "MCMC": 0.2})
     runs = mnist_pair.is_normal(pair, 200, 500)
-    assert [run["rows"] for run in runs] == ["log likelihood", "log ratio"] * 2
+    assert [run["rows"] for run in runs] == ["log likelihood", "log ratio"] * 3
     for run in runs:
         # a mean of 100 rows has a tenth of their skewness, up to the share that is read
         expected = run["skewness_of_rows"] / 10 * (1 - 2 * 0.25) / math.sqrt(0.75)
@@ -177,7 +190,7 @@ def test_batches_are_found_normal_or_not(pair, monkeypatch):
 def test_tempered_chains_fit_worse_than_one_at_temperature_one(pair, monkeypatch):
     lengths = {"MINT": 1.0, "tempered MCMC": 1.0, "MCMC": 0.3}
     monkeypatch.setattr(mnist_pair, "LENGTHS", lengths)
-    runs = {run["method"]: run for run in mnist_pair.over_passes(pair, 2, 100, 400)}
+    runs = {run["method"]: run for run in mnist_pair.over_passes(pair, 2, 400)}
     assert list(runs) == ["MINT", "MINT with penalty", "tempered MCMC", "MCMC"]
     fit = {name: run["second_half_log_likelihood"][0] for name, run in runs.items()}
     assert fit["MCMC"] > fit["tempered MCMC"] + 0.05

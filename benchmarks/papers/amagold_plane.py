@@ -268,6 +268,22 @@ def by_iteration(iterations: int, chains: int, crowd: int) -> list[dict[str, Any
     return runs
 
 
+def slowdown(runs: list[dict[str, Any]]) -> list[float]:
+    """How many iterations AMAGOLD needs for one of L2MC's, at equal divergences."""
+    curves = {run["method"]: np.array(run["so_far"]).T for run in runs}
+    (n, error, _), (n_full, error_full, _) = curves["AMAGOLD"], curves["L2MC"]
+    n, error = n[n >= 5 * CELLS], error[n >= 5 * CELLS]
+    inside = error >= error_full[-1]
+    falling = slice(int(error_full.argmax()), None)
+    # both axes of np.interp have to rise
+    at = np.interp(
+        -np.log(error[inside]),
+        -np.log(error_full[falling]),
+        np.log(n_full[falling]),
+    )
+    return (n[inside] / np.exp(at)).tolist()
+
+
 STYLES = dict(zip(("AMAGOLD", "SGHMC", "L2MC", "HMC"), "osPX", strict=True))
 NAMES = {"banana": "banana (Dist1)", "cross": "cross (Dist2)"}
 
@@ -318,7 +334,9 @@ def draw_iterations(content: dict[str, Any], path: Path) -> None:
     lines = dict(zip(STYLES, zip(COLOURS, ("-", "-.", "--", ":"), strict=False)))  # noqa: B905
     for run in content["runs"]:
         colour, line = lines[run["method"]]
-        n, mean, error = np.array(run["so_far"]).T
+        # with few draws to a cell the half draw that each is given is what is seen
+        enough = [point for point in run["so_far"] if point[0] >= 5 * CELLS]
+        n, mean, error = np.array(enough or run["so_far"]).T
         left.errorbar(n, mean, error, color=colour, ls=line, label=run["method"])
         at = run["at_iteration"]
         right.plot(np.arange(1, len(at) + 1), at, color=colour, ls=line)
@@ -356,6 +374,10 @@ def main(argv: list[str] | None = None) -> None:
             settings |= {"step_size": STEP_SIZE, "crowd": options.crowd}
             runs = by_iteration(options.iterations, options.chains, options.crowd)
         save(name, {"settings": settings, "runs": runs}, options.folder)
+    if options.figure == "iterations":
+        factors = slowdown(load(name, options.folder)["runs"])
+        told = ", ".join(f"{factor:.2f}" for factor in factors)
+        print(f"iterations of AMAGOLD for one of L2MC's: {told}")
     draw = draw_step_sizes if options.figure == "step_sizes" else draw_iterations
     figures = FIGURES[name].parent if options.folder == RESULTS else options.folder
     draw(load(name, options.folder), figures / FIGURES[name].name)

@@ -11,13 +11,15 @@ Metropolis-Hastings. All are a logistic regression of 13,007 images under a flat
 sampled by random walks from zero, and judged by 2,163 other images.
 
 normality: 5000 batches of 100 images, as in the paper, whose fixed position is not
-given. Here it is the end of a tempered chain, and that of a chain at temperature 1.
+given. Here it is a draw of a tempered chain soon after its start at zero, where all
+images have one log likelihood, its last draw, and that of a chain at temperature 1.
 Beside the paper's mean of log likelihoods stands the mean of their differences between
 two positions of the chain, on which decisions rest.
 
 passes: MINT at the paper's temperature, ``N ** (1 - 0.99 tau)``, batches of 100, beside
 Metropolis on all images at that temperature and at 1. Steps have the mean lengths that
-the paper reports: 1.71, 1.50 and 0.05. The mean log likelihood of the training images
+the paper reports, 1.71, 1.50 and 0.05, times ``--longer``. All make as many decisions,
+so that the last ones can be compared; the mean log likelihood of the training images
 says which law a chain came to, which accuracy does not.
 
 rows: all at temperature 100, with steps of standard deviation 0.05, as in
@@ -28,7 +30,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -39,7 +40,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
 from numpyro.infer import MCMC
-from scipy.stats import norm
+from scipy.stats import norm, skew
 
 from numpyro_minibatch import (
     MINT,
@@ -57,6 +58,7 @@ BATCH = 100
 ALPHA = 0.99  # lambda / tau
 LENGTHS = {"MINT": 1.71, "tempered MCMC": 1.50, "MCMC": 0.05}
 REACHED = 0.97  # share of test images right, that "how soon" is about
+EARLY = 20  # a draw of the tempered chain, not far from zero
 ROWS_ERROR = 0.005  # of one look of AusterityMH
 FIGURES = {
     "mnist_pair_normality": DOCS / "_static" / "mint_normality.png",
@@ -88,12 +90,11 @@ def walk(step: float, temperature: float) -> dict[str, Any]:
     return {"step_size": step, "temperature": temperature, **fixed}
 
 
-class Path_(NamedTuple):
+class Drawn(NamedTuple):
     """What chains drew: ``beta (chains, draws, D)``, and rows a decision."""
 
     beta: np.ndarray
     num_rows: np.ndarray
-    seconds: float
 
     def moved(self) -> float:
         """Share of the draws that are not where the one before was."""
@@ -102,7 +103,7 @@ class Path_(NamedTuple):
 
 def sample(
     kernel: Any, problem: Images, chains: int, draws: int, side_by_side: bool = False
-) -> Path_:
+) -> Drawn:
     """Chains from zero."""
     mcmc = MCMC(
         kernel,
@@ -113,7 +114,6 @@ def sample(
         progress_bar=False,
     )
     zero = jnp.zeros((chains, problem.data[0].shape[1]))
-    begin = time.perf_counter()
     mcmc.run(
         random.key(3),
         *problem.data,
@@ -121,8 +121,7 @@ def sample(
     )
     rows = mcmc.get_extra_fields(group_by_chain=True)["num_rows"]
     beta = mcmc.get_samples(group_by_chain=True)["beta"]
-    seconds = time.perf_counter() - begin
-    return Path_(np.asarray(beta), np.asarray(rows, float), seconds)
+    return Drawn(np.asarray(beta), np.asarray(rows, float))
 
 
 @jax.jit
@@ -143,7 +142,7 @@ def temperature(size: int) -> float:
     return size ** (1 - ALPHA * math.log(BATCH) / math.log(size))
 
 
-def learned(run: Path_, problem: Images, rows: np.ndarray) -> dict[str, Any]:
+def learned(run: Drawn, problem: Images, rows: np.ndarray) -> dict[str, Any]:
     """Accuracy and fit along chains, over the rows of data that were read.
 
     :param run: the chains.
@@ -171,9 +170,11 @@ def learned(run: Path_, problem: Images, rows: np.ndarray) -> dict[str, Any]:
         "accuracy": accuracy.tolist(),
         "log_likelihood": fit.tolist(),
         "rows_until_reached": soon,
-        "second_half_accuracy": [settled.mean(), _error(settled.mean(1))],
-        "second_half_log_likelihood": [settled_fit.mean(), _error(settled_fit.mean(1))],
-        "seconds": run.seconds,
+        "second_half_accuracy": [float(settled.mean()), _error(settled.mean(1))],
+        "second_half_log_likelihood": [
+            float(settled_fit.mean()),
+            _error(settled_fit.mean(1)),
+        ],
     }
 
 
@@ -190,42 +191,43 @@ def is_normal(problem: Images, draws: int, num_batches: int) -> list[dict[str, A
     hot = temperature(len(y))
     side = math.sqrt(x.shape[1])
     runs = []
-    for at, length in ((hot, LENGTHS["tempered MCMC"]), (1.0, LENGTHS["MCMC"])):
-        exact = {"estimate": "exact", "acceptance": metropolis()}
+    exact = {"estimate": "exact", "acceptance": metropolis()}
+    for at, length, numbers in (
+        (hot, LENGTHS["tempered MCMC"], (min(EARLY, draws), draws)),
+        (1.0, LENGTHS["MCMC"], (draws,)),
+    ):
         kernel = MinibatchMH(problem.model, **exact, **walk(length / side, at))
         path = sample(kernel, problem, 1, draws).beta[0]
-        here = jnp.asarray(path[-1])
-        moves = random.normal(random.key(5), here.shape) * length / side
-        logits = x @ here
-        mean = np.asarray(y * logits - jax.nn.softplus(logits), float)
-        change = log_ratio_rows(
-            problem.model,
-            {"beta": here},
-            {"beta": here + moves},
-            model_args=problem.data,
-        )
-        for what, rows in (("log likelihood", mean), ("log ratio", change)):
-            z = standardised_means(rows, num_batches)
-            found = normality(rows, BATCH, random.key(7), num_batches)
-            spread = rows - rows.mean()
-            runs.append(
-                {
-                    "temperature": at,
-                    "rows": what,
-                    "batches": num_batches,
-                    **found._asdict(),
-                    "skewness_of_rows": float(
-                        (spread**3).mean() / (spread**2).mean() ** 1.5
-                    ),
-                    "share_of_100_rows": float(
-                        np.sort(spread**2)[-100:].sum() / (spread**2).sum()
-                    ),
-                    "quantiles": np.quantile(z, LEVELS).tolist(),
-                }
-            )
-            told = {k: v for k, v in runs[-1].items() if k != "quantiles"}
-            print(told, flush=True)
+        for number in numbers:
+            here = jnp.asarray(path[number - 1])
+            move = random.normal(random.key(5), here.shape) * length / side
+            logits = x @ here
+            ends = {"beta": here}, {"beta": here + move}
+            of_rows = {
+                "log likelihood": np.asarray(y * logits - jax.nn.softplus(logits)),
+                "log ratio": log_ratio_rows(problem.model, *ends, problem.data),
+            }
+            for what, rows in of_rows.items():
+                where = {"temperature": at, "draw": number, "rows": what}
+                runs.append({**where, **measured(rows, num_batches)})
+                told = {k: v for k, v in runs[-1].items() if k != "quantiles"}
+                print(told, flush=True)
     return runs
+
+
+def measured(rows: np.ndarray, num_batches: int) -> dict[str, Any]:
+    """How normal the means of batches of these rows are."""
+    rows = np.asarray(rows, float)
+    square = np.square(rows - rows.mean())
+    return {
+        "batches": num_batches,
+        **normality(rows, BATCH, random.key(7), num_batches)._asdict(),
+        "skewness_of_rows": float(skew(rows)),
+        "share_of_100_rows": float(np.sort(square)[-100:].sum() / square.sum()),
+        "quantiles": np.quantile(
+            standardised_means(rows, num_batches), LEVELS
+        ).tolist(),
+    }
 
 
 LEVELS = norm.cdf(np.linspace(-3.2, 3.2, 65))
@@ -246,35 +248,28 @@ def standardised_means(rows: np.ndarray, num_batches: int) -> np.ndarray:
 
 
 def over_passes(
-    problem: Images, chains: int, passes: int, full: int
+    problem: Images, chains: int, draws: int, longer: float = 1.0
 ) -> list[dict[str, Any]]:
     """Figure 2 right: accuracy over passes over the data."""
     x, y = problem.data
-    size, side = len(y), math.sqrt(x.shape[1])
+    size, side = len(y), math.sqrt(x.shape[1]) / longer
     hot = temperature(size)
     exact = {"estimate": "exact", "acceptance": metropolis()}
-    draws = passes * size // BATCH
     long = walk(LENGTHS["MINT"] / side, hot)
-    cases: dict[str, tuple[Any, int]] = {
-        "MINT": (MINT(problem.model, batch_size=BATCH, penalty=False, **long), draws),
-        "MINT with penalty": (MINT(problem.model, batch_size=BATCH, **long), draws),
-        "tempered MCMC": (
-            MinibatchMH(
-                problem.model, **exact, **walk(LENGTHS["tempered MCMC"] / side, hot)
-            ),
-            full,
-        ),
-        "MCMC": (
-            MinibatchMH(problem.model, **exact, **walk(LENGTHS["MCMC"] / side, 1.0)),
-            full,
-        ),
+    tempered = walk(LENGTHS["tempered MCMC"] / side, hot)
+    untempered = walk(LENGTHS["MCMC"] / side, 1.0)
+    cases: dict[str, Any] = {
+        "MINT": MINT(problem.model, batch_size=BATCH, penalty=False, **long),
+        "MINT with penalty": MINT(problem.model, batch_size=BATCH, **long),
+        "tempered MCMC": MinibatchMH(problem.model, **exact, **tempered),
+        "MCMC": MinibatchMH(problem.model, **exact, **untempered),
     }
     runs = []
-    for name, (kernel, number) in cases.items():
-        run = sample(kernel, problem, chains, number, side_by_side=True)
+    for name, kernel in cases.items():
+        run = sample(kernel, problem, chains, draws, side_by_side=True)
         # the images of a decision, as the paper counts: a batch, or all
-        read = np.arange(1, number + 1) * float(BATCH if "MINT" in name else size)
-        found = learned(run, problem, np.broadcast_to(read, (chains, number)))
+        read = np.arange(1, draws + 1) * float(BATCH if "MINT" in name else size)
+        found = learned(run, problem, np.broadcast_to(read, (chains, draws)))
         runs.append({"method": name, "temperature": float(kernel.temperature), **found})
         tell(runs[-1])
     return runs
@@ -322,7 +317,7 @@ def over_rows(problem: Images, trials: int, draws: int) -> list[dict[str, Any]]:
 
 
 def tell(run: dict[str, Any]) -> None:
-    known = ("method", "rows_a_decision", "moved", "rows_until_reached", "seconds")
+    known = ("method", "rows_a_decision", "moved", "rows_until_reached")
     known += ("second_half_accuracy", "second_half_log_likelihood")
     print({name: run[name] for name in known}, flush=True)
 
@@ -338,14 +333,14 @@ def draw_normality(content: dict[str, Any], path: Path) -> None:
     for axis, what in zip(axes, ("log likelihood", "log ratio"), strict=True):
         axis.plot(normal, normal, color="0.5", ls=":", label="normal")
         runs = [run for run in content["runs"] if run["rows"] == what]
-        for run, colour, marker in zip(runs, COLOURS, "os", strict=False):
+        for run, colour, marker in zip(runs, COLOURS, "os^", strict=False):
             axis.plot(
                 normal,
                 run["quantiles"],
                 marker,
                 ms=3.5,
                 color=colour,
-                label=f"temperature {run['temperature']:.0f}",
+                label=f"T = {run['temperature']:.0f}, draw {run['draw']}",
             )
         axis.set(title=f"mean {what} of {BATCH} images", xlabel="normal quantile")
     axes[0].set_ylabel("quantile of the standardised mean")
@@ -354,10 +349,12 @@ def draw_normality(content: dict[str, Any], path: Path) -> None:
     pyplot.close(figure)
 
 
-def _curves(axis: Any, runs: list[dict[str, Any]], key: str, unit: float) -> None:
+def _curves(
+    axis: Any, runs: list[dict[str, Any]], key: str, unit: float, sign: int = 1
+) -> None:
     lines = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
     for run, colour, line in zip(runs, COLOURS, lines, strict=False):
-        rows, values = np.array(run["rows"]) / unit, np.array(run[key])
+        rows, values = np.array(run["rows"]) / unit, sign * np.array(run[key])
         # chains read different numbers of rows: at the same number, what each had last
         at = np.geomspace(rows[:, 0].max(), rows[:, -1].min(), 80)
         pairs = zip(rows, values, strict=True)
@@ -379,12 +376,15 @@ def draw_passes(content: dict[str, Any], path: Path) -> None:
         1, 2, figsize=(9.4, 4), layout="constrained"
     )
     size = content["settings"]["rows"]
-    for axis, key in ((left, "accuracy"), (right_, "log_likelihood")):
-        _curves(axis, content["runs"], key, size)
+    for axis, key, sign in ((left, "accuracy", 1), (right_, "log_likelihood", -1)):
+        _curves(axis, content["runs"], key, size, sign)
         axis.set(xscale="log", xlabel="passes over the training images")
     left.set(ylabel="share of test images right", ylim=(0.4, 1.0))
-    right_.set_yscale("symlog", linthresh=0.01)
-    right_.set_ylabel("log likelihood of a training image (nats)")
+    right_.set_yscale("log")
+    ticks = 0.02, 0.05, 0.1, 0.2, 0.5
+    right_.set_yticks(ticks, [str(tick) for tick in ticks])
+    right_.minorticks_off()
+    right_.set_ylabel("minus log likelihood\nof a training image (nats)")
     left.legend(fontsize=9, loc="lower right")
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
@@ -411,12 +411,13 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("figure", choices=list(DRAWN))
     parser.add_argument("--draws", type=int, default=3000, help="of a chain")
     parser.add_argument("--batches", type=int, default=5000, help="of normality")
-    parser.add_argument("--passes", type=int, default=100, help="of MINT")
+    parser.add_argument("--longer", type=float, default=1.0, help="steps of passes")
+    parser.add_argument("--name", help="of the results, to keep others")
     parser.add_argument("--trials", type=int, default=4)
     parser.add_argument("--report", action="store_true", help="the figure only")
     parser.add_argument("--folder", type=Path, default=RESULTS)
     options = parser.parse_args(argv)
-    name = f"mnist_pair_{options.figure}"
+    name = options.name or f"mnist_pair_{options.figure}"
     if not options.report:
         problem = images()
         settings = {"rows": len(problem.data[1]), "test": len(problem.test[1])}
@@ -424,13 +425,16 @@ def main(argv: list[str] | None = None) -> None:
         if options.figure == "normality":
             runs = is_normal(problem, options.draws, options.batches)
         elif options.figure == "passes":
-            sizes = options.trials, options.passes, options.draws
+            settings["longer"] = options.longer
+            sizes = options.trials, options.draws, options.longer
             runs = over_passes(problem, *sizes)
         else:
             runs = over_rows(problem, options.trials, options.draws)
         save(name, {"settings": settings, "runs": runs}, options.folder)
-    figures = FIGURES[name].parent if options.folder == RESULTS else options.folder
-    DRAWN[options.figure](load(name, options.folder), figures / FIGURES[name].name)
+    if name in FIGURES:
+        path = FIGURES[name]
+        path = path if options.folder == RESULTS else options.folder / path.name
+        DRAWN[options.figure](load(name, options.folder), path)
 
 
 if __name__ == "__main__":
