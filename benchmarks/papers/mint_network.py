@@ -122,7 +122,9 @@ def sample(kernel: Any, images: Any, passes: int, adapts: bool) -> dict[str, Any
     if warmup:
         mcmc.warmup(random.key(2), images.X, images.y, collect_warmup=True)
         first = [mcmc.get_samples()]
-    mcmc.run(random.key(3), images.X, images.y)
+    state = mcmc.post_warmup_state
+    key = random.key(3) if state is None else state.rng_key
+    mcmc.run(key, images.X, images.y)
     fields = mcmc.get_extra_fields()
     parts = [*first, mcmc.get_samples()]
     found: dict[str, Any] = {
@@ -139,7 +141,10 @@ def sample(kernel: Any, images: Any, passes: int, adapts: bool) -> dict[str, Any
 def cyclical(
     model: Callable, images: Any, start: Any, step: float, passes: int, batch: int
 ) -> dict[str, Any]:
-    """CMINT: the draws at the ends of its cycles."""
+    """CMINT: the draws at the ends of its cycles.
+
+    A cycle goes from 1.4 times ``step`` to 0.7 times it.
+    """
     size = len(images.X)
     length = max(1, passes * size // (3 * batch) // CYCLES)
     kernel = CyclicalMINT(
@@ -148,7 +153,7 @@ def cyclical(
         batch_size=batch,
         temperature=temperature(size, batch),
         proposal=proposal.langevin(),
-        step_size=step,
+        step_size=1.4 * step,
         adapt_step_size=False,
         adapt_mass_matrix=False,
         init_strategy=init_to_value(values=start),

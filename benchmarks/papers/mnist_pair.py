@@ -298,7 +298,7 @@ def over_rows(problem: Images, trials: int, draws: int) -> list[dict[str, Any]]:
         "ConfidenceMH": (
             ConfidenceMH(model, bound=bound, **common),
             max(2, trials // 3),
-            max(2, draws // 3),
+            max(2, draws // 6),
         ),
         "Metropolis, all rows": (
             MinibatchMH(model, **exact, **walk(0.05, 100.0)),
@@ -409,7 +409,7 @@ DRAWN = {"normality": draw_normality, "passes": draw_passes, "rows": draw_rows}
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("figure", choices=list(DRAWN))
-    parser.add_argument("--draws", type=int, default=3000, help="of a chain")
+    parser.add_argument("--draws", type=int, help="of a chain; passes 13000, else 3000")
     parser.add_argument("--batches", type=int, default=5000, help="of normality")
     parser.add_argument("--longer", type=float, default=1.0, help="steps of passes")
     parser.add_argument("--name", help="of the results, to keep others")
@@ -417,19 +417,20 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--report", action="store_true", help="the figure only")
     parser.add_argument("--folder", type=Path, default=RESULTS)
     options = parser.parse_args(argv)
+    draws = options.draws or (13_000 if options.figure == "passes" else 3000)
     name = options.name or f"mnist_pair_{options.figure}"
     if not options.report:
         problem = images()
         settings = {"rows": len(problem.data[1]), "test": len(problem.test[1])}
-        settings |= {"batch": BATCH}
+        settings |= {"batch": BATCH, "draws": draws}
         if options.figure == "normality":
-            runs = is_normal(problem, options.draws, options.batches)
+            runs = is_normal(problem, draws, options.batches)
         elif options.figure == "passes":
             settings["longer"] = options.longer
-            sizes = options.trials, options.draws, options.longer
+            sizes = options.trials, draws, options.longer
             runs = over_passes(problem, *sizes)
         else:
-            runs = over_rows(problem, options.trials, options.draws)
+            runs = over_rows(problem, options.trials, draws)
         save(name, {"settings": settings, "runs": runs}, options.folder)
     if name in FIGURES:
         path = FIGURES[name]
