@@ -292,7 +292,10 @@ def draw_step_sizes(content: dict[str, Any], path: Path) -> None:
     """The densities, and below them the divergences against the step size."""
     from matplotlib import pyplot
 
-    figure, grid = pyplot.subplots(2, 2, figsize=(9, 7.2), layout="constrained")
+    number = len(DENSITIES)
+    figure, grid = pyplot.subplots(
+        2, number, figsize=(4.5 * number, 7.2), squeeze=False, layout="constrained"
+    )
     spans = {"banana": ((-4, 9), (-6, 6)), "cross": ((-5, 5), (-5, 5))}
     for (top, bottom), name in zip(grid.T, DENSITIES, strict=True):
         x, y = (np.linspace(*ends, 200) for ends in spans[name])
