@@ -272,11 +272,11 @@ def test_mint_on_a_network_and_its_cycles(three_classes):
     assert hot == pytest.approx(300 ** (1 - 0.99 * math.log(20) / math.log(300)))
     kernel, adapts = mint_network.kernels(model, 300, 20, start)["MINT"]
     assert adapts and kernel.temperature == pytest.approx(hot)
-    found = mint_network.sample(kernel, images, 40, True)
+    found = mint_network.sample(kernel, images, 160, True)
     assert 0.1 < found["acceptance"] < 0.97
-    assert len(found["passes"]) == len(found["draws"]["w"]) == 40
+    assert len(found["passes"]) == len(found["draws"]["w"]) == 160
     nll = mint_network.judged(logits, found, images)["nll"]
-    assert np.mean(nll[20:]) < math.log(3)
+    assert np.mean(nll[80:]) < math.log(3)
     ends = mint_network.cyclical(model, images, start, found["step_size"], 40, 20)
     assert ends["draws"]["w"].shape == (mint_network.CYCLES, 3, 3)
     assert ends["passes"][-1] == pytest.approx(40, rel=0.05)
