@@ -108,8 +108,8 @@ def mixture() -> Problem:
     )
 
 
-def mnist() -> Problem:
-    """Logistic regression of ones against sevens, table 2, started at zero."""
+def ones_and_sevens() -> tuple[tuple[Array, Array], tuple[Array, Array]]:
+    """Images and labels (7: 1.0, 1: 0.0), training and test."""
     named = os.environ.get(DATA_VARIABLE)
     if named and (Path(named) / "mnist").is_dir():
         datasets.DATA_DIR = str(Path(named) / "mnist")
@@ -121,7 +121,12 @@ def mnist() -> Problem:
         x = images[kept].reshape(kept.sum(), -1)
         return jnp.asarray(x), jnp.asarray(labels[kept] == 7, jnp.float32)
 
-    (x, y), (x_test, y_test) = load("train"), load("test")
+    return load("train"), load("test")
+
+
+def mnist() -> Problem:
+    """Logistic regression of ones against sevens, table 2, started at zero."""
+    (x, y), (x_test, y_test) = ones_and_sevens()
 
     def rows(z: Position) -> Array:
         logits = x @ z["beta"]

@@ -1,0 +1,1 @@
+"""Figures of the papers that no other benchmark has: one module for each."""
