@@ -97,9 +97,15 @@ def drive(
     start = clock()
     state = jax.block_until_ready(warm(state, args, max(1, sampler.warmup)))
     times["warmup"] = clock() - start
-    each = times["warmup"] / max(1, sampler.warmup) * sampler.thin
-    # a chain that is still adapting is slower than afterwards
-    count = int(np.clip(0.5 * seconds / 10 / each, 10, max_draws / 4))
+    # A chain that is still adapting, or checked on all rows, is slower than afterwards;
+    # and a call costs something by itself, a copy of the data, which few steps show.
+    tried, took = 5, 0.0
+    while took < seconds / 20:
+        tried, start = 2 * tried, clock()
+        state = jax.block_until_ready(warm(state, args, tried))
+        took = clock() - start
+    each = took / tried * sampler.thin
+    count = int(np.clip(seconds / 10 / each, 10, max_draws / 4))
     start = clock()
     block = collect.lower(state, args, count).compile()
     times["compile"] += clock() - start
