@@ -98,7 +98,7 @@ def drive(
     state = jax.block_until_ready(warm(state, args, max(1, sampler.warmup)))
     times["warmup"] = clock() - start
     # A chain that is still adapting, or checked on all rows, is slower than afterwards;
-    # and a call costs something by itself, a copy of the data, which few steps show.
+    # and a call costs a copy of the state, with its tables, which few steps show.
     tried, took = 5, 0.0
     while took < seconds / 20:
         tried, start = 2 * tried, clock()
