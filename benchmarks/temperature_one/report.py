@@ -163,7 +163,9 @@ SIDE_BY_SIDE = """
 
 What two cores give when each method has the number of chains and of devices that suits
 it: `python -m benchmarks.temperature_one.side_by_side --data NAME`, one setting after
-the other in one run, by {py:func}`~numpyro_minibatch.sample`, sampling alone. Each
+the other, by {py:func}`~numpyro_minibatch.sample`, sampling alone. MinibatchMH and NUTS
+are of one run, but for NUTS on Covertype, which is older; on the Poisson, Student-t and
+rare-column data they are older than HMCECS and than MinibatchMH's cheaper steps. Each
 method is shown at the fastest of its settings;
 [Threads](performance.md#threads) has them all for the simulated data, and says how
 devices of one thread are set up.
