@@ -10,6 +10,7 @@ move was made, and what is left for the minibatch to decide is the surrogate's e
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -195,6 +196,16 @@ def _centered(z: Array, landscape: Landscape) -> tuple[Array, Array]:
     return landscape.center, landscape.whitening.whiten(z - landscape.center)
 
 
+def _turned(
+    z: Array, noise: Array, cos: Array | float, sin: Array | float, landscape: Landscape
+) -> Proposed:
+    """Turn the displacement into the noise, which leaves the normal law as it is."""
+    center, white = _centered(z, landscape)
+    white_new = cos * white + sin * noise
+    log_q_ratio = 0.5 * (jnp.square(white_new) - jnp.square(white)).sum()
+    return Proposed(center + landscape.whitening.color(white_new), log_q_ratio)
+
+
 def _first_stage(
     z: Array, z_new: Array, logs: Array, log_ratio: Array, noise: Array
 ) -> Proposed:
@@ -217,6 +228,12 @@ def _first_stage(
 
 #: length of a trajectory, about a quarter of a period, ``pi / 2``
 LENGTH = 1.56
+#: Cosine of one turn on a normal surrogate, the correlation of a draw with the last.
+#: Below zero the errors of successive draws cancel in their mean, whose variance is
+#: ``(1 + cos) / (1 - cos)`` of that of independent draws. That of an even function,
+#: ``(1 + cos**2) / (1 - cos**2)``, is larger; for the indicator of a 5% tail, which is
+#: neither, the two make up for each other at this number.
+BACK = -0.3
 
 
 def follow(
@@ -325,9 +342,9 @@ class _SurrogateHMC(Proposal):
     ) -> Proposed:
         num_steps, length = self.trajectory(landscape)
         if num_steps == 0:
-            # A quarter of a period of the dynamics of a normal law leads to a draw of
-            # it, whatever the start, and loses no energy.
-            return independence().propose(key, z, step_size, landscape)
+            # the flow of the normal law itself, which loses no energy
+            noise = jax.random.normal(key, z.shape, z.dtype)
+            return _turned(z, noise, BACK, math.sqrt(1.0 - BACK**2), landscape)
         noise = jax.random.normal(key, (z.size + 3,), z.dtype)
         momentum, for_step, for_accept = noise[:-3], noise[-3], noise[-2:]
         step = jnp.asarray(length, z.dtype)
@@ -423,11 +440,8 @@ class _PreconditionedCrankNicolson(Proposal):
         noise = jax.random.normal(key, z.shape, z.dtype)
         beta = step_size if self.beta is None else self.beta
         beta = jnp.minimum(jnp.asarray(beta, z.dtype), 1.0)
-        center, white = _centered(z, landscape)
         # sqrt((1 - b) (1 + b)) keeps its digits where b is near one
-        white_new = jnp.sqrt((1.0 - beta) * (1.0 + beta)) * white + beta * noise
-        log_q_ratio = 0.5 * (jnp.square(white_new) - jnp.square(white)).sum()
-        return Proposed(center + landscape.whitening.color(white_new), log_q_ratio)
+        return _turned(z, noise, jnp.sqrt((1.0 - beta) * (1.0 + beta)), beta, landscape)
 
 
 # mixtures ----------------------------------------------------------------------------
@@ -565,14 +579,17 @@ def surrogate_hmc(
 
     The length of a trajectory is a number times the standard deviations that the
     whitening knows, so it is set here and not adapted. A quarter of a period, about
-    ``pi / 2`` in all, is what forgets the start on a normal surrogate; longer
-    trajectories turn back. Where the set-up finds the surrogate normal, one turn leads
-    to an independent draw, and one decision is about all that the surrogate is not.
-    Elsewhere it halves the step until hardly a draw of the surrogate is left that
-    trajectories would be rejected from: steps that are too long for the tails keep the
-    chain out of them, and the acceptance rate does not show it. A surrogate whose draws
-    are not worth following, because it is far from the target, is better served by
-    :func:`delayed_random_walk`.
+    ``pi / 2`` in all, is what forgets the start on a normal surrogate. Where the set-up
+    finds the surrogate normal no trajectory is needed: one turn is the flow itself, and
+    one decision is about all that the surrogate is not. It goes a little further, to
+    the other side, so that a draw has a correlation of -0.3 with the last: over-relaxed
+    [4], means are as exact as those of 1.9 times as many independent draws, medians of
+    1.4, the 5% and 95% quantiles of 1.05, and standard deviations of 0.8 times as many.
+    :func:`independence` does without. Elsewhere the set-up halves the step until hardly
+    a draw of the surrogate is left that trajectories would be rejected from: steps that
+    are too long for the tails keep the chain out of them, and the acceptance rate does
+    not show it. A surrogate whose draws are not worth following, because it is far from
+    the target, is better served by :func:`delayed_random_walk`.
 
     Needs a control variate.
 
@@ -595,6 +612,8 @@ def surrogate_hmc(
        Markov Chain Monte Carlo, chapter 5.
     3. Babak Shahbaba, Shiwei Lan, Wesley O. Johnson, Radford M. Neal (2014), *Split
        Hamiltonian Monte Carlo*, Statistics and Computing 24(3).
+    4. Stephen L. Adler (1981), *Over-relaxation method for the Monte Carlo evaluation
+       of the partition function for multiquadratic actions*, Physical Review D 23(12).
 
     **Example**
 

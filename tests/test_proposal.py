@@ -73,6 +73,17 @@ def landscape(root: str = "dense") -> Landscape:
     return Landscape(wrong_gradient, Whitening(ROOTS[root]), CENTER, log_surrogate)
 
 
+class OneTurn(Proposal):
+    """What ``surrogate_hmc`` does where the set-up finds the surrogate normal."""
+
+    uses_surrogate = True
+    adapts_step_size = False
+
+    def propose(self, key: Any, z: Any, step_size: Any, landscape: Any) -> Proposed:
+        at = landscape._replace(num_steps=0)
+        return proposal.surrogate_hmc().propose(key, z, step_size, at)
+
+
 PROPOSALS = {
     "random_walk": (proposal.random_walk(), 0.8),
     "langevin": (proposal.langevin(), 0.7),
@@ -86,6 +97,7 @@ PROPOSALS = {
     "pcn": (proposal.preconditioned_crank_nicolson(), 0.6),
     "pcn, fixed": (proposal.preconditioned_crank_nicolson(0.7), 123.0),
     "pcn, long": (proposal.preconditioned_crank_nicolson(), 1.7),
+    "one turn": (OneTurn(), 123.0),
     "mixture": (
         proposal.mixture(
             {
@@ -208,7 +220,7 @@ class Altered(Proposal):
 @pytest.mark.parametrize(
     "name",
     ["langevin", "surrogate_hmc", "delayed_random_walk", "independence", "student_t"]
-    + ["pcn", "mixture"],
+    + ["pcn", "one turn", "mixture"],
 )
 def test_a_forgotten_ratio_is_noticed(name: str) -> None:
     def forget(made: Proposed) -> Proposed:
@@ -273,9 +285,9 @@ def log_q(name: str, root: str, step_size: float) -> Callable[[Any, Any], jax.Ar
         if name.startswith("student_t"):
             df = {"student_t": 5.0, "student_t, fractional": 2.5}[name]
             return dist.MultivariateStudentT(df, CENTER, tril).log_prob(to)
-        beta = {"pcn": 0.6, "pcn, fixed": 0.7}[name]
-        mean = CENTER + np.sqrt(1 - beta**2) * (start - CENTER)
-        return normal(mean, beta).log_prob(to)
+        cos = {"pcn": 0.8, "pcn, fixed": 0.51**0.5, "one turn": -0.3}[name]
+        mean = CENTER + cos * (start - CENTER)
+        return normal(mean, (1 - cos**2) ** 0.5).log_prob(to)
 
     return density
 
@@ -291,6 +303,7 @@ def log_q(name: str, root: str, step_size: float) -> Callable[[Any, Any], jax.Ar
         ("student_t, fractional", "dense"),
         ("pcn", "dense"),
         ("pcn, fixed", "diagonal"),
+        ("one turn", "dense"),
     ],
 )
 def test_the_ratio_is_that_of_the_densities(name: str, root: str) -> None:
@@ -402,18 +415,49 @@ def test_a_trajectory_is_exact_on_a_normal_surrogate(step: float) -> None:
     np.testing.assert_allclose(z, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_a_surrogate_known_to_be_normal_is_drawn_from() -> None:
-    """No step is one turn: the independent draw that ``independence`` makes."""
+def test_one_turn_on_a_surrogate_known_to_be_normal() -> None:
+    """It keeps the normal law, and goes on to the other side by three tenths."""
     at = landscape()._replace(num_steps=0)
-    choices = proposal.surrogate_hmc(), proposal.independence()
-    made = [many(choice, 5, np.zeros((4, 3)), at=at) for choice in choices]
-    np.testing.assert_array_equal(made[0].z, made[1].z)
-    np.testing.assert_array_equal(made[0].log_q_ratio, made[1].log_q_ratio)
+    n = 40_000
+    z = CENTER + np.random.default_rng(7).normal(size=(n, 3)) @ ROOT
+    made = many(proposal.surrogate_hmc(), 5, z, at=at)
+    there = np.linalg.solve(np.asarray(ROOT.T), np.asarray(made.z - CENTER).T)
+    for one in there:
+        assert stats.kstest(one, stats.norm.cdf).pvalue > 1e-6
+    here = np.linalg.solve(np.asarray(ROOT.T), np.asarray(z - CENTER).T)
+    both = np.cov(here, there)
+    expected = np.kron([[1, -0.3], [-0.3, 1]], np.eye(3))
+    np.testing.assert_allclose(both, expected, atol=5 * (2 / n) ** 0.5)
+    ratio = 0.5 * (there**2 - here**2).sum(0)
+    np.testing.assert_allclose(made.log_q_ratio, ratio, 1e-3, 1e-3)
+    assert np.abs(ratio).max() > 1
     assert not proposal.surrogate_hmc().evaluations(at)
     assert proposal.surrogate_hmc(3).evaluations(at) == 4
     assert proposal.delayed_random_walk().evaluations(at) == 2
-    mixed = proposal.mixture([(1, choices[1]), (2, proposal.surrogate_hmc(3))])
+    mixed = proposal.mixture(
+        [(1, proposal.independence()), (2, proposal.surrogate_hmc(3))]
+    )
     assert mixed.evaluations(at) == 4 and mixed.follows_surrogate
+
+
+def test_what_draws_are_worth_after_one_turn() -> None:
+    """The numbers of the docstring: how many independent draws one is worth."""
+    lags = proposal.BACK ** np.arange(1, 40)
+
+    def worth(autocorrelations: Any) -> float:
+        return 1 / (1 + 2 * np.sum(autocorrelations))
+
+    def indicator(probability: float) -> list[float]:
+        at = np.full(2, stats.norm.ppf(probability))
+        both = [
+            stats.multivariate_normal.cdf(at, cov=[[1, lag], [lag, 1]]) for lag in lags
+        ]
+        return (np.array(both) - probability**2) / (probability * (1 - probability))
+
+    assert worth(lags) == pytest.approx(1.9, abs=0.05)
+    assert worth(lags**2) == pytest.approx(0.8, abs=0.05)  # of the squares
+    assert worth(indicator(0.5)) == pytest.approx(1.4, abs=0.05)
+    assert worth(indicator(0.05)) == pytest.approx(1.05, abs=0.01)
 
 
 def test_a_quarter_of_a_period_forgets_the_start() -> None:

@@ -26,6 +26,9 @@ def scores(draws: np.ndarray, prepared: Prepared, seconds: float, rows: float) -
     each = np.array(
         [float(az.ess(draws[..., q], method="bulk")) for q in range(draws.shape[-1])]
     )
+    tail = min(
+        float(az.ess(draws[..., q], method="tail")) for q in range(draws.shape[-1])
+    )
     mean = draws.mean((0, 1), dtype=np.float64)
     sd = draws.std((0, 1), dtype=np.float64)
     bias = np.abs(mean - prepared.mean) / prepared.sd
@@ -35,6 +38,7 @@ def scores(draws: np.ndarray, prepared: Prepared, seconds: float, rows: float) -
     return {
         "draws": draws.shape[0] * draws.shape[1],
         "ess": ess,
+        "ess_tail": tail,
         "ess_per_second": ess / seconds,
         "ess_per_row": ess / rows,
         "bias": float(bias.max()),

@@ -30,7 +30,7 @@ from .scores import scores
 RESULTS = Path(__file__).parent / "results" / "side_by_side"
 # (threads, devices, chains); no threads: as many as there are cores
 SETTINGS = {
-    "ours": [(None, 1, 4), (1, 2, 8), (1, 2, 32), (1, 2, 64)],
+    "ours": [(None, 1, 4), (1, 2, 8), (1, 2, 16), (1, 2, 32), (1, 2, 64)],
     "nuts": [(None, 1, 1), (None, 1, 4), (1, 2, 8)],
     "hmcecs": [(None, 1, 4), (1, 2, 8), (1, 2, 32)],
 }
@@ -107,7 +107,8 @@ def work(options: argparse.Namespace) -> dict[str, Any]:
         "to_first_run": first,
         "load_average": os.getloadavg()[0],
         "ess_per_second": judged["ess"] * share / seconds,
-        **{k: judged[k] for k in ("ess", "bias", "bias_noise", "sd_ratio")},
+        **{k: judged[k] for k in ("ess", "ess_tail", "bias", "bias_noise")},
+        "sd_ratio": judged["sd_ratio"],
     }
 
 
