@@ -42,3 +42,33 @@ def forget(gallery_conf, path):
     jax.clear_caches()
     gc.collect()
     pd.set_option("display.width", 100, "display.max_columns", 20)
+
+
+def figures(block, block_vars, gallery_conf):
+    """Take the figures of a block, and refuse one that is blank or has no labels."""
+    import matplotlib.pyplot as plt
+    from sphinx_gallery.scrapers import matplotlib_scraper
+
+    for number in plt.get_fignums():
+        wrong = list(unlabelled(plt.figure(number)))
+        if wrong:
+            where = f"{block_vars['src_file']}, line {block[2]}"
+            raise ValueError(f"{where}: {'; '.join(wrong)}.")
+    return matplotlib_scraper(block, block_vars, gallery_conf)
+
+
+def unlabelled(figure):
+    """What is wrong with a figure: axes without data, or numbers without a label."""
+    figure.canvas.draw()  # which makes the tick labels
+    outer = {"x": figure.get_supxlabel(), "y": figure.get_supylabel()}
+    for place, axes in enumerate(figure.axes):
+        if not (axes.get_visible() and axes.axison):
+            continue
+        if not axes.has_data() and not axes.texts:
+            yield f"axes {place} are blank"
+        for name, axis in (("x", axes.xaxis), ("y", axes.yaxis)):
+            ticks = [t.get_text() for t in axis.get_ticklabels() if t.get_visible()]
+            # names say themselves what they are, numbers do not
+            numbers = any(any(c.isdigit() for c in text) for text in ticks)
+            if numbers and not (axis.get_label_text() or outer[name]):
+                yield f"the {name} axis of axes {place} has no label"

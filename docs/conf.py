@@ -46,6 +46,7 @@ sphinx_gallery_conf = {
     "ignore_pattern": r"__init__\.py$",
     "reset_argv": "_gallery.arguments",
     "reset_modules": ("matplotlib", "_gallery.forget"),
+    "image_scrapers": ("_gallery.figures",),
     "within_subsection_order": "_gallery.order",
     "abort_on_example_error": False,
     "min_reported_time": 1e9,

@@ -9,6 +9,10 @@ RENHD, which runs a ladder of temperatures and swaps positions between them, and
 and SGHMC, which spend all on one chain. Asked is whose ensemble of draws knows the
 classes of the test images best.
 
+What to look at: whether the curves of the ensembles still rise, for then this compares
+speed and not posteriors; how far chains of one sampler differ; and whether replicas
+change their rungs at all.
+
 Fashion-MNIST is read from the folder that ``NUMPYRO_MINIBATCH_DATA`` names, or
 downloaded; without it, and with ``--small``, as on the page of the gallery, the digits
 that scikit-learn ships take its place.

@@ -69,7 +69,7 @@ data = jnp.asarray(county), jnp.asarray(basement), jnp.asarray(counts)
 # --------
 # Nothing is tuned. Before the run all houses are read a few times: to find the centre
 # of the expansion, and for a pilot that says which houses matter and how noisy a
-# decision on a batch is. A standard deviation of 1 would be too much for the test.
+# decision on a batch is. A standard deviation above 1 would be too much for the test.
 
 kernel = MinibatchMH(model, control_variate="taylor2")
 mcmc = MCMC(

@@ -33,7 +33,7 @@ from jax import random
 from numpyro.diagnostics import effective_sample_size
 from numpyro.infer import MCMC
 
-from numpyro_minibatch import MINT, MHMinibatch, to_inference_data
+from numpyro_minibatch import MINT, MHMinibatch, diagnose, to_inference_data
 
 VARIANCE = 2.0  # of each component
 PRIOR_SD = np.sqrt(10.0), 1.0
@@ -93,7 +93,8 @@ def main(args):
         )
         mcmc.run(key, x, m, init_params=start)
         results[name] = summarise(mcmc)
-        summaries[name] = az.summary(to_inference_data(mcmc, constant_data=False))
+        idata = to_inference_data(mcmc, constant_data=False)
+        summaries[name] = f"{diagnose(idata)}\n\n{az.summary(idata)}"
         say(f"{name}: {time.perf_counter() - begin:.1f} s")
     print(f"\n{table(grid, results)}\n")
     for name, summary in summaries.items():

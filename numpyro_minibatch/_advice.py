@@ -265,10 +265,15 @@ def _advise_mixing(d: Diagnosis, s: Settings) -> Iterator[str]:
         )
         return
     if d.max_rhat > _MAX_RHAT:
+        # an expansion knows one mode, and a normal surrogate no funnel
+        if s.pilot and not s.pilot["gaussian"]:
+            reason = f"the geometry is that of a funnel or a ridge. {_OTHER_FORM}"
+        else:
+            reason = "they are in different modes."
         yield (
             f"R-hat is {d.max_rhat:.3f} for {d.max_rhat_name}, above {_MAX_RHAT}: the "
             "chains disagree. Write a larger num_warmup and num_samples; if R-hat "
-            "stays, they are in different modes."
+            f"stays, {reason}"
         )
     wanted = _ESS_PER_CHAIN * d.num_chains
     if d.min_ess_bulk < wanted:

@@ -715,6 +715,7 @@ def test_small_batches_are_fine_for_gradients() -> None:
 MEASURED = {  # by the pilot of a control variate
     "batch_sd": 0.1,
     "batch_sd_95": 0.2,
+    "gaussian": True,
     "residual_sd": 0.1,
     "surrogate_rhat": 1.0,
     "surrogate_stuck": 0.0,
@@ -733,6 +734,29 @@ def test_trajectories_that_hold_the_tails() -> None:
     held = PENALTY | {"pilot": MEASURED | {"surrogate_stuck": 0.004}}
     text = advice(settings=held, log_ratio_variance=0.01)
     assert "rejected from 0.4% of its draws" in text and "non-centred" in text
+
+
+@pytest.mark.parametrize(
+    ("measured", "stats", "message"),
+    [
+        ({"residual_sd": 0.8}, {}, "the expansion of the likelihood is coarse"),
+        ({"surrogate_rhat": 1.2}, {}, "hard to sample in itself (R-hat 1.20)"),
+        ({"other_mode": 7.0}, {}, "in another mode, 7 posterior standard deviations"),
+        (
+            {},
+            {"check_rms_error": 0.2, "check_rms_z": 3.0},
+            "checked on all rows were off by 0.2 in the log ratio, 3 times the noise",
+        ),
+        ({"batch_sd": 0.6}, {}, "the batches take themselves for too good"),
+    ],
+)
+def test_what_the_pilot_and_the_checks_saw(
+    measured: dict[str, float], stats: dict[str, float], message: str
+) -> None:
+    usual = {"check_rms_error": 0.01, "check_rms_z": 1.0, "log_ratio_variance": 0.01}
+    assert not advice(settings=PENALTY | {"pilot": MEASURED}, **usual)
+    text = advice(settings=PENALTY | {"pilot": MEASURED | measured}, **usual | stats)
+    assert message in text
 
 
 def test_no_decisions_no_advice_on_them() -> None:

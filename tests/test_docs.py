@@ -6,11 +6,16 @@ import ast
 import importlib.util
 import re
 from pathlib import Path
+from typing import Any
 
+import matplotlib as mpl
+import matplotlib.pyplot as plt
 import pytest
 
 import numpyro_minibatch
 from numpyro_minibatch.kernels import __all__ as KERNELS
+
+mpl.use("Agg")
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
@@ -24,17 +29,36 @@ def test_an_example_is_a_page_of_the_gallery(path: Path) -> None:
     assert line == "=" * len(title) and empty == ""  # what the gallery asks for
     assert '"--small"' in text and '"--out"' in text  # what it is run with
     assert '"--full"' in text
-    assert "diagnose(" in text or "effective_sample_size" in text
+    assert "diagnose(" in text and "az.summary(" in text
+    assert "look at" in text.lower()
 
 
-def test_the_gallery_has_an_order() -> None:
+def gallery() -> Any:
     spec = importlib.util.spec_from_file_location(
         "_gallery", ROOT / "docs" / "_gallery.py"
     )
     assert spec and spec.loader
-    gallery = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(gallery)
-    assert sorted(gallery.ORDER) == [path.stem for path in EXAMPLES]
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_gallery_has_an_order() -> None:
+    assert sorted(gallery().ORDER) == [path.stem for path in EXAMPLES]
+
+
+def test_figures_of_the_gallery_have_labels() -> None:
+    """While it is built a figure that is blank or lacks a label is an error."""
+    figure, axes = plt.subplots(1, 3)
+    axes[0].plot([1, 2])
+    axes[0].set(xlabel="draw", ylabel="rung")
+    axes[1].plot([1, 2])
+    axes[1].set(xlabel="draw")
+    wrong = list(gallery().unlabelled(figure))
+    assert wrong == ["the y axis of axes 1 has no label", "axes 2 are blank"] + [
+        f"the {name} axis of axes 2 has no label" for name in "xy"
+    ]
+    plt.close(figure)
 
 
 @pytest.mark.parametrize("page", ["choosing.md", "index.md"])

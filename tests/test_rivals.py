@@ -20,6 +20,7 @@ from numpyro_minibatch import (
     accept,
     batch,
     estimate,
+    proposal,
 )
 from numpyro_minibatch.estimate import Reader, Weights
 
@@ -333,6 +334,19 @@ def largest_change(z, z_new):
     return jnp.abs(step * (2 * y - both)).max() / (2 * SIGMA**2)
 
 
+def mode():
+    """Where the control variates expand the log density, which is a parabola."""
+    precision = X.T @ X / SIGMA**2 + np.eye(D) / PRIOR_SD**2
+    return jnp.asarray(np.linalg.solve(precision, X.T @ Y / SIGMA**2))
+
+
+def largest_change_of_residuals(z, z_new):
+    """Of what a row has beyond its tangent at the mode."""
+    x, center = DATA[0], mode()
+    size = [jnp.square(x @ (at["beta"] - center)) for at in (z, z_new)]
+    return jnp.abs(size[1] - size[0]).max() / (2 * SIGMA**2)
+
+
 def by_plate(z, z_new):
     return dict.fromkeys(("first", "second"), largest_change(z, z_new))
 
@@ -372,6 +386,15 @@ RIGHT = {
     "austerity, two plates": AusterityMH(
         split_model, epsilon=1e-4, temperature=20.0, step_size=0.15, **FIXED
     ),
+    # rows are residuals, here quadratic ones: some decisions need few, some need all
+    "austerity, control variate": AusterityMH(
+        model,
+        control_variate="taylor1",
+        proposal=proposal.random_walk(),
+        epsilon=1e-4,
+        step_size=0.8,
+        **FIXED,
+    ),
     "austerity that grows geometrically": MinibatchMH(
         model,
         batch=batch.growing(M, factor=1.7),
@@ -382,6 +405,14 @@ RIGHT = {
     ),
     "confidence": ConfidenceMH(
         model, bound=largest_change, temperature=20.0, step_size=0.15, **FIXED
+    ),
+    "confidence, control variate": ConfidenceMH(
+        model,
+        control_variate="taylor1",
+        proposal=proposal.random_walk(),
+        bound=largest_change_of_residuals,
+        step_size=0.8,
+        **FIXED,
     ),
     "confidence, two plates": ConfidenceMH(
         split_model,

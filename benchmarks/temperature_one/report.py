@@ -47,10 +47,14 @@ INTRODUCTION = f"""# Temperature one: speed and bias
 Written by `python -m benchmarks.temperature_one.report`; the results are made by
 `python -m benchmarks.temperature_one --all`, every method in a process of its own, on
 the same data, in single precision: one chain, or four side by side in one program
-(`--chains 4`), as one runs them to compare them by R-hat. `--method` and `--data`
-choose among them, `--seconds` sets for how long a method samples (the files of results
-have what it took), and `--blackjax PYTHON` and `--old PYTHON` name interpreters of
-environments with the other packages (`benchmarks/temperature_one/envs/`).
+(`--chains 4`), as one runs them to compare them by R-hat. Not every method was run on
+all data: where the number of rows varies (10,000, 2 million and 10 million) and on the
+centred hierarchies there are NUTS and MinibatchMH, of the samplers without a decision
+all but SGLD are on the first data only, and none on a9a and the small hierarchies.
+`--method` and `--data` choose among them, `--seconds` sets for how long a method
+samples (the files of results have what it took), and `--blackjax PYTHON` and
+`--old PYTHON` name interpreters of environments with the other packages
+(`benchmarks/temperature_one/envs/`).
 
 No speed stands without a bias. Sampling the wrong law is easily fast: a method that
 returns the normal approximation at the mode accepts all that it proposes.
@@ -65,6 +69,9 @@ returns the normal approximation at the mode accepts all that it proposes.
   a reference run; **noise** is the largest Monte Carlo standard error of those means,
   so that among 20 quantities a bias of about two and a half times it is to be expected
   of an exact method.
+- **accepted**: the share of moves that were, or the mean of their probabilities. It
+  does not show a bias: HMCECS accepts nearly all on the data where it misses the rows
+  that matter.
 - **sd ratio**: smallest and largest ratio of standard deviations to the reference's.
 - **load**: the machine's load average when the run began and ended. It has two cores;
   a run at a load above two shared them with others, and its speed is too low. The rows
@@ -114,13 +121,15 @@ def row(result: dict[str, Any], nuts: float | None) -> str:
     if result.get("chains", 1) > 1:
         title += f", {result['chains']} chains"
     if "failed" in result:
-        return f"| {title} | failed: {result['failed'][:60]} ||||||||"
+        return f"| {title} | failed: {result['failed'][:60]} |||||||||"
     seconds = result["seconds"]
     first = seconds["setup"] + seconds["compile"] + seconds["warmup"]
     ratio = "" if not nuts else number(result["ess_per_second"] / nuts)
+    accept = result.get("accept")
+    accepted = "" if accept is None else f"{accept:.3g}"
     return (
         f"| {title} | {number(result['ess_per_second'])} | {ratio} "
-        f"| {result['ess_per_row']:.1e} | {result['bias']:.3f} "
+        f"| {result['ess_per_row']:.1e} | {accepted} | {result['bias']:.3f} "
         f"| {result['bias_noise']:.3f} | {between(*result['sd_ratio'], '.2f')} "
         f"| {first:.0f} s | {between(*result['load_average'], '.0f')} |"
     )
@@ -150,9 +159,9 @@ def page(results: dict[Key, dict[str, Any]], beside: list[str]) -> str:
                 )
             lines += [text, ""]
         lines += [
-            "| method | ESS/s | to NUTS | ESS/row | bias | noise | sd ratio "
+            "| method | ESS/s | to NUTS | ESS/row | accepted | bias | noise | sd ratio "
             "| to first draw | load |",
-            "|---|---|---|---|---|---|---|---|---|",
+            "|---|---|---|---|---|---|---|---|---|---|",
         ]
         lines += [row(r, nuts[r.get("chains", 1)]) for r in found]
     return "\n".join(lines) + "\n"
@@ -163,22 +172,24 @@ SIDE_BY_SIDE = """
 
 What two cores give when each method has the number of chains and of devices that suits
 it: `python -m benchmarks.temperature_one.side_by_side --data NAME`, one setting after
-the other, by {py:func}`~numpyro_minibatch.sample`, sampling alone. MinibatchMH and NUTS
-are of one run, but for NUTS on Covertype, which is older; on the Poisson, Student-t and
-rare-column data they are older than HMCECS and than MinibatchMH's cheaper steps. Each
-method is shown at the fastest of its settings;
+the other, by {py:func}`~numpyro_minibatch.sample`, sampling alone, all methods of a
+problem in one run. Each is shown at the fastest of its settings;
 [Threads](performance.md#threads) has them all for the simulated data, and says how
-devices of one thread are set up.
+devices of one thread are set up. Successive draws of NUTS, of HMCECS and, on a normal
+surrogate, of MinibatchMH are negatively correlated, which is good for means; **by
+tails** is the ratio of the smallest tail effective sample sizes, those of the 5% and
+95% quantiles.
 
-| data | MinibatchMH | chains | bias | noise | sd ratio | NUTS | chains | ratio |
-|---|---|---|---|---|---|---|---|---|"""
+| data | MinibatchMH | chains | bias | noise | sd ratio | NUTS | chains | ratio \
+| by tails |
+|---|---|---|---|---|---|---|---|---|---|"""
 
 RIVAL = """
 The same for HMCECS with its Taylor proxy (batches of 100 rows, the mass matrix of the
 Laplace approximation). Where its bias is many times its noise it samples another law.
 
-| data | MinibatchMH | HMCECS | chains | bias | noise | sd ratio | ratio |
-|---|---|---|---|---|---|---|---|"""
+| data | MinibatchMH | HMCECS | chains | bias | noise | sd ratio | ratio | by tails |
+|---|---|---|---|---|---|---|---|---|"""
 
 
 def fastest(folder: Path) -> dict[str, dict[str, dict[str, Any]]]:
@@ -201,6 +212,15 @@ def ratio(found: dict[str, dict[str, Any]], method: str) -> str:
     return number(found["ours"]["ess_per_second"] / found[method]["ess_per_second"])
 
 
+def tails(found: dict[str, dict[str, Any]], method: str) -> str:
+    """The same of the tails, where both have them."""
+    both = [found["ours"], found[method]]
+    if any("ess_tail" not in result for result in both):
+        return ""
+    ours, other = (r["ess_per_second"] * r["ess_tail"] / r["ess"] for r in both)
+    return number(ours / other)
+
+
 def side_by_side(best: dict[str, dict[str, dict[str, Any]]]) -> list[str]:
     """A table of each method on each problem, and one of HMCECS."""
     lines, rivals = [], []
@@ -211,7 +231,7 @@ def side_by_side(best: dict[str, dict[str, dict[str, Any]]]) -> list[str]:
             f"| {ours['bias']:.3f} | {ours['bias_noise']:.3f} "
             f"| {between(*ours['sd_ratio'], '.2f')} "
             f"| {number(nuts['ess_per_second'])} | {nuts['chains']} "
-            f"| {ratio(found, 'nuts')} |"
+            f"| {ratio(found, 'nuts')} | {tails(found, 'nuts')} |"
         )
         if "hmcecs" in found:
             rival = found["hmcecs"]
@@ -219,7 +239,8 @@ def side_by_side(best: dict[str, dict[str, dict[str, Any]]]) -> list[str]:
                 f"| {title} | {number(ours['ess_per_second'])} "
                 f"| {number(rival['ess_per_second'])} | {rival['chains']} "
                 f"| {rival['bias']:.3f} | {rival['bias_noise']:.3f} "
-                f"| {between(*rival['sd_ratio'], '.2f')} | {ratio(found, 'hmcecs')} |"
+                f"| {between(*rival['sd_ratio'], '.2f')} | {ratio(found, 'hmcecs')} "
+                f"| {tails(found, 'hmcecs')} |"
             )
     if not lines:
         return []

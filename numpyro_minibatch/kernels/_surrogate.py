@@ -19,7 +19,7 @@ from numpyro_minibatch._expansion import (
     double,
     find_center,
 )
-from numpyro_minibatch._pilot import Pilot, run_pilot
+from numpyro_minibatch._pilot import QUIET, Pilot, run_pilot
 from numpyro_minibatch._posterior import refined, surrogate_posterior
 from numpyro_minibatch._progress import stages
 from numpyro_minibatch.batch import Scheme
@@ -30,6 +30,7 @@ from numpyro_minibatch.control_variate import (
     Form,
     Taylor,
 )
+from numpyro_minibatch.proposal import BACK
 
 __all__ = ["Needs", "Plan", "Prepared", "Surrogate", "prepare"]
 
@@ -61,12 +62,14 @@ class Plan(NamedTuple):
     :param scheme: how rows are drawn, bound to the plates.
     :param num_steps: steps of a trajectory on the surrogate; none where its dynamics
         are known in closed form.
+    :param over_relaxation: correlation of successive draws of the surrogate there.
     """
 
     coordinates: Coordinates
     form: Form
     scheme: Scheme
     num_steps: int
+    over_relaxation: float
 
 
 class Needs(NamedTuple):
@@ -208,6 +211,9 @@ def prepare(
         root=jnp.asarray(posterior.root, dtype),
         designs=pilot.designs,
     )
+    # in tails that a chain hardly leaves, the other side is the wrong place to look
+    near = posterior.gaussian and pilot.residual_sd <= QUIET
+    over_relaxation = BACK if near else 0.0
     report = {
         **pilot.report,
         "coordinates": problem.coordinates,
@@ -215,6 +221,7 @@ def prepare(
         "surrogate_rhat": posterior.rhat,
         "surrogate_num_steps": posterior.num_steps,
         "surrogate_stuck": posterior.stuck,
+        "over_relaxation": over_relaxation,
         "other_mode": center.other_mode,
         "exact_rows": sum(len(kept.rows) for kept in exact.values()),
     }
@@ -224,6 +231,7 @@ def prepare(
             pilot.form,
             scheme.bound(pilot.sizes, problem.plates),
             posterior.num_steps,
+            over_relaxation,
         ),
         surrogate,
         jax.vmap(problem.unravel)(jnp.asarray(posterior.draws[:_STARTING], dtype)),
