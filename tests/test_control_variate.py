@@ -275,7 +275,11 @@ LAWS = {
         batch=batch.without_replacement(M),
         acceptance=accept.compensated_barker(),
     ),
-    "fallback": dict(batch_size=20, fallback="exact"),
+    # of noise around the limit of the test, so that some decisions are on all rows
+    "fallback": dict(
+        control_variate="taylor1", batch_size=20, step_size=1.5, fallback="exact",
+        proposal=proposal.random_walk(), exact_checks=False,
+    ),
     "off-centre": dict(
         control_variate=control_variate.taylor2(center={"beta": [-4.0, 0.6]}),
         batch_size=200,
@@ -301,7 +305,7 @@ def test_law_at_temperature_one(name, grid):
     assert np.mean(extra["accept_prob"]) > 0.15
     if name == "fallback":  # what it costs shows
         rows = np.asarray(extra["num_rows"])
-        assert rows.min() < 25 and np.mean(rows >= N) > 0.02
+        assert rows.min() < N and 0.02 < np.mean(rows > N) < 0.98
     assert np.mean(extra["reliable"]) > 0.95
 
 

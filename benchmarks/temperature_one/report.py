@@ -76,7 +76,7 @@ returns the normal approximation at the mode accepts all that it proposes.
 - **load**: the machine's load average when the run began and ended. It has two cores;
   a run at a load above two shared them with others, and its speed is too low. The rows
   of MinibatchMH with four chains are newer than those with one and with uniform
-  batches, and have cheaper steps.
+  batches, which have neither over-relaxed draws nor the cheaper steps.
 
 The stochastic gradient samplers have no decision, so a step size is a choice of bias.
 All have the largest that should leave standard deviations 3 percent too large, in
