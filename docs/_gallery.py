@@ -60,12 +60,16 @@ def figures(block, block_vars, gallery_conf):
 def unlabelled(figure):
     """What is wrong with a figure: axes without data, or numbers without a label."""
     figure.canvas.draw()  # which makes the tick labels
-    outer = {"x": figure.get_supxlabel(), "y": figure.get_supylabel()}
     for place, axes in enumerate(figure.axes):
         if not (axes.get_visible() and axes.axison):
             continue
         if not axes.has_data() and not axes.texts:
             yield f"axes {place} are blank"
+        around = {figure, axes.figure}  # the latter may be a part of it
+        outer = {
+            "x": any(part.get_supxlabel() for part in around),
+            "y": any(part.get_supylabel() for part in around),
+        }
         for name, axis in (("x", axes.xaxis), ("y", axes.yaxis)):
             ticks = [t.get_text() for t in axis.get_ticklabels() if t.get_visible()]
             # names say themselves what they are, numbers do not

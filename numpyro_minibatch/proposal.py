@@ -600,10 +600,11 @@ def surrogate_hmc(
     exact as those of 1.9 times as many independent ones, medians of 1.4, the 5% and 95%
     quantiles of 1.05, and standard deviations of 0.8 times as many. A rejection repeats
     a draw, and of two turns a draw (``num_steps=2`` of the kernel, or thinning) the
-    correlation is 0.09. Where the target is further away, with a standard deviation of
-    the residuals above 0.25, the turn leads to an independent draw: in a skewed tail,
-    on the other side of which the target is thin, an over-relaxed chain would stay for
-    longer. For uncorrelated draws write :func:`independence`.
+    correlation is 0.09. Where the target is further away, so that importance sampling
+    from the normal law would leave less than 0.94 of the draws, the turn leads to an
+    independent draw: in a skewed tail, on the other side of which the target is thin,
+    an over-relaxed chain would stay for longer. For uncorrelated draws write
+    :func:`independence`.
 
     Needs a control variate.
 

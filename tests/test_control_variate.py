@@ -42,6 +42,7 @@ from numpyro_minibatch.control_variate import (
     expand,
 )
 from numpyro_minibatch.estimate import Weights
+from numpyro_minibatch.kernels import _surrogate
 from numpyro_minibatch.target import ModelTarget
 
 slow = pytest.mark.slow
@@ -1066,6 +1067,19 @@ def test_undetermined_parameters_are_an_error():
         kernel = MinibatchMH(flat, control_variate=variate)
         with pytest.raises(ValueError, match="Give the parameters proper priors"):
             kernel.init(random.key(0), 10, None, (jnp.ones(2000),), {})
+
+
+def test_draws_are_over_relaxed_only_near_the_target(monkeypatch):
+    def pilot_of():
+        kernel = MinibatchMH(model, control_variate="taylor2")
+        kernel.init(random.key(0), 10, None, DATA, {})
+        return kernel.pilot
+
+    found = pilot_of()
+    assert found["gaussian"] and 0.94 < found["importance_ess"] < 1
+    assert found["over_relaxation"] == -0.3
+    monkeypatch.setattr(_surrogate, "_NEAR", 1.0)
+    assert pilot_of()["over_relaxation"] == 0.0
 
 
 def test_a_search_without_an_end_is_an_error():

@@ -19,7 +19,7 @@ from numpyro_minibatch._expansion import (
     double,
     find_center,
 )
-from numpyro_minibatch._pilot import QUIET, Pilot, run_pilot
+from numpyro_minibatch._pilot import Pilot, run_pilot
 from numpyro_minibatch._posterior import refined, surrogate_posterior
 from numpyro_minibatch._progress import stages
 from numpyro_minibatch.batch import Scheme
@@ -37,6 +37,7 @@ __all__ = ["Needs", "Plan", "Prepared", "Surrogate", "prepare"]
 _STARTS = 4  # searches for the mode
 _STAGES = 5
 _STARTING = 56  # positions to start chains from
+_NEAR = 0.94  # share of effective draws by log weights of standard deviation 1/4
 
 
 class Surrogate(NamedTuple):
@@ -212,7 +213,7 @@ def prepare(
         designs=pilot.designs,
     )
     # in tails that a chain hardly leaves, the other side is the wrong place to look
-    near = posterior.gaussian and pilot.residual_sd <= QUIET
+    near = posterior.gaussian and pilot.importance_ess >= _NEAR
     over_relaxation = BACK if near else 0.0
     report = {
         **pilot.report,
