@@ -174,12 +174,12 @@ not been run.
 **RENHD is not above SGNHT and SGHMC at equal cost here**, unlike in table 1 of [1],
 which does not say that cost was equal. A draw of RENHD costs as many gradients as there
 are rungs, and what it knows after 4800 is about what SGNHT knows after a fourth of
-them: the figure shows its curve to be theirs, drawn out. Swaps are accepted in an
-eighth of the tries, after all rows have been read for nearly every one (rows that the
+them: the figure shows its curve to be theirs, drawn out. Swaps are accepted in 4 to
+16 of 100 tries, after all rows have been read for nearly every one (rows that the
 count of gradients leaves out), since on fewer the noise of the energies of 10,000 rows
 is far too large for the test; no replica has been from one end of the ladder to the
-other and back. RENHD's curves still rise, chains of one sampler differ by one to three
-points, R-hat of single weights is above 2, and two chains are few: this compares how
+other and back. RENHD's curves still rise, chains of one sampler differ by about one
+point, R-hat of single weights is above 2, and two chains are few: this compares how
 fast samplers find good weights, not posteriors. Where modes
 are many and each is quickly explored, as above, the ladder earns its cost; where a
 single mode has not been explored yet, it multiplies the cost.""",
