@@ -78,8 +78,8 @@ class Landscape(NamedTuple):
     :param num_steps: steps in which a quarter of a period of the surrogate's dynamics
         keeps accepting, in its tails as well; 0 where the surrogate is normal with the
         mean ``center`` and the whitening's covariance.
-    :param over_relaxation: where ``num_steps`` is 0, the correlation of a draw of the
-        surrogate with the last that suits the target, at most 0.
+    :param near: whether the target is so close to a normal surrogate that moves to its
+        other side are accepted from the tails as well.
     :param num_rows: rows of data that an evaluation of the surrogate reads.
     """
 
@@ -88,7 +88,7 @@ class Landscape(NamedTuple):
     center: Array | None = None
     log_surrogate: Callable[[Array], Array] | None = None
     num_steps: int = 4
-    over_relaxation: float = 0.0
+    near: bool = False
     num_rows: int = 0
 
 
@@ -346,11 +346,10 @@ class _SurrogateHMC(Proposal):
         num_steps, length = self.trajectory(landscape)
         if num_steps == 0:
             # the flow of the normal law itself, which loses no energy
-            cos = landscape.over_relaxation
-            if cos == 0:
+            if not landscape.near:
                 return independence().propose(key, z, step_size, landscape)
             noise = jax.random.normal(key, z.shape, z.dtype)
-            return _turned(z, noise, cos, math.sqrt(1.0 - cos**2), landscape)
+            return _turned(z, noise, BACK, math.sqrt(1.0 - BACK**2), landscape)
         noise = jax.random.normal(key, (z.size + 3,), z.dtype)
         momentum, for_step, for_accept = noise[:-3], noise[-3], noise[-2:]
         step = jnp.asarray(length, z.dtype)

@@ -1077,9 +1077,9 @@ def test_draws_are_over_relaxed_only_near_the_target(monkeypatch):
 
     found = pilot_of()
     assert found["gaussian"] and 0.94 < found["importance_ess"] < 1
-    assert found["over_relaxation"] == -0.3
+    assert found["over_relaxed"]
     monkeypatch.setattr(_surrogate, "_NEAR", 1.0)
-    assert pilot_of()["over_relaxation"] == 0.0
+    assert not pilot_of()["over_relaxed"]
 
 
 def test_a_search_without_an_end_is_an_error():

@@ -80,7 +80,7 @@ class OneTurn(Proposal):
     adapts_step_size = False
 
     def propose(self, key: Any, z: Any, step_size: Any, landscape: Any) -> Proposed:
-        at = landscape._replace(num_steps=0, over_relaxation=-0.3)
+        at = landscape._replace(num_steps=0, near=True)
         return proposal.surrogate_hmc().propose(key, z, step_size, at)
 
 
@@ -417,7 +417,7 @@ def test_a_trajectory_is_exact_on_a_normal_surrogate(step: float) -> None:
 
 def test_one_turn_on_a_surrogate_known_to_be_normal() -> None:
     """It keeps the normal law, and goes on to the other side by three tenths."""
-    at = landscape()._replace(num_steps=0, over_relaxation=-0.3)
+    at = landscape()._replace(num_steps=0, near=True)
     n = 40_000
     z = CENTER + np.random.default_rng(7).normal(size=(n, 3)) @ ROOT
     made = many(proposal.surrogate_hmc(), 5, z, at=at)
@@ -432,7 +432,7 @@ def test_one_turn_on_a_surrogate_known_to_be_normal() -> None:
     np.testing.assert_allclose(made.log_q_ratio, ratio, 1e-3, 1e-3)
     assert np.abs(ratio).max() > 1
     assert not proposal.surrogate_hmc().evaluations(at)
-    further = at._replace(over_relaxation=0.0)
+    further = at._replace(near=False)
     choices = proposal.surrogate_hmc(), proposal.independence()
     pair = [many(choice, 6, z[:9], at=further) for choice in choices]
     np.testing.assert_array_equal(pair[0].z, pair[1].z)

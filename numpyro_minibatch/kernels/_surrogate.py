@@ -30,7 +30,6 @@ from numpyro_minibatch.control_variate import (
     Form,
     Taylor,
 )
-from numpyro_minibatch.proposal import BACK
 
 __all__ = ["Needs", "Plan", "Prepared", "Surrogate", "prepare"]
 
@@ -63,14 +62,14 @@ class Plan(NamedTuple):
     :param scheme: how rows are drawn, bound to the plates.
     :param num_steps: steps of a trajectory on the surrogate; none where its dynamics
         are known in closed form.
-    :param over_relaxation: correlation of successive draws of the surrogate there.
+    :param near: whether draws of it may be over-relaxed there.
     """
 
     coordinates: Coordinates
     form: Form
     scheme: Scheme
     num_steps: int
-    over_relaxation: float
+    near: bool
 
 
 class Needs(NamedTuple):
@@ -214,7 +213,6 @@ def prepare(
     )
     # in tails that a chain hardly leaves, the other side is the wrong place to look
     near = posterior.gaussian and pilot.importance_ess >= _NEAR
-    over_relaxation = BACK if near else 0.0
     report = {
         **pilot.report,
         "coordinates": problem.coordinates,
@@ -222,7 +220,7 @@ def prepare(
         "surrogate_rhat": posterior.rhat,
         "surrogate_num_steps": posterior.num_steps,
         "surrogate_stuck": posterior.stuck,
-        "over_relaxation": over_relaxation,
+        "over_relaxed": near,
         "other_mode": center.other_mode,
         "exact_rows": sum(len(kept.rows) for kept in exact.values()),
     }
@@ -232,7 +230,7 @@ def prepare(
             pilot.form,
             scheme.bound(pilot.sizes, problem.plates),
             posterior.num_steps,
-            over_relaxation,
+            near,
         ),
         surrogate,
         jax.vmap(problem.unravel)(jnp.asarray(posterior.draws[:_STARTING], dtype)),

@@ -571,7 +571,7 @@ class MinibatchMH(MinibatchKernel):
             num_steps=max(self._plan.num_steps, 4)
             if self._moved
             else self._plan.num_steps,
-            over_relaxation=self._plan.over_relaxation,
+            near=self._plan.near,
             num_rows=state.surrogate.expansion.num_exact,
         )
 
