@@ -304,6 +304,12 @@ def test_law_at_temperature_one(name, grid):
     assert np.abs(z).max() < 5.0, z
     extra = mcmc.get_extra_fields()
     assert np.mean(extra["accept_prob"]) > 0.15
+    if name == "default":
+        assert mcmc.sampler.pilot["over_relaxed"]
+        white = posterior.white(draws)
+        lagged = (white[:, 1:] * white[:, :-1]).mean((0, 1))
+        # independent proposals of which a share a is accepted leave 1 - a or more
+        assert (lagged < 1 - np.mean(extra["accept_prob"])).all(), lagged
     if name == "fallback":  # what it costs shows
         rows = np.asarray(extra["num_rows"])
         assert rows.min() < N and 0.02 < np.mean(rows > N) < 0.98

@@ -59,6 +59,12 @@ def test_figures_of_the_gallery_have_labels() -> None:
         f"the {name} axis of axes 2 has no label" for name in "xy"
     ]
     plt.close(figure)
+    figure = plt.figure()  # a label that is of a part of the figure
+    part = figure.subfigures(1, 2)[0]
+    part.subplots().plot([1, 2])
+    part.supxlabel("draw")
+    assert list(gallery().unlabelled(figure)) == ["the y axis of axes 0 has no label"]
+    plt.close(figure)
 
 
 @pytest.mark.parametrize("page", ["choosing.md", "index.md"])

@@ -48,9 +48,10 @@ Written by `python -m benchmarks.temperature_one.report`; the results are made b
 `python -m benchmarks.temperature_one --all`, every method in a process of its own, on
 the same data, in single precision: one chain, or four side by side in one program
 (`--chains 4`), as one runs them to compare them by R-hat. Not every method was run on
-all data: where the number of rows varies (10,000, 2 million and 10 million) and on the
-centred hierarchies there are NUTS and MinibatchMH, of the samplers without a decision
-all but SGLD are on the first data only, and none on a9a and the small hierarchies.
+all data: with 10,000, 2 million and 10 million rows and on the larger centred hierarchy
+there are NUTS and MinibatchMH only. Of the samplers without a decision SGHMC and those
+of jax-sgmc are on the simulated data with 200,000 rows only, and none is on a9a, the
+centred hierarchies and those with 500 rows.
 `--method` and `--data` choose among them, `--seconds` sets for how long a method
 samples (the files of results have what it took), and `--blackjax PYTHON` and
 `--old PYTHON` name interpreters of environments with the other packages
