@@ -9,8 +9,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from numpyro_minibatch._checks import check_divides, describe
-from numpyro_minibatch._passes import AXIS
+from numpyro_minibatch._internal.checks import check_divides, describe
+from numpyro_minibatch._internal.passes import AXIS
 
 __all__ = ["CHAINS", "Share"]
 

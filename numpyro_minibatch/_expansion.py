@@ -17,9 +17,9 @@ from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh
 from scipy.optimize import minimize
 
-from numpyro_minibatch import _passes
 from numpyro_minibatch._dataflow import inputs_used
-from numpyro_minibatch._passes import Chunks
+from numpyro_minibatch._internal import passes
+from numpyro_minibatch._internal.passes import Chunks
 from numpyro_minibatch._permutation import permute
 from numpyro_minibatch.control_variate import Coordinates, Expansion, Taylor
 from numpyro_minibatch.estimate import Weights
@@ -85,7 +85,7 @@ class Problem:
         :param fn: a function of the data and of other trees of arrays.
         :return: a function of the others.
         """
-        compiled = _passes.shared(fn, self.mesh)
+        compiled = passes.shared(fn, self.mesh)
         arrays = self.arrays if self.placed is None else self.placed
         return lambda *rest: compiled(arrays, *rest)
 

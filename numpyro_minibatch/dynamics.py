@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from numpyro_minibatch._checks import check_flag, check_positive, describe
+from numpyro_minibatch._internal.checks import check_flag, check_positive, describe
 from numpyro_minibatch.proposal import Whitening
 
 __all__ = ["Dynamics", "Moved", "Scalar", "nose_hoover", "sghmc", "sgld"]

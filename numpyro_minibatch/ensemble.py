@@ -16,7 +16,7 @@ import numpy as np
 import xarray as xr
 from jax.flatten_util import ravel_pytree
 
-from numpyro_minibatch._checks import check_count, describe
+from numpyro_minibatch._internal.checks import check_count, describe
 from numpyro_minibatch.inference_data import get_group, samples_of
 
 __all__ = [

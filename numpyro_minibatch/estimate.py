@@ -21,9 +21,9 @@ from jax import Array
 from jax.scipy.special import erfc
 from jax.typing import ArrayLike
 
-from numpyro_minibatch import _passes
-from numpyro_minibatch._keys import unwrapped
-from numpyro_minibatch._passes import Chunks
+from numpyro_minibatch._internal import passes
+from numpyro_minibatch._internal.keys import unwrapped
+from numpyro_minibatch._internal.passes import Chunks
 from numpyro_minibatch.batch import Batch, FullBatch, Scheme, full
 from numpyro_minibatch.target import Terms
 
@@ -341,7 +341,7 @@ class Reader(NamedTuple):
         # only passes over all rows are worth the company of other devices
         full = isinstance(scheme, FullBatch)
         widths = Chunks.of(plates, scheme.widths).widths if full else scheme.widths
-        devices = _passes.num_devices() if full else 1
+        devices = passes.num_devices() if full else 1
         limit = max_variance / self.weights.likelihood**2
         streams = jax.random.split(key)
 
@@ -361,7 +361,7 @@ class Reader(NamedTuple):
             for name, width in widths.items():
                 start = state.moments[name].seen
                 if devices > 1:
-                    start += _passes.which_device() * width
+                    start += passes.which_device() * width
                 positions = start + jnp.arange(width, dtype=jnp.int32)
                 indices[name] = scheme.rows_at(keys[name], positions, plates[name])
                 fresh[name] = jnp.clip(state.needed[name] - start, 0, width)
@@ -369,7 +369,7 @@ class Reader(NamedTuple):
             found = {name: Moments.of(rows[name], fresh[name]) for name in plates}
             moments = dict(state.moments)
             if devices > 1:
-                found = _passes.gathered(found)
+                found = passes.gathered(found)
                 parts = [
                     jax.tree.map(lambda x, k=k: x[k], found) for k in range(devices)
                 ]
@@ -674,7 +674,7 @@ class Exact:
 
         count = jnp.arange(chunks.number, dtype=jnp.int32)
         kept = {name: chunks.cut(name, row) for name, row in old.rows.items()}
-        new, (rows, sums) = _passes.scan_shared(one_chunk, before, (count, kept))
+        new, (rows, sums) = passes.scan_shared(one_chunk, before, (count, kept))
         rows = {name: chunks.joined(name, row) for name, row in rows.items()}
         change = jax.tree.map(jnp.subtract, new, before)
         known = jnp.stack([weights.known(part) for part in (change, before, new)])

@@ -11,7 +11,7 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from numpyro_minibatch._checks import check_count, check_positive, describe
+from numpyro_minibatch._internal.checks import check_count, check_positive, describe
 
 __all__ = ["barrier", "equalised", "geometric"]
 

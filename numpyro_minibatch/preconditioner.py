@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
-from numpyro_minibatch._checks import check_positive, describe
+from numpyro_minibatch._internal.checks import check_positive, describe
 
 __all__ = ["Preconditioner", "ScaleState", "rmsprop"]
 

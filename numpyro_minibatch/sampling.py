@@ -31,17 +31,17 @@ from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import find_stack_level
 from tqdm.auto import tqdm
 
-from numpyro_minibatch._checks import check_count, check_flag, describe
 from numpyro_minibatch._devices import Share
+from numpyro_minibatch._internal.checks import check_count, check_flag, describe
+from numpyro_minibatch._internal.progress import shown
+from numpyro_minibatch._internal.static import Seen, digest
 from numpyro_minibatch._program import Program
-from numpyro_minibatch._progress import shown
 from numpyro_minibatch._reading import (
     dataset_of,
     export_run,
     groups_of,
     open_run,
 )
-from numpyro_minibatch._static import Seen, digest
 from numpyro_minibatch._store import Layout, Store
 from numpyro_minibatch._version import __version__
 from numpyro_minibatch.host_rows import find_rows, given_back, map_rows

@@ -26,7 +26,7 @@ from numpyro_minibatch import (
     proposal,
     to_inference_data,
 )
-from numpyro_minibatch._keys import unwrapped
+from numpyro_minibatch._internal.keys import unwrapped
 from numpyro_minibatch.kernels import _jumps
 from numpyro_minibatch.kernels._jumps import log_jump_ratio
 from numpyro_minibatch.kernels._nested import Energies, Nested, Reference, truncated

@@ -31,7 +31,7 @@ from numpyro_minibatch import (
     proposal,
     sample,
 )
-from numpyro_minibatch._static import digest
+from numpyro_minibatch._internal.static import digest
 from numpyro_minibatch.inference_data import get_group
 
 slow = pytest.mark.slow

@@ -27,7 +27,6 @@ from numpyro_minibatch import (
     MinibatchMH,
     ReplicaExchange,
     Target,
-    _passes,
     _reading,
     batch,
     estimate,
@@ -37,6 +36,7 @@ from numpyro_minibatch import (
 )
 from numpyro_minibatch.__main__ import main
 from numpyro_minibatch._devices import Share
+from numpyro_minibatch._internal import passes
 from numpyro_minibatch._store import Store
 from numpyro_minibatch.inference_data import get_group
 
@@ -147,7 +147,7 @@ def processes_share_rows() -> None:
     widths = []
 
     def total(given: Any, scale: Any) -> Any:
-        chunks = _passes.Chunks.of({"data": N}, {"data": 100})
+        chunks = passes.Chunks.of({"data": N}, {"data": 100})
         widths.append((chunks.number, chunks.widths["data"]))
 
         def of_chunk(i: Any) -> Any:
@@ -157,12 +157,12 @@ def processes_share_rows() -> None:
 
         return scale * chunks.sum(of_chunk, jnp.zeros(()))
 
-    with _passes.using(share.setup):
-        assert _passes.setup_devices(alike=False) is None
-        mesh = _passes.setup_devices(alike=True)
+    with passes.using(share.setup):
+        assert passes.setup_devices(alike=False) is None
+        mesh = passes.setup_devices(alike=True)
     assert mesh is not None
-    own, placed = _passes.everywhere(((Y,), {}), mesh)
-    found = _passes.shared(total, mesh)(placed, 2.0)
+    own, placed = passes.everywhere(((Y,), {}), mesh)
+    found = passes.shared(total, mesh)(placed, 2.0)
     assert widths == [(6, 84)]
     np.testing.assert_allclose(found, 2.0 * Y.sum(), rtol=1e-5)
     np.testing.assert_array_equal(own[0][0], Y)

@@ -31,13 +31,13 @@ from numpyro_minibatch import (
     ReplicaExchange,
     Target,
     _preflight,
-    _progress,
     open_run,
     sample,
     sampling,
 )
 from numpyro_minibatch.__main__ import main
-from numpyro_minibatch._static import digest
+from numpyro_minibatch._internal import progress
+from numpyro_minibatch._internal.static import digest
 from numpyro_minibatch.inference_data import get_group
 from numpyro_minibatch.target import ModelTarget
 
@@ -110,19 +110,19 @@ def in_chunks_of(monkeypatch: Any, steps: int) -> None:
 def test_without_progress_the_setup_shows_none(
     monkeypatch: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(_progress, "_DELAY", 0.0)
+    monkeypatch.setattr(progress, "_DELAY", 0.0)
     monkeypatch.delenv("TQDM_DISABLE", raising=False)
     prepared = KERNEL.init
 
     def init(*args: Any, **kwargs: Any) -> Any:
-        with _progress.stages("a kernel", 2) as tell:
+        with progress.stages("a kernel", 2) as tell:
             tell("a stage")
         return prepared(*args, **kwargs)
 
     monkeypatch.setattr(KERNEL, "init", init)
-    for progress in (True, False):
-        run(progress=progress, num_samples=10, num_warmup=10)
-        assert ("a kernel: a stage" in capfd.readouterr().err) == progress
+    for shown in (True, False):
+        run(progress=shown, num_samples=10, num_warmup=10)
+        assert ("a kernel: a stage" in capfd.readouterr().err) == shown
 
 
 @pytest.mark.parametrize("yes", [True, False])
@@ -130,11 +130,11 @@ def test_a_bar_leaves_it_to_tqdm_whether_the_environment_wants_one(
     yes: bool, monkeypatch: Any
 ) -> None:
     given: dict[str, Any] = {}
-    real = _progress.tqdm
+    real = progress.tqdm
     monkeypatch.setattr(
-        _progress, "tqdm", lambda **k: given.update(k) or real(**{**k, "disable": True})
+        progress, "tqdm", lambda **k: given.update(k) or real(**{**k, "disable": True})
     )
-    with _progress.shown(yes), _progress.stages("a kernel", 2) as tell:
+    with progress.shown(yes), progress.stages("a kernel", 2) as tell:
         tell("a stage")
     assert given.get("disable") is (None if yes else True)  # False overrules it
 
@@ -642,7 +642,7 @@ def reads_nothing_else(y: Any) -> None:
 DIGEST = """
 import functools
 from numpyro_minibatch import SGLD, schedule
-from numpyro_minibatch._static import digest
+from numpyro_minibatch._internal.static import digest
 
 def make(scale):
     def model(x, kind="a"):

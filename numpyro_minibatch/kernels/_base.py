@@ -19,10 +19,11 @@ from numpyro.infer import init_to_uniform
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import find_stack_level, is_prng_key
 
-from numpyro_minibatch import _passes
 from numpyro_minibatch import control_variate as control_variates
-from numpyro_minibatch._checks import check_flag, check_positive, describe
 from numpyro_minibatch._expansion import Problem
+from numpyro_minibatch._internal import passes
+from numpyro_minibatch._internal.checks import check_flag, check_positive, describe
+from numpyro_minibatch._internal.static import Seen, Static, digest
 from numpyro_minibatch._preflight import (
     Layout,
     explained,
@@ -31,7 +32,6 @@ from numpyro_minibatch._preflight import (
     layout_target,
 )
 from numpyro_minibatch._start import check_init_params, check_start, find_start
-from numpyro_minibatch._static import Seen, Static, digest
 from numpyro_minibatch.batch import (
     BatchSize,
     FullBatch,
@@ -445,10 +445,10 @@ class MinibatchKernel(MCMCKernel):
                 return prepared
         shapes = dict(zip(layout.latents, layout.shapes, strict=True))
         # where a search begins may depend on where a chain is told to start
-        mesh, placed = _passes.setup_devices(alike=init is None), None
+        mesh, placed = passes.setup_devices(alike=init is None), None
         own = [jnp.asarray(x) for x in arrays]
         if mesh is not None:
-            both = _passes.everywhere(static.join(arrays), mesh)
+            both = passes.everywhere(static.join(arrays), mesh)
             own, placed = (Static.split(*given)[1] for given in both)
         problem = Problem(
             target_of=lambda arrays: self._make_target(*static.join(arrays)),

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from numpyro_minibatch import proposal
-from numpyro_minibatch._checks import (
+from numpyro_minibatch._internal.checks import (
     check_count,
     check_instance,
     check_positive,

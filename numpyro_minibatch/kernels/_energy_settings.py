@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from numpyro_minibatch._checks import (
+from numpyro_minibatch._internal.checks import (
     check_count,
     check_flag,
     check_positive,

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from numpyro_minibatch import accept
-from numpyro_minibatch._keys import unwrapped
+from numpyro_minibatch._internal.keys import unwrapped
 from numpyro_minibatch.estimate import Estimate, Reader, Weights
 from numpyro_minibatch.kernels._nested import Energies, Nested, Reference, truncated
 from numpyro_minibatch.kernels._rings import Rings, ring_of

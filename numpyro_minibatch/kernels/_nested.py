@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from numpyro_minibatch import _passes
+from numpyro_minibatch._internal import passes
 from numpyro_minibatch._permutation import permute
 from numpyro_minibatch.estimate import (
     Estimate,
@@ -125,7 +125,7 @@ class Nested:
             for start in range(0, length, width):
                 rows = min(width, length - start)
                 found.append((chain, part, first + start, rows))
-        share = -(-len(found) // _passes.num_devices())
+        share = -(-len(found) // passes.num_devices())
         group = min(share, max(1, _CHUNK // width))
         padding = -len(found) % group
         found += [(0, 0, 0, 0)] * padding
@@ -175,7 +175,7 @@ class Nested:
         if len(blocks) == 1:
             found = jax.vmap(of_block)(jnp.asarray(blocks[0]))
         else:
-            _, found = _passes.scan_shared(
+            _, found = passes.scan_shared(
                 lambda _, group: (None, jax.vmap(of_block)(group)),
                 None,
                 jnp.asarray(blocks),

@@ -14,7 +14,7 @@ from numpyro.infer import HMC, BarkerMH
 from numpyro.infer.mcmc import MCMCKernel
 
 from numpyro_minibatch import batch
-from numpyro_minibatch._checks import describe
+from numpyro_minibatch._internal.checks import describe
 from numpyro_minibatch._preflight import inspect_model
 from numpyro_minibatch.estimate import Reader
 from numpyro_minibatch.kernels._base import MinibatchKernel

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from numpyro_minibatch._keys import unwrapped
+from numpyro_minibatch._internal.keys import unwrapped
 from numpyro_minibatch.batch import FullBatch
 from numpyro_minibatch.dynamics import Dynamics, Moved, Scalar
 from numpyro_minibatch.estimate import Reader

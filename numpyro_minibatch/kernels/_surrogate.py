@@ -19,9 +19,9 @@ from numpyro_minibatch._expansion import (
     double,
     find_center,
 )
+from numpyro_minibatch._internal.progress import stages
 from numpyro_minibatch._pilot import Pilot, run_pilot
 from numpyro_minibatch._posterior import refined, surrogate_posterior
-from numpyro_minibatch._progress import stages
 from numpyro_minibatch.batch import Scheme
 from numpyro_minibatch.control_variate import (
     Coordinates,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from numpyro_minibatch import accept, batch
-from numpyro_minibatch._checks import check_positive
+from numpyro_minibatch._internal.checks import check_positive
 from numpyro_minibatch.batch import BatchSize
 from numpyro_minibatch.kernels.metropolis import MinibatchMH
 

@@ -24,8 +24,13 @@ from jax.flatten_util import ravel_pytree
 from numpyro.util import is_prng_key
 
 from numpyro_minibatch import schedule as schedules
-from numpyro_minibatch._checks import check_count, check_flag, check_positive, describe
-from numpyro_minibatch._keys import unwrapped
+from numpyro_minibatch._internal.checks import (
+    check_count,
+    check_flag,
+    check_positive,
+    describe,
+)
+from numpyro_minibatch._internal.keys import unwrapped
 from numpyro_minibatch.kernels._base import MinibatchKernel, over_chains
 from numpyro_minibatch.kernels._outer import OuterKernel
 from numpyro_minibatch.kernels.langevin import SGHMC, SGLD, SGMCMC

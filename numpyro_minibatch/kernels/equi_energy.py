@@ -25,7 +25,7 @@ from jax.flatten_util import ravel_pytree
 from numpyro.infer import init_to_uniform
 
 from numpyro_minibatch._expansion import Problem
-from numpyro_minibatch._keys import unwrapped
+from numpyro_minibatch._internal.keys import unwrapped
 from numpyro_minibatch.batch import Scheme
 from numpyro_minibatch.estimate import Reader, Weights
 from numpyro_minibatch.kernels import _energy_ladder

@@ -17,8 +17,12 @@ from jax.flatten_util import ravel_pytree
 from numpyro.infer import init_to_uniform
 
 from numpyro_minibatch import dynamics as dynamics_
-from numpyro_minibatch._checks import check_count, check_instance, check_positive
-from numpyro_minibatch._keys import unwrapped
+from numpyro_minibatch._internal.checks import (
+    check_count,
+    check_instance,
+    check_positive,
+)
+from numpyro_minibatch._internal.keys import unwrapped
 from numpyro_minibatch.batch import BatchSize, Scheme
 from numpyro_minibatch.control_variate import Taylor
 from numpyro_minibatch.dynamics import Dynamics

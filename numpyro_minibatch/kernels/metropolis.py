@@ -20,7 +20,7 @@ from jax.typing import ArrayLike
 from numpyro.infer import init_to_uniform
 
 from numpyro_minibatch import accept, batch, estimate, proposal
-from numpyro_minibatch._checks import (
+from numpyro_minibatch._internal.checks import (
     check_count,
     check_flag,
     check_instance,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from numpyro_minibatch import accept, batch
-from numpyro_minibatch._checks import check_flag
+from numpyro_minibatch._internal.checks import check_flag
 from numpyro_minibatch.batch import BatchSize, Scheme
 from numpyro_minibatch.kernels.metropolis import MinibatchMH
 

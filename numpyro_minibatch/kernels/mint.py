@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from numpyro_minibatch import accept
-from numpyro_minibatch._checks import check_flag, check_positive
+from numpyro_minibatch._internal.checks import check_flag, check_positive
 from numpyro_minibatch.estimate import Augmented, Exact, Shared
 from numpyro_minibatch.kernels.metropolis import MinibatchMH
 

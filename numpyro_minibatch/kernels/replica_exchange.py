@@ -25,7 +25,7 @@ from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import is_prng_key
 
 from numpyro_minibatch import accept, batch, ladder
-from numpyro_minibatch._checks import (
+from numpyro_minibatch._internal.checks import (
     check_count,
     check_divides,
     check_flag,
