@@ -17,9 +17,9 @@ from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh
 from scipy.optimize import minimize
 
-from numpyro_minibatch._dataflow import inputs_used
 from numpyro_minibatch._internal import passes
 from numpyro_minibatch._internal.passes import Chunks
+from numpyro_minibatch._model.dataflow import inputs_used
 from numpyro_minibatch._permutation import permute
 from numpyro_minibatch.control_variate import Coordinates, Expansion, Taylor
 from numpyro_minibatch.estimate import Weights

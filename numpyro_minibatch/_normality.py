@@ -13,7 +13,7 @@ import numpy as np
 from jax import Array
 from scipy.stats import kurtosis, norm, skew
 
-from numpyro_minibatch._replay import (
+from numpyro_minibatch._model.replay import (
     CHUNK,
     compute_rows,
     data_sites,

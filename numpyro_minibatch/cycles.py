@@ -18,7 +18,7 @@ from numpyro.util import find_stack_level
 from scipy.special import digamma, logsumexp
 
 from numpyro_minibatch._internal.checks import check_count, describe
-from numpyro_minibatch._replay import CHUNK, Run, log_densities
+from numpyro_minibatch._model.replay import CHUNK, Run, log_densities
 from numpyro_minibatch.inference_data import as_inference_data, get_group, samples_of
 
 if TYPE_CHECKING:

@@ -15,7 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 
-from numpyro_minibatch._replay import CHUNK, Run, Site, data_sites, log_likelihoods
+from numpyro_minibatch._model.replay import (
+    CHUNK,
+    Run,
+    Site,
+    data_sites,
+    log_likelihoods,
+)
 from numpyro_minibatch._version import __version__
 from numpyro_minibatch.host_rows import find_rows
 

@@ -45,7 +45,7 @@ from numpyro_minibatch import (
     proposal,
     schedule,
 )
-from numpyro_minibatch._preflight import inspect_model
+from numpyro_minibatch._model.preflight import inspect_model
 
 N, MANY = 40, 5_000
 KEY = jax.random.key(0)

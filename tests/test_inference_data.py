@@ -22,14 +22,8 @@ from numpyro.infer import HMC, HMCECS, MCMC, NUTS, BarkerMH, init_to_value
 from numpyro.infer import log_likelihood as numpyro_log_likelihood
 from scipy.stats import norm
 
-from numpyro_minibatch import (
-    MINT,
-    MHMinibatch,
-    MinibatchMH,
-    Target,
-    _replay,
-    to_inference_data,
-)
+from numpyro_minibatch import MINT, MHMinibatch, MinibatchMH, Target, to_inference_data
+from numpyro_minibatch._model import replay
 from numpyro_minibatch.inference_data import get_group
 
 with warnings.catch_warnings():
@@ -295,7 +289,7 @@ def test_the_check_of_full_data_can_fail(monkeypatch: pytest.MonkeyPatch) -> Non
         return target.trace(rows, substitute_fn=init_to_value(values={}))
 
     mcmc = run(MINT(by_index, temperature=5.0), y, draws=2, warmup=0)
-    monkeypatch.setattr(_replay, "_sites_at_all_rows", first_rows)
+    monkeypatch.setattr(replay, "_sites_at_all_rows", first_rows)
     found = values(to_inference_data(mcmc), "observed_data", "obs")
     assert found.shape != y.shape
 

@@ -30,7 +30,6 @@ from numpyro_minibatch import (
     MinibatchMH,
     ReplicaExchange,
     Target,
-    _preflight,
     open_run,
     sample,
     sampling,
@@ -38,6 +37,7 @@ from numpyro_minibatch import (
 from numpyro_minibatch.__main__ import main
 from numpyro_minibatch._internal import progress
 from numpyro_minibatch._internal.static import digest
+from numpyro_minibatch._model import preflight
 from numpyro_minibatch.inference_data import get_group
 from numpyro_minibatch.target import ModelTarget
 
@@ -247,22 +247,22 @@ WIDTH = 1.0
 
 def test_what_a_model_is_remembered_by(monkeypatch: Any) -> None:
     runs = []
-    inspected = _preflight._inspected
+    inspected = preflight._inspected
 
     def note(*args: Any) -> Any:
         runs.append(args)
         return inspected(*args)
 
-    monkeypatch.setattr(_preflight, "_inspected", note)
+    monkeypatch.setattr(preflight, "_inspected", note)
 
     def layout(y: Any, *rest: Any) -> tuple[Any, bool]:
         """What is found of the model, and whether it had to be looked at."""
         runs.clear()
-        with _preflight.remembered(digest(in_groups)):
-            found = _preflight.inspect_model("MINT", in_groups, (y, *rest), {}, None)
+        with preflight.remembered(digest(in_groups)):
+            found = preflight.inspect_model("MINT", in_groups, (y, *rest), {}, None)
         return found, bool(runs)
 
-    _preflight._FOUND.pop(in_groups, None)
+    preflight._FOUND.pop(in_groups, None)
     y = np.ones(100, np.float32)
     first, anew = layout(y, 2)
     assert anew and first[0].shapes == ((2,),) and first[0].plates == (("data", 100),)
@@ -279,7 +279,7 @@ def test_what_a_model_is_remembered_by(monkeypatch: Any) -> None:
     monkeypatch.setitem(globals(), "WIDTH", 2.0)
     assert layout(y, 2)[1]
     # without a driver that knows the content nothing is remembered
-    _preflight.inspect_model("MINT", in_groups, (y, 2), {}, None)
+    preflight.inspect_model("MINT", in_groups, (y, 2), {}, None)
     assert len(runs) == 2
     # no data are held
     kept = weakref.ref(y)

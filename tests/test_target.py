@@ -21,7 +21,7 @@ from numpyro.infer.reparam import LocScaleReparam
 from numpyro.infer.util import potential_energy
 
 from numpyro_minibatch import Target
-from numpyro_minibatch._preflight import inspect_model
+from numpyro_minibatch._model.preflight import inspect_model
 from numpyro_minibatch.target import ModelTarget
 
 pytestmark = pytest.mark.x64  # in double precision, too

@@ -24,14 +24,14 @@ from numpyro_minibatch._expansion import Problem
 from numpyro_minibatch._internal import passes
 from numpyro_minibatch._internal.checks import check_flag, check_positive, describe
 from numpyro_minibatch._internal.static import Seen, Static, digest
-from numpyro_minibatch._preflight import (
+from numpyro_minibatch._model.preflight import (
     Layout,
     explained,
     inspect_model,
     known_content,
     layout_target,
 )
-from numpyro_minibatch._start import check_init_params, check_start, find_start
+from numpyro_minibatch._model.start import check_init_params, check_start, find_start
 from numpyro_minibatch.batch import (
     BatchSize,
     FullBatch,

@@ -15,7 +15,7 @@ from numpyro.infer.mcmc import MCMCKernel
 
 from numpyro_minibatch import batch
 from numpyro_minibatch._internal.checks import describe
-from numpyro_minibatch._preflight import inspect_model
+from numpyro_minibatch._model.preflight import inspect_model
 from numpyro_minibatch.estimate import Reader
 from numpyro_minibatch.kernels._base import MinibatchKernel
 from numpyro_minibatch.target import Target

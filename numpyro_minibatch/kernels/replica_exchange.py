@@ -33,7 +33,7 @@ from numpyro_minibatch._internal.checks import (
     check_positive,
     describe,
 )
-from numpyro_minibatch._preflight import check_prior, known_content
+from numpyro_minibatch._model.preflight import check_prior, known_content
 from numpyro_minibatch.accept import AcceptanceTest, SequentialTest
 from numpyro_minibatch.batch import FullBatch, Scheme, Weighted
 from numpyro_minibatch.estimate import Comparison, Reader, Shared, Weights

@@ -18,7 +18,7 @@ import numpy as np
 from jax import Array
 from numpyro.infer import init_to_uniform
 
-from numpyro_minibatch._dataflow import inputs_used
+from numpyro_minibatch._model.dataflow import inputs_used
 from numpyro_minibatch.host_rows import HostRows, find_rows, map_rows
 from numpyro_minibatch.target import ModelTarget, Target
 

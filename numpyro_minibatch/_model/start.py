@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from numpyro_minibatch._preflight import Layout, find_nan, inspect_target
+from numpyro_minibatch._model.preflight import Layout, find_nan, inspect_target
 from numpyro_minibatch.target import ModelTarget, Target
 
 __all__ = ["check_init_params", "check_start", "find_start"]

@@ -21,8 +21,8 @@ from numpyro.distributions import MaskedDistribution, biject_to
 from numpyro.infer import init_to_uniform
 from numpyro.util import find_stack_level
 
-from numpyro_minibatch._dataflow import inspect_flow
 from numpyro_minibatch._internal.static import Static, digest
+from numpyro_minibatch._model.dataflow import inspect_flow
 from numpyro_minibatch.host_rows import map_rows
 from numpyro_minibatch.target import ModelTarget, Subsample, Target, data_frames
 
