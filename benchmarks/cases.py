@@ -13,7 +13,7 @@ import numpyro.distributions as dist
 from jax import Array, random
 
 from numpyro_minibatch import MINT, MHMinibatch
-from numpyro_minibatch._permutation import permute
+from numpyro_minibatch.batch._permutation import permute
 from numpyro_minibatch.estimate import Estimate, penalty_correction
 
 DIM, BATCH = 20, 100

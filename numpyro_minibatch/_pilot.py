@@ -16,8 +16,8 @@ import numpy as np
 
 from numpyro_minibatch._expansion import Problem, double
 from numpyro_minibatch._residuals import ResidualScan
-from numpyro_minibatch._strata import Design
 from numpyro_minibatch.batch import FullBatch, Scheme, Weighted
+from numpyro_minibatch.batch._strata import Design
 from numpyro_minibatch.control_variate import Expansion, Form, Taylor
 
 __all__ = [

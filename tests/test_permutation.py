@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from numpyro_minibatch import _permutation
-from numpyro_minibatch._permutation import permute
+from numpyro_minibatch.batch import _permutation
+from numpyro_minibatch.batch._permutation import permute
 
 # jax.enable_x64 is newer than the lowest supported version
 enable_x64 = getattr(jax, "enable_x64", None)

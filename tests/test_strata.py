@@ -14,7 +14,8 @@ from jax import random
 from scipy import stats
 
 from numpyro_minibatch import batch
-from numpyro_minibatch._strata import (
+from numpyro_minibatch.batch import Batch, FullBatch, Scheme
+from numpyro_minibatch.batch._strata import (
     Design,
     build,
     draw,
@@ -22,7 +23,6 @@ from numpyro_minibatch._strata import (
     pack,
     stratum_of,
 )
-from numpyro_minibatch.batch import Batch, FullBatch, Scheme
 from numpyro_minibatch.estimate import Estimate, Reader, Weights, total
 
 pytestmark = pytest.mark.x64

@@ -1,9 +1,4 @@
-"""Which rows: schemes that draw the rows of a minibatch.
-
-A scheme is built by a lower-case function and holds the number of rows that it
-draws at a time. Rows come from their own key stream, never from the state of the
-chain, so that the rows of step ``t`` can be known ahead.
-"""
+"""Which rows: schemes that draw the rows of a minibatch."""
 
 from __future__ import annotations
 
@@ -17,8 +12,8 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
-from numpyro_minibatch import _strata
-from numpyro_minibatch._permutation import permute
+from numpyro_minibatch.batch import _strata
+from numpyro_minibatch.batch._permutation import permute
 
 __all__ = [
     "Batch",

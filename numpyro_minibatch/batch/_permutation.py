@@ -60,7 +60,7 @@ def permute(key: Array, positions: ArrayLike, size: int) -> Array:
 
         >>> import jax
         >>> import jax.numpy as jnp
-        >>> from numpyro_minibatch._permutation import permute
+        >>> from numpyro_minibatch.batch._permutation import permute
         >>> rows = permute(jax.random.key(0), jnp.arange(1_000), 1_000)
         >>> bool((jnp.sort(rows) == jnp.arange(1_000)).all())
         True

@@ -144,7 +144,7 @@ def build(
     .. doctest::
 
         >>> import numpy as np
-        >>> from numpyro_minibatch._strata import build
+        >>> from numpyro_minibatch.batch._strata import build
         >>> scores = np.r_[500.0, np.linspace(1.0, 2.0, 999)]
         >>> design = build(scores, None, 20)
         >>> design.sure.tolist(), design.num_strata, design.start.tolist()[::3]
@@ -362,7 +362,7 @@ def draw(design: Design, key: Array, num_draws: int) -> tuple[Array, Array]:
 
         >>> import jax
         >>> import numpy as np
-        >>> from numpyro_minibatch._strata import build, draw
+        >>> from numpyro_minibatch.batch._strata import build, draw
         >>> design = build(np.r_[500.0, np.ones(999)], None, 20)
         >>> rows, weights = draw(design, jax.random.key(0), 2)
         >>> rows.shape, int(rows[0]), float(weights[0])
@@ -426,7 +426,7 @@ def exact_variance(
     .. doctest::
 
         >>> import numpy as np
-        >>> from numpyro_minibatch._strata import build, exact_variance
+        >>> from numpyro_minibatch.batch._strata import build, exact_variance
         >>> values = np.exp(np.arange(1000) * 379 % 1000 / 100.0)
         >>> good, bad = build(values, values, 20), build(np.ones(1000), None, 20)
         >>> [int(exact_variance(d, values, 2) ** 0.5) for d in (good, bad)]
