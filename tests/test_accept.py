@@ -13,8 +13,8 @@ import pytest
 from scipy.special import expit, hyp0f1, log_ndtr, ndtr, roots_genlaguerre
 
 from numpyro_minibatch import accept
-from numpyro_minibatch._correction import correction_table, series_polynomial
 from numpyro_minibatch.accept import AcceptanceTest, penalty_correction
+from numpyro_minibatch.accept._correction import correction_table, series_polynomial
 from numpyro_minibatch.estimate import Estimate
 
 pytestmark = pytest.mark.x64  # in double precision, too

@@ -1,19 +1,4 @@
-"""Take it or leave it: acceptance tests for a log ratio that is known up to noise.
-
-A move is decided by one :class:`~numpyro_minibatch.estimate.Estimate` of the log of
-the Metropolis-Hastings ratio. Each test maps it to a probability of acceptance, and
-differs from the others in what it does about the noise: :func:`metropolis` and
-:func:`barker` ignore it, :func:`penalty` pays for it with acceptance, and
-:func:`compensated_barker` makes it part of its own randomness. With ``value ~
-N(delta, variance)`` around the true log ratio ``delta``, and ``A(delta)`` the
-acceptance probability averaged over that noise, detailed balance asks for
-``A(delta) = exp(delta) * A(-delta)``; this is what the figures below measure.
-All of it rests on the noise being normal; no test can repair noise that is not.
-
-Two tests are sequential: :func:`austerity` and :func:`confidence` draw their uniform
-number before any row, and read rows until it is clear enough on which side of it the
-log ratio lies. They decide a share of the moves wrongly, and bound that share.
-"""
+"""Take it or leave it: acceptance tests for a log ratio that is known up to noise."""
 
 from __future__ import annotations
 
@@ -33,7 +18,12 @@ from jax.flatten_util import ravel_pytree
 from jax.scipy.special import erfc
 from jax.typing import ArrayLike
 
-from numpyro_minibatch._correction import Series, Table, correction_table, refuse_unfit
+from numpyro_minibatch.accept._correction import (
+    Series,
+    Table,
+    correction_table,
+    refuse_unfit,
+)
 from numpyro_minibatch.estimate import Estimate, Look, Rule, penalty_correction
 
 __all__ = [
@@ -449,7 +439,7 @@ def metropolis() -> AcceptanceTest:
     .. doctest::
 
         >>> from numpyro_minibatch import Estimate
-        >>> from numpyro_minibatch.accept import metropolis
+        >>> from numpyro_minibatch.accept._tests import metropolis
         >>> round(float(metropolis().probability(Estimate(-1.0))), 3)
         0.368
     """
@@ -492,7 +482,7 @@ def penalty(max_variance: float = 1.0, small_sample: bool = True) -> AcceptanceT
 
         >>> import jax
         >>> from numpyro_minibatch import Estimate
-        >>> from numpyro_minibatch.accept import penalty
+        >>> from numpyro_minibatch.accept._tests import penalty
         >>> test, key = penalty(), jax.random.key(0)
         >>> decision = test(key, Estimate(-1.0, variance=0.5, dof=99.0))
         >>> round(float(decision.accept_prob), 3), bool(decision.reliable)
@@ -521,7 +511,7 @@ def barker() -> AcceptanceTest:
     .. doctest::
 
         >>> from numpyro_minibatch import Estimate
-        >>> from numpyro_minibatch.accept import barker
+        >>> from numpyro_minibatch.accept._tests import barker
         >>> round(float(barker().probability(Estimate(-1.0))), 3)
         0.269
     """
@@ -579,7 +569,7 @@ def compensated_barker(
     .. doctest::
 
         >>> from numpyro_minibatch import Estimate
-        >>> from numpyro_minibatch.accept import compensated_barker
+        >>> from numpyro_minibatch.accept._tests import compensated_barker
         >>> test = compensated_barker(variance=1.0)
         >>> round(float(test.probability(Estimate(-1.0, variance=0.0))), 3)
         0.269
@@ -676,7 +666,7 @@ def average_epsilon(
     .. doctest::
 
         >>> import numpy as np
-        >>> from numpyro_minibatch.accept import average_epsilon
+        >>> from numpyro_minibatch.accept._tests import average_epsilon
         >>> deltas = np.linspace(-4.0, 2.0, 100)
         >>> epsilon = average_epsilon(
         ...     0.005, deltas, 20.0 + 0 * deltas, size=100_000, batch_size=500
@@ -840,7 +830,7 @@ def logistic_bound(
     .. doctest::
 
         >>> import numpy as np
-        >>> from numpyro_minibatch.accept import logistic_bound
+        >>> from numpyro_minibatch.accept._tests import logistic_bound
         >>> bound = logistic_bound(np.array([[3.0, 4.0], [1.0, 0.0]]))
         >>> float(bound({"beta": np.zeros(2)}, {"beta": np.array([0.0, 2.0])}))
         10.0
