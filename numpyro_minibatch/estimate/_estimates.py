@@ -1,9 +1,4 @@
-"""How noisy: numbers that know their own noise, and how rows are turned into them.
-
-Every decision of the package compares log likelihoods summed over all rows of
-the data but read from a few. What such a sum is worth is an
-:class:`Estimate`; exact is not a mode, it is ``variance == 0``.
-"""
+"""How noisy: numbers that know their own noise, and how rows are turned into them."""
 
 from __future__ import annotations
 
