@@ -1,12 +1,4 @@
-"""Where to: proposals, in the coordinates that the adapted mass matrix whitens.
-
-A proposal is a density ``q(z' | z)`` and the kernels only ever need the ratio of its
-two directions. Some proposals look at a surrogate of the target, a density that needs
-no data: the exact prior times a Taylor polynomial of the likelihood, which control
-variates provide. A move that leaves the surrogate ``pi_s`` invariant and is reversible
-has ``pi_s(z) q(z' | z) = pi_s(z') q(z | z')``, so that its ratio is known however the
-move was made, and what is left for the minibatch to decide is the surrogate's error.
-"""
+"""Where to: proposals, in the coordinates that the adapted mass matrix whitens."""
 
 from __future__ import annotations
 
