@@ -13,7 +13,7 @@ from scipy.special import erfcx, expit
 from scipy.stats import norm
 
 from numpyro_minibatch._diagnosis import Diagnosis
-from numpyro_minibatch._pilot import QUIET
+from numpyro_minibatch.control_variate._pilot import QUIET
 
 __all__ = ["Settings", "advise", "remarks"]
 

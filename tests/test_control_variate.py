@@ -21,9 +21,6 @@ from numpyro_minibatch import (
     MHMinibatch,
     MinibatchMH,
     Target,
-    _exact_rows,
-    _pilot,
-    _posterior,
     accept,
     batch,
     control_variate,
@@ -31,18 +28,25 @@ from numpyro_minibatch import (
     proposal,
     to_inference_data,
 )
-from numpyro_minibatch._exact_rows import without
-from numpyro_minibatch._expansion import Problem, choose_coordinates, find_center
-from numpyro_minibatch._residuals import ResidualScan, Rows
 from numpyro_minibatch.control_variate import (
     Coordinates,
     ExactRows,
     Expansion,
     Taylor,
+    _exact_rows,
+    _pilot,
+    _posterior,
+    _setup,
     expand,
 )
+from numpyro_minibatch.control_variate._center import (
+    Problem,
+    choose_coordinates,
+    find_center,
+)
+from numpyro_minibatch.control_variate._exact_rows import without
+from numpyro_minibatch.control_variate._residuals import ResidualScan, Rows
 from numpyro_minibatch.estimate import Weights
-from numpyro_minibatch.kernels import _surrogate
 from numpyro_minibatch.target import ModelTarget
 
 slow = pytest.mark.slow
@@ -232,7 +236,7 @@ def test_the_remainder_form_rounds_less():
         evaluate = expand(target, coordinates, 2, form, expansion, lambda z: z)
         return np.asarray(evaluate(flat.astype(dtype), rows).rows["data"], np.float64)
 
-    from numpyro_minibatch._expansion import double
+    from numpyro_minibatch.control_variate._center import double
 
     with double():
         right = residuals("direct", jnp.float64)
@@ -1084,7 +1088,7 @@ def test_draws_are_over_relaxed_only_near_the_target(monkeypatch):
     found = pilot_of()
     assert found["gaussian"] and 0.94 < found["importance_ess"] < 1
     assert found["over_relaxed"]
-    monkeypatch.setattr(_surrogate, "_NEAR", 1.0)
+    monkeypatch.setattr(_setup, "_NEAR", 1.0)
     assert not pilot_of()["over_relaxed"]
 
 

@@ -20,7 +20,6 @@ from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import find_stack_level, is_prng_key
 
 from numpyro_minibatch import control_variate as control_variates
-from numpyro_minibatch._expansion import Problem
 from numpyro_minibatch._internal import passes
 from numpyro_minibatch._internal.checks import check_flag, check_positive, describe
 from numpyro_minibatch._internal.static import Seen, Static, digest
@@ -42,9 +41,10 @@ from numpyro_minibatch.batch import (
     without_replacement,
 )
 from numpyro_minibatch.control_variate import Taylor
+from numpyro_minibatch.control_variate._center import Problem
+from numpyro_minibatch.control_variate._setup import Needs, Plan, Prepared, prepare
 from numpyro_minibatch.estimate import Reader, Weights
 from numpyro_minibatch.host_rows import find_rows
-from numpyro_minibatch.kernels._surrogate import Needs, Plan, Prepared, prepare
 from numpyro_minibatch.target import ModelTarget, Target
 
 __all__ = ["MinibatchKernel", "Static", "over_chains", "warn_of_constants"]

@@ -24,9 +24,9 @@ from jax import Array
 from jax.flatten_util import ravel_pytree
 from numpyro.infer import init_to_uniform
 
-from numpyro_minibatch._expansion import Problem
 from numpyro_minibatch._internal.keys import unwrapped
 from numpyro_minibatch.batch import Scheme
+from numpyro_minibatch.control_variate._center import Problem
 from numpyro_minibatch.estimate import Reader, Weights
 from numpyro_minibatch.kernels import _energy_ladder
 from numpyro_minibatch.kernels._adaptation import Adaptation, AdaptState

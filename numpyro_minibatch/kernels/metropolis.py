@@ -30,6 +30,7 @@ from numpyro_minibatch._internal.checks import (
 from numpyro_minibatch.accept import AcceptanceTest, SequentialTest
 from numpyro_minibatch.batch import BatchSize, FullBatch, Scheme
 from numpyro_minibatch.control_variate import Taylor, log_surrogate
+from numpyro_minibatch.control_variate._setup import Needs
 from numpyro_minibatch.estimate import (
     Augmented,
     Comparison,
@@ -40,7 +41,6 @@ from numpyro_minibatch.estimate import (
 )
 from numpyro_minibatch.kernels._adaptation import Adaptation, AdaptState, advanced
 from numpyro_minibatch.kernels._base import MinibatchKernel
-from numpyro_minibatch.kernels._surrogate import Needs
 from numpyro_minibatch.proposal import Landscape, Proposal, Whitening
 from numpyro_minibatch.target import Target
 

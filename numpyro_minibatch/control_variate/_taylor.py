@@ -1,11 +1,4 @@
-"""What is known of every row without reading it: Taylor expansions of the likelihood.
-
-A row's log likelihood is a polynomial in the distance from a centre plus a residual.
-The polynomials of all rows add up to one polynomial, computed once; only the
-residuals are estimated from a batch. That is a change of the target and of nothing
-else: its rows become residuals and the sum of the polynomials joins what is known
-exactly, so that every estimator, gradient and kernel works on it as it is.
-"""
+"""What is known of every row without reading it: Taylor expansions of the likelihood."""
 
 from __future__ import annotations
 

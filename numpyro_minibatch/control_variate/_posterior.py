@@ -12,8 +12,13 @@ from jax import Array
 from numpyro.infer.hmc import hmc
 
 from numpyro_minibatch import control_variate
-from numpyro_minibatch._expansion import Center, Problem, double, not_definite
-from numpyro_minibatch.control_variate import Expansion
+from numpyro_minibatch.control_variate._center import (
+    Center,
+    Problem,
+    double,
+    not_definite,
+)
+from numpyro_minibatch.control_variate._taylor import Expansion
 from numpyro_minibatch.proposal import (
     LENGTH,
     Landscape,

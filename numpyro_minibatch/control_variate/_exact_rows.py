@@ -13,12 +13,17 @@ from jax import Array
 from jax.flatten_util import ravel_pytree
 from scipy.linalg import eigh
 
-from numpyro_minibatch._expansion import Problem, double
-from numpyro_minibatch._pilot import FLOAT_ERROR, IN_DOUBLE, SCORING, Pilot
-from numpyro_minibatch._posterior import rounding_error
-from numpyro_minibatch._residuals import ResidualScan, Rows
 from numpyro_minibatch.batch import FullBatch, Scheme, Weighted
-from numpyro_minibatch.control_variate import ExactRows, Expansion, Taylor
+from numpyro_minibatch.control_variate._center import Problem, double
+from numpyro_minibatch.control_variate._pilot import (
+    FLOAT_ERROR,
+    IN_DOUBLE,
+    SCORING,
+    Pilot,
+)
+from numpyro_minibatch.control_variate._posterior import rounding_error
+from numpyro_minibatch.control_variate._residuals import ResidualScan, Rows
+from numpyro_minibatch.control_variate._taylor import ExactRows, Expansion, Taylor
 
 __all__ = ["exact_rows", "without"]
 

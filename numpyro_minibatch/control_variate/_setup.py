@@ -12,18 +12,18 @@ from jax import Array
 from jax.flatten_util import ravel_pytree
 from numpyro.util import is_prng_key
 
-from numpyro_minibatch._exact_rows import exact_rows, without
-from numpyro_minibatch._expansion import (
+from numpyro_minibatch._internal.progress import stages
+from numpyro_minibatch.batch import Scheme
+from numpyro_minibatch.control_variate._center import (
     Problem,
     choose_coordinates,
     double,
     find_center,
 )
-from numpyro_minibatch._internal.progress import stages
-from numpyro_minibatch._pilot import Pilot, run_pilot
-from numpyro_minibatch._posterior import refined, surrogate_posterior
-from numpyro_minibatch.batch import Scheme
-from numpyro_minibatch.control_variate import (
+from numpyro_minibatch.control_variate._exact_rows import exact_rows, without
+from numpyro_minibatch.control_variate._pilot import Pilot, run_pilot
+from numpyro_minibatch.control_variate._posterior import refined, surrogate_posterior
+from numpyro_minibatch.control_variate._taylor import (
     Coordinates,
     ExactRows,
     Expansion,
