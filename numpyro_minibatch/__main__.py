@@ -9,9 +9,9 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from numpyro_minibatch._reading import progress_of
 from numpyro_minibatch.diagnostics import diagnose
 from numpyro_minibatch.sampling import export_run, open_run
+from numpyro_minibatch.sampling._reading import progress_of
 
 __all__ = ["main"]
 

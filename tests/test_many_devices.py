@@ -27,7 +27,6 @@ from numpyro_minibatch import (
     MinibatchMH,
     ReplicaExchange,
     Target,
-    _reading,
     batch,
     estimate,
     export_run,
@@ -35,10 +34,11 @@ from numpyro_minibatch import (
     sample,
 )
 from numpyro_minibatch.__main__ import main
-from numpyro_minibatch._devices import Share
 from numpyro_minibatch._internal import passes
-from numpyro_minibatch._store import Store
 from numpyro_minibatch.inference_data import get_group
+from numpyro_minibatch.sampling import _reading
+from numpyro_minibatch.sampling._devices import Share
+from numpyro_minibatch.sampling._store import Store
 
 slow = pytest.mark.slow
 

@@ -25,8 +25,8 @@ import numpy as np
 
 from benchmarks.long_runs.problem import KERNEL, X, Y, save
 from numpyro_minibatch import open_run, sample, sampling
-from numpyro_minibatch._store import Store
 from numpyro_minibatch.inference_data import get_group
+from numpyro_minibatch.sampling._store import Store
 
 GROUPS = ("posterior", "sample_stats", "warmup_posterior", "warmup_sample_stats")
 WARMUP = 20  # chunks

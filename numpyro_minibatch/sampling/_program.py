@@ -21,11 +21,11 @@ from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from numpyro.infer import HMC
 
-from numpyro_minibatch._devices import CHAINS
 from numpyro_minibatch._internal.passes import agreed, using
 from numpyro_minibatch._internal.static import Seen, Static, digest
 from numpyro_minibatch._model.preflight import remembered
 from numpyro_minibatch.host_rows import HostRows, find_rows, map_rows
+from numpyro_minibatch.sampling._devices import CHAINS
 
 __all__ = ["Program"]
 

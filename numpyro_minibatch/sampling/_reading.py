@@ -11,8 +11,8 @@ import xarray as xr
 from xarray.backends import BackendArray
 from xarray.core import indexing
 
-from numpyro_minibatch._store import Store
 from numpyro_minibatch.inference_data import as_inference_data
+from numpyro_minibatch.sampling._store import Store
 
 if TYPE_CHECKING:
     import arviz as az

@@ -1,9 +1,4 @@
-"""How long: a driver for long runs, which streams, stops, and goes on.
-
-It stands beside NumPyro's ``MCMC`` and takes the same kernels. A run is a sequence of
-chunks of one compiled program; while one runs, the draws of the one before it are
-fetched, written and reported.
-"""
+"""How long: a driver for long runs, which streams, stops, and goes on."""
 
 from __future__ import annotations
 
@@ -31,18 +26,9 @@ from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import find_stack_level
 from tqdm.auto import tqdm
 
-from numpyro_minibatch._devices import Share
 from numpyro_minibatch._internal.checks import check_count, check_flag, describe
 from numpyro_minibatch._internal.progress import shown
 from numpyro_minibatch._internal.static import Seen, digest
-from numpyro_minibatch._program import Program
-from numpyro_minibatch._reading import (
-    dataset_of,
-    export_run,
-    groups_of,
-    open_run,
-)
-from numpyro_minibatch._store import Layout, Store
 from numpyro_minibatch._version import __version__
 from numpyro_minibatch.host_rows import find_rows, given_back, map_rows
 from numpyro_minibatch.inference_data import (
@@ -51,6 +37,15 @@ from numpyro_minibatch.inference_data import (
     get_group,
     to_inference_data,
 )
+from numpyro_minibatch.sampling._devices import Share
+from numpyro_minibatch.sampling._program import Program
+from numpyro_minibatch.sampling._reading import (
+    dataset_of,
+    export_run,
+    groups_of,
+    open_run,
+)
+from numpyro_minibatch.sampling._store import Layout, Store
 
 if TYPE_CHECKING:
     import arviz as az
