@@ -21,7 +21,6 @@ from scipy.stats import norm
 from numpyro_minibatch import (
     MINT,
     Target,
-    _advice,
     accept,
     batch,
     diagnose,
@@ -31,6 +30,7 @@ from numpyro_minibatch import (
     to_inference_data,
 )
 from numpyro_minibatch.diagnostics import (
+    _advice,
     log_ratio_rows,
     normal_error_bound,
     normality,

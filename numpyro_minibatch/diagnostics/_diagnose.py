@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xarray as xr
 
-from numpyro_minibatch._advice import Settings, advise, remarks
-from numpyro_minibatch._diagnosis import Diagnosis
-from numpyro_minibatch._normality import (
+from numpyro_minibatch.diagnostics._advice import Settings, advise, remarks
+from numpyro_minibatch.diagnostics._normality import (
     Normality,
     log_ratio_rows,
     normal_error_bound,
     normality,
 )
+from numpyro_minibatch.diagnostics._numbers import Diagnosis
 from numpyro_minibatch.inference_data import get_group
 
 if TYPE_CHECKING:

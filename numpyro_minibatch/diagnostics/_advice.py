@@ -12,8 +12,8 @@ import numpy as np
 from scipy.special import erfcx, expit
 from scipy.stats import norm
 
-from numpyro_minibatch._diagnosis import Diagnosis
 from numpyro_minibatch.control_variate._pilot import QUIET
+from numpyro_minibatch.diagnostics._numbers import Diagnosis
 
 __all__ = ["Settings", "advise", "remarks"]
 
