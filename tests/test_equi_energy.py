@@ -27,10 +27,15 @@ from numpyro_minibatch import (
     to_inference_data,
 )
 from numpyro_minibatch._internal.keys import unwrapped
-from numpyro_minibatch.kernels import _jumps
-from numpyro_minibatch.kernels._jumps import log_jump_ratio
-from numpyro_minibatch.kernels._nested import Energies, Nested, Reference, truncated
-from numpyro_minibatch.kernels._rings import Rings, ring_of
+from numpyro_minibatch.kernels.equi_energy import _jumps
+from numpyro_minibatch.kernels.equi_energy._jumps import log_jump_ratio
+from numpyro_minibatch.kernels.equi_energy._nested import (
+    Energies,
+    Nested,
+    Reference,
+    truncated,
+)
+from numpyro_minibatch.kernels.equi_energy._rings import Rings, ring_of
 
 slow = pytest.mark.slow
 

@@ -16,8 +16,8 @@ from numpyro_minibatch._internal.checks import (
     describe,
 )
 from numpyro_minibatch.batch import FullBatch
-from numpyro_minibatch.kernels import _energy_ladder
 from numpyro_minibatch.kernels._adaptation import Adaptation
+from numpyro_minibatch.kernels.equi_energy import _ladder
 from numpyro_minibatch.proposal import Proposal
 
 __all__ = ["EnergySettings"]
@@ -79,12 +79,10 @@ class EnergySettings:
         :param given: its arguments.
         """
         full = _is_full(name, given["batch"])
-        sizes = _energy_ladder.batch_sizes(name, given["batch_size"])
+        sizes = _ladder.batch_sizes(name, given["batch_size"])
         _check_batch_ratio(name, given["batch_ratio"])
-        rule = _energy_ladder.temperature_rule(name, {k: given[k] for k in _RULES})
-        number = _energy_ladder.number_of_chains(
-            name, given["num_replicas"], rule, sizes
-        )
+        rule = _ladder.temperature_rule(name, {k: given[k] for k in _RULES})
+        number = _ladder.number_of_chains(name, given["num_replicas"], rule, sizes)
         if rule[0] is None and full:
             raise ValueError(
                 f"{name}(batch=batch.full()) needs a ladder: energies have no noise "
@@ -92,7 +90,7 @@ class EnergySettings:
                 "temperature_ratio=3.0, or temperatures=[1.0, 3.0, 9.0]."
             )
         width = given["ring_width"]
-        floors = _energy_ladder.given_energies(name, given["energies"], width, number)
+        floors = _ladder.given_energies(name, given["energies"], width, number)
         _check_jump_prob(name, given["jump_prob"])
         for key in _COUNTS:
             check_count(name, key, given[key])
@@ -100,7 +98,7 @@ class EnergySettings:
             check_flag(name, key, given[key])
         plain: dict[str, Any] = {key: int(given[key]) for key in _COUNTS}
         plain |= {key: bool(given[key]) for key in _FLAGS}
-        moves = _energy_ladder.local_moves(name, given["proposal"])
+        moves = _ladder.local_moves(name, given["proposal"])
         return cls(
             full=full,
             sizes=sizes,

@@ -1,15 +1,4 @@
-"""MINTEE: the equi-energy sampler on nested minibatches.
-
-Chain k of a ladder samples ``exp(-max(h, H_k) / T_k)``. Every step is one decision for
-each chain,
-
-    accept  iff  test(log w_k(s') - log w_k(s) + proposal ratio)          a local move
-    accept  iff  test(log w_k(s') / w_{k+1}(s') - log w_k(s) / w_{k+1}(s))    a jump
-
-where a state s is a position with the key of its batch, a jump's s' is any that the
-next hotter chain has had in the same ring of energies, and the weight w_k(s) is known
-exactly: it is what the state's own batch says.
-"""
+"""MINTEE: the equi-energy sampler on nested minibatches."""
 
 from __future__ import annotations
 
@@ -28,14 +17,14 @@ from numpyro_minibatch._internal.keys import unwrapped
 from numpyro_minibatch.batch import Scheme
 from numpyro_minibatch.control_variate._center import Problem
 from numpyro_minibatch.estimate import Reader, Weights
-from numpyro_minibatch.kernels import _energy_ladder
 from numpyro_minibatch.kernels._adaptation import Adaptation, AdaptState
 from numpyro_minibatch.kernels._base import MinibatchKernel
-from numpyro_minibatch.kernels._energy_settings import EnergySettings
-from numpyro_minibatch.kernels._jumps import Moves, Rungs, Step, log_density
-from numpyro_minibatch.kernels._nested import Nested, Reference
-from numpyro_minibatch.kernels._reference import find_lowest, flat_start
-from numpyro_minibatch.kernels._rings import Rings, ring_of
+from numpyro_minibatch.kernels.equi_energy import _ladder
+from numpyro_minibatch.kernels.equi_energy._jumps import Moves, Rungs, Step, log_density
+from numpyro_minibatch.kernels.equi_energy._nested import Nested, Reference
+from numpyro_minibatch.kernels.equi_energy._reference import find_lowest, flat_start
+from numpyro_minibatch.kernels.equi_energy._rings import Rings, ring_of
+from numpyro_minibatch.kernels.equi_energy._settings import EnergySettings
 from numpyro_minibatch.proposal import Proposal
 from numpyro_minibatch.target import Target
 
@@ -397,7 +386,7 @@ class MINTEE(MinibatchKernel):
                 f"rows than the data, {size}. Write batch_size={[size, *sizes[1:]]}."
             )
         if self._settings.rule[0] is not None:
-            _energy_ladder.check_ascending(name, self.temperatures, sizes)
+            _ladder.check_ascending(name, self.temperatures, sizes)
         dim = max(sum(math.prod(shape) for shape in layout.shapes), 1)
         number, capacity = self._settings.number, self._settings.ring_capacity
         places = (number - 1) * number * capacity
@@ -452,7 +441,7 @@ class MINTEE(MinibatchKernel):
         # the noise of an energy without a reference; with one it is less
         noise = [size * row_sd * math.sqrt((1 - m / size) / m) for m in sizes]
         temperatures = tuple(max(1.0, sd) for sd in noise)
-        _energy_ladder.check_ascending(type(self).__name__, temperatures, sizes)
+        _ladder.check_ascending(type(self).__name__, temperatures, sizes)
         return temperatures
 
     @property

@@ -13,8 +13,13 @@ from jax import Array
 from numpyro_minibatch import accept
 from numpyro_minibatch._internal.keys import unwrapped
 from numpyro_minibatch.estimate import Estimate, Reader, Weights
-from numpyro_minibatch.kernels._nested import Energies, Nested, Reference, truncated
-from numpyro_minibatch.kernels._rings import Rings, ring_of
+from numpyro_minibatch.kernels.equi_energy._nested import (
+    Energies,
+    Nested,
+    Reference,
+    truncated,
+)
+from numpyro_minibatch.kernels.equi_energy._rings import Rings, ring_of
 from numpyro_minibatch.proposal import Landscape, Proposal, Whitening
 
 __all__ = ["Moves", "Rungs", "Step", "log_density", "log_jump_ratio"]
