@@ -44,7 +44,7 @@ from numpyro_minibatch.dynamics import (
     _NoseHoover,
     _thermal,
 )
-from numpyro_minibatch.kernels import _path as path
+from numpyro_minibatch.kernels import _gradient_steps as path
 from numpyro_minibatch.kernels import langevin
 from numpyro_minibatch.proposal import Whitening
 

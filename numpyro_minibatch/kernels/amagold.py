@@ -34,7 +34,7 @@ from numpyro_minibatch.dynamics import Moved
 from numpyro_minibatch.estimate import Comparison, Estimate, Exact, Reader, Shared
 from numpyro_minibatch.kernels._adaptation import Adaptation, AdaptState, advanced
 from numpyro_minibatch.kernels._base import MinibatchKernel
-from numpyro_minibatch.kernels._path import NoiseGauge, follow
+from numpyro_minibatch.kernels._gradient_steps import NoiseGauge, follow
 from numpyro_minibatch.kernels.langevin import step_and_friction
 from numpyro_minibatch.proposal import Whitening
 from numpyro_minibatch.target import Target

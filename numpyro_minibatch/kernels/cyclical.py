@@ -32,7 +32,7 @@ from numpyro_minibatch._internal.checks import (
 )
 from numpyro_minibatch._internal.keys import unwrapped
 from numpyro_minibatch.kernels._base import MinibatchKernel, over_chains
-from numpyro_minibatch.kernels._outer import OuterKernel
+from numpyro_minibatch.kernels._wrapper import OuterKernel
 from numpyro_minibatch.kernels.langevin import SGHMC, SGLD, SGMCMC
 from numpyro_minibatch.kernels.metropolis import MinibatchMH
 from numpyro_minibatch.kernels.mint import MINT

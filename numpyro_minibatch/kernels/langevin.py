@@ -28,7 +28,7 @@ from numpyro_minibatch.control_variate import Taylor
 from numpyro_minibatch.dynamics import Dynamics
 from numpyro_minibatch.estimate import Reader
 from numpyro_minibatch.kernels._base import MinibatchKernel
-from numpyro_minibatch.kernels._path import NoiseGauge, follow
+from numpyro_minibatch.kernels._gradient_steps import NoiseGauge, follow
 from numpyro_minibatch.preconditioner import Preconditioner, ScaleState, known
 from numpyro_minibatch.proposal import Whitening
 from numpyro_minibatch.schedule import as_schedule

@@ -39,7 +39,7 @@ from numpyro_minibatch.batch import FullBatch, Scheme, Weighted
 from numpyro_minibatch.estimate import Comparison, Reader, Shared, Weights
 from numpyro_minibatch.kernels._base import MinibatchKernel, Static, over_chains
 from numpyro_minibatch.kernels._numpyro import NumPyroKernel
-from numpyro_minibatch.kernels._outer import OuterKernel
+from numpyro_minibatch.kernels._wrapper import OuterKernel
 from numpyro_minibatch.kernels.langevin import SGHMC, SGMCMC, SGNHT
 from numpyro_minibatch.target import ModelTarget, Target
 
