@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from numpyro_minibatch._internal.checks import check_flag, check_positive, describe
-from numpyro_minibatch.proposal import Whitening
+from numpyro_minibatch.preconditioner import Whitening
 
 __all__ = ["Dynamics", "Moved", "Scalar", "nose_hoover", "sghmc", "sgld"]
 

@@ -11,10 +11,35 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
+from jax.scipy.linalg import solve_triangular
 
 from numpyro_minibatch._internal.checks import check_positive, describe
 
-__all__ = ["Preconditioner", "ScaleState", "rmsprop"]
+__all__ = ["Preconditioner", "ScaleState", "Whitening", "rmsprop"]
+
+
+class Whitening(NamedTuple):
+    """A square root of the inverse mass matrix: ``z = C @ w`` with white ``w``.
+
+    :param root: ``C``'s transpose, shape ``(D, D)``, upper triangular, or its
+        diagonal, ``(D,)``.
+    """
+
+    root: Array
+
+    def color(self, w: Array) -> Array:
+        """``C @ w``: a displacement in the coordinates of the position."""
+        return self.root.T @ w if self.root.ndim == 2 else self.root * w
+
+    def whiten(self, displacement: Array) -> Array:
+        """The inverse of :meth:`color`."""
+        if self.root.ndim == 2:
+            return solve_triangular(self.root, displacement, trans=1)
+        return displacement / self.root
+
+    def whiten_gradient(self, gradient: Array) -> Array:
+        """``C.T @ gradient``: the gradient with respect to ``w``."""
+        return self.root @ gradient if self.root.ndim == 2 else self.root * gradient
 
 
 class ScaleState(NamedTuple):

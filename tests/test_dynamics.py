@@ -46,7 +46,7 @@ from numpyro_minibatch.dynamics import (
 )
 from numpyro_minibatch.kernels import _gradient_steps as path
 from numpyro_minibatch.kernels import langevin
-from numpyro_minibatch.proposal import Whitening
+from numpyro_minibatch.preconditioner import Whitening
 
 pytestmark = pytest.mark.x64
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.long_runs import costs, kills
-from numpyro_minibatch import sampling
+from numpyro_minibatch.sampling import _sample
 
 # processes that compile programs of their own
 pytestmark = [
@@ -17,8 +17,8 @@ pytestmark = [
 
 
 def test_killed_runs_are_those_of_an_uninterrupted_one(monkeypatch):
-    monkeypatch.setattr(sampling._Pace, "saw", sampling._Pace.saw)
-    monkeypatch.setattr(sampling, "_COMMIT_SECONDS", -1.0)
+    monkeypatch.setattr(_sample._Pace, "saw", _sample._Pace.saw)
+    monkeypatch.setattr(_sample, "_COMMIT_SECONDS", -1.0)
     found = kills.main(["--small"])
     (run,) = found["runs"]
     assert run["kills"] == len(run["moments"]) == 2
@@ -27,7 +27,7 @@ def test_killed_runs_are_those_of_an_uninterrupted_one(monkeypatch):
 
 
 def test_costs(monkeypatch):
-    monkeypatch.setattr(sampling._Pace, "saw", sampling._Pace.saw)
+    monkeypatch.setattr(_sample._Pace, "saw", _sample._Pace.saw)
     found = costs.main(["--small"])
     assert found["second_call"]["second"]["compiled"] == []
     assert found["second_call"]["first"]["compiled"]

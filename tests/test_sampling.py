@@ -32,13 +32,13 @@ from numpyro_minibatch import (
     Target,
     open_run,
     sample,
-    sampling,
 )
 from numpyro_minibatch.__main__ import main
 from numpyro_minibatch._internal import progress
 from numpyro_minibatch._internal.static import digest
 from numpyro_minibatch._model import preflight
 from numpyro_minibatch.inference_data import get_group
+from numpyro_minibatch.sampling import _sample
 from numpyro_minibatch.target import ModelTarget
 
 slow = pytest.mark.slow
@@ -100,8 +100,8 @@ def in_chunks_of(monkeypatch: Any, steps: int) -> None:
     def saw(self: Any, _: int) -> None:
         self.steps = steps
 
-    monkeypatch.setattr(sampling._Pace, "saw", saw)
-    monkeypatch.setattr(sampling, "_COMMIT_SECONDS", -1.0)
+    monkeypatch.setattr(_sample._Pace, "saw", saw)
+    monkeypatch.setattr(_sample, "_COMMIT_SECONDS", -1.0)
 
 
 # progress ----------------------------------------------------------------------------
@@ -356,12 +356,12 @@ import sys
 import jax
 sys.path.insert(0, {tests!r})
 import test_sampling as t
-from numpyro_minibatch import sampling
+from numpyro_minibatch.sampling import _sample
 
 def saw(self, _):
     self.steps = 5
-sampling._Pace.saw = saw
-sampling._COMMIT_SECONDS = -1.0
+_sample._Pace.saw = saw
+_sample._COMMIT_SECONDS = -1.0
 print("started", flush=True)
 t.run(num_samples=4000, out={out!r}, resume=True, keep_warmup=True,
       seed=jax.random.key(3, impl={impl!r}))
@@ -399,13 +399,13 @@ def test_killed_runs_go_on(impl: str, tmp_path: Path) -> None:
 
 
 def _steps(out: Path) -> int:
-    return sampling.Store(out).counts().get("steps", 0)
+    return _sample.Store(out).counts().get("steps", 0)
 
 
 def test_an_interrupt_returns_what_was_drawn(whole_run: Any, monkeypatch: Any) -> None:
     in_chunks_of(monkeypatch, 5)
     calls = 0
-    take = sampling._Run._take
+    take = _sample._Run._take
 
     def interrupted(self: Any, *args: Any, **settings: Any) -> None:
         nonlocal calls
@@ -414,7 +414,7 @@ def test_an_interrupt_returns_what_was_drawn(whole_run: Any, monkeypatch: Any) -
             os.kill(os.getpid(), signal.SIGINT)
         take(self, *args, **settings)
 
-    monkeypatch.setattr(sampling._Run, "_take", interrupted)
+    monkeypatch.setattr(_sample._Run, "_take", interrupted)
     before = signal.getsignal(signal.SIGINT)
     with pytest.warns(UserWarning, match="interrupted after .. of 90 draws"):
         found = run()
@@ -516,7 +516,7 @@ def test_a_disk_that_is_full_keeps_what_was_committed(
     whole_run: Any, monkeypatch: Any, tmp_path: Path
 ) -> None:
     in_chunks_of(monkeypatch, 10)
-    append, calls = sampling.Store.append, 0
+    append, calls = _sample.Store.append, 0
 
     def full(self: Any, *args: Any) -> None:
         nonlocal calls
@@ -527,7 +527,7 @@ def test_a_disk_that_is_full_keeps_what_was_committed(
 
     out = tmp_path / "run"
     with monkeypatch.context() as patch:
-        patch.setattr(sampling.Store, "append", full)
+        patch.setattr(_sample.Store, "append", full)
         with pytest.raises(OSError, match="No space left"):
             run(out=out)
     kept = values(open_run(out))["b"]
@@ -686,7 +686,7 @@ def test_surroundings_are_part_of_a_run(tmp_path: Path, monkeypatch: Any) -> Non
 
 def test_one_process_at_a_run(tmp_path: Path) -> None:
     pytest.importorskip("fcntl")
-    store = sampling.Store(tmp_path / "run")
+    store = _sample.Store(tmp_path / "run")
     store.lock()
     with pytest.raises(ValueError, match="another process is at this run"):
         run(out=tmp_path / "run")

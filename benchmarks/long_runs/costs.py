@@ -22,7 +22,8 @@ import jax
 import numpy as np
 
 from benchmarks.long_runs.problem import DIM, KERNEL, X, Y, model, save
-from numpyro_minibatch import MINT, HostRows, Target, sample, sampling
+from numpyro_minibatch import MINT, HostRows, Target, sample
+from numpyro_minibatch.sampling import _sample
 
 
 def memory() -> dict[str, float]:
@@ -89,7 +90,7 @@ def large_file(gigabytes: str, folder: str, steps: str) -> dict[str, Any]:
 
 def chunk_overhead(draws: int, repeats: int) -> dict[str, Any]:
     """The same draws in one chunk, and in chunks as they are."""
-    pace = sampling._Pace.saw
+    pace = _sample._Pace.saw
     steps: list[int] = []
 
     def whole(self: Any, _: int) -> None:
@@ -102,11 +103,11 @@ def chunk_overhead(draws: int, repeats: int) -> dict[str, Any]:
     seconds: dict[str, list[float]] = {"one": [], "chunks": []}
     for _ in range(repeats + 1):
         for name, saw in (("one", whole), ("chunks", chunks)):
-            sampling._Pace.saw = saw  # type: ignore[method-assign]
+            _sample._Pace.saw = saw  # type: ignore[method-assign]
             begin = time.perf_counter()
             sample(KERNEL, X, Y, num_warmup=1, num_samples=draws, progress=False)
             seconds[name].append(time.perf_counter() - begin)
-    sampling._Pace.saw = pace  # type: ignore[method-assign]
+    _sample._Pace.saw = pace  # type: ignore[method-assign]
     ratios = [c / o for c, o in zip(seconds["chunks"], seconds["one"], strict=True)]
     return {
         "draws": draws,

@@ -1,4 +1,4 @@
-"""What is known of every row without reading it: Taylor expansions of the likelihood."""
+"""What is known of every row without reading it: expansions of the likelihood."""
 
 from __future__ import annotations
 

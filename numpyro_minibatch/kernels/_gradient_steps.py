@@ -13,7 +13,7 @@ from numpyro_minibatch._internal.keys import unwrapped
 from numpyro_minibatch.batch import FullBatch
 from numpyro_minibatch.dynamics import Dynamics, Moved, Scalar
 from numpyro_minibatch.estimate import Reader
-from numpyro_minibatch.proposal import Whitening
+from numpyro_minibatch.preconditioner import Whitening
 
 __all__ = ["NoiseGauge", "follow"]
 

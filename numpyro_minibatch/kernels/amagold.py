@@ -36,7 +36,7 @@ from numpyro_minibatch.kernels._adaptation import Adaptation, AdaptState, advanc
 from numpyro_minibatch.kernels._base import MinibatchKernel
 from numpyro_minibatch.kernels._gradient_steps import NoiseGauge, follow
 from numpyro_minibatch.kernels.langevin import step_and_friction
-from numpyro_minibatch.proposal import Whitening
+from numpyro_minibatch.preconditioner import Whitening
 from numpyro_minibatch.target import Target
 
 __all__ = ["AMAGOLD", "AMAGOLDState"]

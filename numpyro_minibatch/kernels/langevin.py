@@ -29,8 +29,12 @@ from numpyro_minibatch.dynamics import Dynamics
 from numpyro_minibatch.estimate import Reader
 from numpyro_minibatch.kernels._base import MinibatchKernel
 from numpyro_minibatch.kernels._gradient_steps import NoiseGauge, follow
-from numpyro_minibatch.preconditioner import Preconditioner, ScaleState, known
-from numpyro_minibatch.proposal import Whitening
+from numpyro_minibatch.preconditioner import (
+    Preconditioner,
+    ScaleState,
+    Whitening,
+    known,
+)
 from numpyro_minibatch.schedule import as_schedule
 from numpyro_minibatch.target import Target
 

@@ -13,8 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.scipy.linalg import solve_triangular
 from jax.typing import ArrayLike
+
+from numpyro_minibatch.preconditioner import Whitening
 
 __all__ = [
     "Landscape",
@@ -30,30 +31,6 @@ __all__ = [
     "student_t",
     "surrogate_hmc",
 ]
-
-
-class Whitening(NamedTuple):
-    """A square root of the inverse mass matrix: ``z = C @ w`` with white ``w``.
-
-    :param root: ``C``'s transpose, shape ``(D, D)``, upper triangular, or its
-        diagonal, ``(D,)``.
-    """
-
-    root: Array
-
-    def color(self, w: Array) -> Array:
-        """``C @ w``: a displacement in the coordinates of the position."""
-        return self.root.T @ w if self.root.ndim == 2 else self.root * w
-
-    def whiten(self, displacement: Array) -> Array:
-        """The inverse of :meth:`color`."""
-        if self.root.ndim == 2:
-            return solve_triangular(self.root, displacement, trans=1)
-        return displacement / self.root
-
-    def whiten_gradient(self, gradient: Array) -> Array:
-        """``C.T @ gradient``: the gradient with respect to ``w``."""
-        return self.root @ gradient if self.root.ndim == 2 else self.root * gradient
 
 
 class Landscape(NamedTuple):
