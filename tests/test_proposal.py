@@ -21,6 +21,7 @@ from numpyro_minibatch.proposal import (
     Proposal,
     Proposed,
     Whitening,
+    _on_surrogate,
     follow,
 )
 
@@ -245,7 +246,7 @@ def test_a_first_stage_that_never_rejects_is_noticed(
     def careless(z: Any, z_new: Any, logs: Any, log_ratio: Any, noise: Any) -> Proposed:
         return Proposed(z_new, logs[0] - logs[1])
 
-    monkeypatch.setattr(proposal, "_first_stage", careless)
+    monkeypatch.setattr(_on_surrogate, "_first_stage", careless)
     assert imbalance(*PROPOSALS[name]) > 8
 
 

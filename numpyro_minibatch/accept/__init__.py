@@ -15,21 +15,22 @@ number before any row, and read rows until it is clear enough on which side of i
 log ratio lies. They decide a share of the moves wrongly, and bound that share.
 """
 
-from numpyro_minibatch.accept._tests import (
-    AcceptanceTest,
-    Decision,
+from numpyro_minibatch.accept._contract import AcceptanceTest, Decision
+from numpyro_minibatch.accept._one_shot import (
+    barker,
+    compensated_barker,
+    metropolis,
+    penalty,
+    series,
+)
+from numpyro_minibatch.accept._sequential import (
     SequentialTest,
     austerity,
     average_epsilon,
-    barker,
-    compensated_barker,
     confidence,
     logistic_bound,
-    metropolis,
-    penalty,
-    penalty_correction,
-    series,
 )
+from numpyro_minibatch.estimate import penalty_correction
 
 __all__ = [
     "AcceptanceTest",

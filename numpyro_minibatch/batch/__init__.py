@@ -5,21 +5,15 @@ draws at a time. Rows come from their own key stream, never from the state of th
 chain, so that the rows of step ``t`` can be known ahead.
 """
 
-from numpyro_minibatch.batch._schemes import (
-    Batch,
-    Scheme,
-    Weighted,
-    full,
-    growing,
-    importance,
-    pilot,
-    stratified,
-    take_all,
-    with_replacement,
-    without_replacement,
-)
-from numpyro_minibatch.batch._schemes import BatchSize as BatchSize
-from numpyro_minibatch.batch._schemes import FullBatch as FullBatch
+from numpyro_minibatch.batch._contract import Batch, Scheme, full
+from numpyro_minibatch.batch._contract import BatchSize as BatchSize
+from numpyro_minibatch.batch._contract import FullBatch as FullBatch
+from numpyro_minibatch.batch._growing import growing, pilot
+from numpyro_minibatch.batch._permutation import permute as permute
+from numpyro_minibatch.batch._strata import Design as Design
+from numpyro_minibatch.batch._strata import stratum_of as stratum_of
+from numpyro_minibatch.batch._uniform import with_replacement, without_replacement
+from numpyro_minibatch.batch._weighted import Weighted, importance, stratified, take_all
 
 __all__ = [
     "Batch",

@@ -20,7 +20,7 @@ from scipy.optimize import minimize
 from numpyro_minibatch._internal import passes
 from numpyro_minibatch._internal.passes import Chunks
 from numpyro_minibatch._model.dataflow import inputs_used
-from numpyro_minibatch.batch._permutation import permute
+from numpyro_minibatch.batch import permute
 from numpyro_minibatch.control_variate._taylor import Coordinates, Expansion, Taylor
 from numpyro_minibatch.estimate import Weights
 from numpyro_minibatch.target import ModelTarget, Target

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_minibatch.batch import FullBatch, Scheme, Weighted
-from numpyro_minibatch.batch._strata import Design
+from numpyro_minibatch.batch import Design, FullBatch, Scheme, Weighted
 from numpyro_minibatch.control_variate._center import Problem, double
 from numpyro_minibatch.control_variate._residuals import ResidualScan
 from numpyro_minibatch.control_variate._taylor import Expansion, Form, Taylor

@@ -15,8 +15,7 @@ from jax.typing import ArrayLike
 
 from numpyro_minibatch import control_variate
 from numpyro_minibatch._internal.passes import Chunks
-from numpyro_minibatch.batch import Weighted
-from numpyro_minibatch.batch._strata import Design, stratum_of
+from numpyro_minibatch.batch import Design, Weighted, stratum_of
 from numpyro_minibatch.control_variate._center import Problem
 from numpyro_minibatch.control_variate._taylor import ExactRows, Expansion, Form
 

@@ -5,23 +5,21 @@ the data but read from a few. What such a sum is worth is an
 :class:`Estimate`; exact is not a mode, it is ``variance == 0``.
 """
 
-from numpyro_minibatch.estimate._estimates import (
+from numpyro_minibatch.estimate._comparison import (
     Augmented,
-    Estimate,
     Exact,
     Shared,
-    Weights,
     augmented,
     exact,
-    penalty_correction,
     shared,
 )
-from numpyro_minibatch.estimate._estimates import Comparison as Comparison
-from numpyro_minibatch.estimate._estimates import Look as Look
-from numpyro_minibatch.estimate._estimates import Moments as Moments
-from numpyro_minibatch.estimate._estimates import Reader as Reader
-from numpyro_minibatch.estimate._estimates import Rule as Rule
-from numpyro_minibatch.estimate._estimates import total as total
+from numpyro_minibatch.estimate._comparison import Comparison as Comparison
+from numpyro_minibatch.estimate._number import Estimate, Weights, penalty_correction
+from numpyro_minibatch.estimate._number import Moments as Moments
+from numpyro_minibatch.estimate._number import total as total
+from numpyro_minibatch.estimate._reader import Look as Look
+from numpyro_minibatch.estimate._reader import Reader as Reader
+from numpyro_minibatch.estimate._reader import Rule as Rule
 
 __all__ = [
     "Augmented",

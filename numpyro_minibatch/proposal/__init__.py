@@ -8,23 +8,20 @@ has ``pi_s(z) q(z' | z) = pi_s(z') q(z | z')``, so that its ratio is known howev
 move was made, and what is left for the minibatch to decide is the surrogate's error.
 """
 
-from numpyro_minibatch.proposal._proposals import LENGTH as LENGTH
-from numpyro_minibatch.proposal._proposals import (
-    Landscape,
-    Proposal,
-    Proposed,
-    Whitening,
+from numpyro_minibatch.preconditioner import Whitening
+from numpyro_minibatch.proposal._contract import Landscape, Proposal, Proposed
+from numpyro_minibatch.proposal._local import langevin, random_walk
+from numpyro_minibatch.proposal._mixture import mixture
+from numpyro_minibatch.proposal._on_surrogate import LENGTH as LENGTH
+from numpyro_minibatch.proposal._on_surrogate import (
     delayed_random_walk,
     independence,
-    langevin,
-    mixture,
     preconditioned_crank_nicolson,
-    random_walk,
     student_t,
     surrogate_hmc,
 )
-from numpyro_minibatch.proposal._proposals import follow as follow
-from numpyro_minibatch.proposal._proposals import (
+from numpyro_minibatch.proposal._on_surrogate import follow as follow
+from numpyro_minibatch.proposal._on_surrogate import (
     log_metropolis_ratio as log_metropolis_ratio,
 )
 

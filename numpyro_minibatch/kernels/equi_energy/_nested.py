@@ -18,7 +18,7 @@ import numpy as np
 from jax import Array
 
 from numpyro_minibatch._internal import passes
-from numpyro_minibatch.batch._permutation import permute
+from numpyro_minibatch.batch import permute
 from numpyro_minibatch.estimate import (
     Estimate,
     Moments,

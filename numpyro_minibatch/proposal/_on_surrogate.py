@@ -1,13 +1,11 @@
-"""Where to: proposals, in the coordinates that the adapted mass matrix whitens."""
+"""Proposals that follow a surrogate of the target."""
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from numbers import Integral, Real
-from typing import Any, NamedTuple
+from numbers import Integral
 
 import jax
 import jax.numpy as jnp
@@ -15,143 +13,21 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from numpyro_minibatch.preconditioner import Whitening
+from numpyro_minibatch.proposal._contract import (
+    Landscape,
+    Proposal,
+    Proposed,
+    check_number,
+    is_positive,
+)
 
 __all__ = [
-    "Landscape",
-    "Proposal",
-    "Proposed",
-    "Whitening",
     "delayed_random_walk",
     "independence",
-    "langevin",
-    "mixture",
     "preconditioned_crank_nicolson",
-    "random_walk",
     "student_t",
     "surrogate_hmc",
 ]
-
-
-class Landscape(NamedTuple):
-    """What a proposal may look at.
-
-    :param gradient: the gradient of the target's log density at a position, estimated
-        from one batch, the same for the whole proposal and independent of the batch
-        which decides.
-    :param whitening: the whitened coordinates.
-    :param center: centre of the surrogate's posterior, shape ``(D,)``; only with a
-        control variate.
-    :param log_surrogate: log density of the surrogate at a position, a scalar, up to
-        a constant; only with a control variate.
-    :param num_steps: steps in which a quarter of a period of the surrogate's dynamics
-        keeps accepting, in its tails as well; 0 where the surrogate is normal with the
-        mean ``center`` and the whitening's covariance.
-    :param near: whether the target is so close to a normal surrogate that moves to its
-        other side are accepted from the tails as well.
-    :param num_rows: rows of data that an evaluation of the surrogate reads.
-    """
-
-    gradient: Callable[[Array], Array]
-    whitening: Whitening
-    center: Array | None = None
-    log_surrogate: Callable[[Array], Array] | None = None
-    num_steps: int = 4
-    near: bool = False
-    num_rows: int = 0
-
-
-class Proposed(NamedTuple):
-    """A proposed position.
-
-    :param z: the position, shape ``(D,)``.
-    :param log_q_ratio: ``log q(z | z') - log q(z' | z)``; zero for a stay.
-    :param moved: whether the position is another one. A proposal with a first stage of
-        its own that rejected stays at the very same ``z``: no row needs to be read.
-    :param tunes: whether the fate of the move says something about the step size.
-        Only a component of a :func:`mixture` that has no step size says no.
-    :param log_surrogate: the log surrogate at both positions, shape ``(2,)``, where
-        ``log_q_ratio`` is their difference: it cancels in a decision, which then is
-        about what the target has beyond the surrogate and needs nothing else.
-    """
-
-    z: Array
-    log_q_ratio: Array
-    moved: ArrayLike = np.True_
-    tunes: ArrayLike = np.True_
-    log_surrogate: Array | None = None
-
-
-@dataclass(frozen=True)
-class Proposal(ABC):
-    """A way to propose a position; the base of the ``proposal.*`` choices."""
-
-    #: acceptance rate that a Metropolis test should aim at, all stages together
-    target_accept_prob = 0.3
-    #: whether :meth:`propose` calls the landscape's ``gradient``
-    uses_gradient = False
-    #: whether it needs the landscape's ``center`` and ``log_surrogate``
-    uses_surrogate = False
-    #: whether it follows the surrogate's gradient, so that what it knows pays
-    follows_surrogate = False
-    #: whether it has a scale that warmup should tune
-    adapts_step_size = True
-    #: step size to start from
-    default_step_size = 1.0
-
-    @abstractmethod
-    def propose(
-        self, key: Array, z: Array, step_size: Array, landscape: Landscape
-    ) -> Proposed:
-        """Propose a position.
-
-        :param key: PRNG key.
-        :param z: the current position, shape ``(D,)``.
-        :param step_size: step size in the whitened coordinates.
-        :param landscape: what can be known about the target.
-        """
-
-    def evaluations(self, landscape: Landscape) -> int:
-        """How often the surrogate is evaluated for a proposal, at most."""
-        return 0
-
-
-@dataclass(frozen=True)
-class _RandomWalk(Proposal):
-    def propose(
-        self, key: Array, z: Array, step_size: Array, landscape: Landscape
-    ) -> Proposed:
-        noise = jax.random.normal(key, z.shape, z.dtype)
-        step = step_size * landscape.whitening.color(noise)
-        return Proposed(z + step, jnp.zeros((), z.dtype))
-
-
-@dataclass(frozen=True)
-class _Langevin(Proposal):
-    target_accept_prob = 0.57
-    uses_gradient = True
-
-    def propose(
-        self, key: Array, z: Array, step_size: Array, landscape: Landscape
-    ) -> Proposed:
-        noise = jax.random.normal(key, z.shape, z.dtype)
-        whitening = landscape.whitening
-
-        # The reverse move needs the gradient of the same batch at z': for each batch
-        # q is then a proposal of its own, and the chain a mixture of valid ones. The
-        # loop keeps the model at one place of the compiled program.
-        def half_step(i: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
-            position, drift = carry
-            new = whitening.whiten_gradient(landscape.gradient(position))
-            moved = z + step_size * whitening.color(0.5 * step_size * new + noise)
-            return jnp.where(i == 0, moved, position), jnp.where(
-                i == 0, new, drift + new
-            )
-
-        z_new, drifts = jax.lax.fori_loop(0, 2, half_step, (z, jnp.zeros_like(z)))
-        # w = w' + eps^2/2 g' + eps xi'  gives  xi' = -(xi + eps/2 (g + g'))
-        reverse = noise + 0.5 * step_size * drifts
-        return Proposed(z_new, 0.5 * (jnp.square(noise) - jnp.square(reverse)).sum())
 
 
 # proposals that look at the surrogate ------------------------------------------------
@@ -280,16 +156,16 @@ class _SurrogateHMC(Proposal):
                     f"{what('num_steps')} must be a positive integer, got "
                     f"{self.num_steps!r} ({type(self.num_steps).__name__})."
                 )
-            _check_number(
-                what("num_steps"), self.num_steps, _positive, "a positive integer"
+            check_number(
+                what("num_steps"), self.num_steps, is_positive, "a positive integer"
             )
             object.__setattr__(self, "num_steps", int(self.num_steps))
         if self.step_size is not None:
-            step_size = _check_number(
-                what("step_size"), self.step_size, _positive, "a positive number"
+            step_size = check_number(
+                what("step_size"), self.step_size, is_positive, "a positive number"
             )
             object.__setattr__(self, "step_size", step_size)
-        jitter = _check_number(
+        jitter = check_number(
             what("jitter"), self.jitter, lambda x: 0 <= x < 1, "at least 0 and below 1"
         )
         object.__setattr__(self, "jitter", jitter)
@@ -368,7 +244,9 @@ class _StudentT(Proposal):
     df: float = 5.0
 
     def __post_init__(self) -> None:
-        df = _check_number("student_t(df=...)", self.df, _positive, "a positive number")
+        df = check_number(
+            "student_t(df=...)", self.df, is_positive, "a positive number"
+        )
         object.__setattr__(self, "df", df)
 
     def propose(
@@ -399,7 +277,7 @@ class _PreconditionedCrankNicolson(Proposal):
 
     def __post_init__(self) -> None:
         if self.beta is not None:
-            beta = _check_number(
+            beta = check_number(
                 "preconditioned_crank_nicolson(beta=...)",
                 self.beta,
                 lambda x: 0 < x <= 1,
@@ -416,122 +294,6 @@ class _PreconditionedCrankNicolson(Proposal):
         beta = jnp.minimum(jnp.asarray(beta, z.dtype), 1.0)
         # sqrt((1 - b) (1 + b)) keeps its digits where b is near one
         return _turned(z, noise, jnp.sqrt((1.0 - beta) * (1.0 + beta)), beta, landscape)
-
-
-# mixtures ----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Mixture(Proposal):
-    components: tuple[tuple[float, Proposal], ...]
-
-    def __post_init__(self) -> None:
-        total = sum(weight for weight, _ in self.components)
-        scaled = tuple((weight / total, part) for weight, part in self.components)
-        parts = [part for _, part in scaled]
-        tuned = [pair for pair in scaled if pair[1].adapts_step_size] or list(scaled)
-        share = sum(weight for weight, _ in tuned)
-        # only moves of the components with a step size are compared with this
-        target = sum(w * part.target_accept_prob for w, part in tuned) / share
-        derived = {
-            "components": scaled,
-            "target_accept_prob": target,
-            "uses_gradient": any(part.uses_gradient for part in parts),
-            "uses_surrogate": any(part.uses_surrogate for part in parts),
-            "follows_surrogate": any(part.follows_surrogate for part in parts),
-            "adapts_step_size": any(part.adapts_step_size for part in parts),
-            "default_step_size": min(part.default_step_size for _, part in tuned),
-        }
-        for name, value in derived.items():
-            object.__setattr__(self, name, value)
-
-    def evaluations(self, landscape: Landscape) -> int:
-        return max(part.evaluations(landscape) for _, part in self.components)
-
-    def propose(
-        self, key: Array, z: Array, step_size: Array, landscape: Landscape
-    ) -> Proposed:
-        def branch(part: Proposal) -> Callable[[Array], Proposed]:
-            def propose(key: Array) -> Proposed:
-                made = part.propose(key, z, step_size, landscape)
-                return Proposed(
-                    made.z,
-                    jnp.asarray(made.log_q_ratio, z.dtype),
-                    jnp.asarray(made.moved),
-                    jnp.asarray(made.tunes) & part.adapts_step_size,
-                )
-
-            return propose
-
-        key_choice, key_move = jax.random.split(key)
-        ends = np.cumsum([weight for weight, _ in self.components])[:-1]
-        # rounded to the type of the number, so that float64 stays out of float32
-        uniform = jax.random.uniform(key_choice, (), z.dtype)
-        choice = (uniform >= jnp.asarray(ends, z.dtype)).sum(dtype=jnp.int32)
-        branches = [branch(part) for _, part in self.components]
-        return jax.lax.switch(choice, branches, key_move)
-
-
-# checks ------------------------------------------------------------------------------
-
-
-def _check_number(
-    what: str, value: Any, allowed: Callable[[Any], bool], expected: str
-) -> float:
-    if isinstance(value, bool | np.bool_) or not isinstance(value, Real):
-        raise TypeError(
-            f"{what} must be {expected}, got {value!r} ({type(value).__name__})."
-        )
-    if not (np.isfinite(float(value)) and allowed(value)):
-        raise ValueError(f"{what} must be {expected}, got {value!r}.")
-    return float(value)
-
-
-def _positive(value: Any) -> bool:
-    return value > 0
-
-
-# what users write --------------------------------------------------------------------
-
-
-def random_walk() -> Proposal:
-    """Gaussian steps of the step size in the whitened coordinates.
-
-    Without mass matrix adaptation the coordinates are those of the unconstrained
-    parameters.
-
-    **Example**
-
-    .. doctest::
-
-        >>> from numpyro_minibatch import proposal
-        >>> proposal.random_walk().target_accept_prob
-        0.3
-    """
-    return _RandomWalk()
-
-
-def langevin() -> Proposal:
-    """Langevin steps (MALA) on a minibatch gradient, with their ``q`` ratio.
-
-    The gradient comes from a batch of its own: on the batch that decides, a move that
-    follows the batch's own gradient would look better than it is.
-
-    The paper of MINT [1] proposes with such steps for neural networks.
-
-    **References:**
-
-    1. Dangna Li, Wing H. Wong (2017), *Mini-batch Tempered MCMC*, section 4.3.
-
-    **Example**
-
-    .. doctest::
-
-        >>> from numpyro_minibatch import proposal
-        >>> proposal.langevin().uses_gradient
-        True
-    """
-    return _Langevin()
 
 
 def surrogate_hmc(
@@ -744,67 +506,3 @@ def preconditioned_crank_nicolson(beta: float | None = None) -> Proposal:
         False
     """
     return _PreconditionedCrankNicolson(beta)
-
-
-def mixture(
-    components: Mapping[Proposal, float] | Iterable[tuple[float, Proposal]],
-) -> Proposal:
-    """One of several proposals at each step, chosen at random.
-
-    The choice does not look at the position, so the chain is a mixture of valid ones
-    and each component answers with its own ratio [1].
-
-    Components share one step size. Only steps of those that have one adapt it, and the
-    acceptance rate aimed at is the mean of theirs. Where chains are vectorized every
-    component is computed at every step.
-
-    :param components: ``{proposal: weight}``, or pairs ``(weight, proposal)``; the
-        weights are positive and need not sum to one.
-    :raises TypeError: if a component is not a proposal, or its weight not a number.
-    :raises ValueError: if there is no component, or a weight is not positive.
-
-    **References:**
-
-    1. Luke Tierney (1994), *Markov chains for exploring posterior distributions*,
-       Annals of Statistics 22(4).
-
-    **Example**
-
-    .. doctest::
-
-        >>> from numpyro_minibatch import proposal
-        >>> both = proposal.mixture(
-        ...     {proposal.surrogate_hmc(): 3, proposal.delayed_random_walk(): 1}
-        ... )
-        >>> [weight for weight, _ in both.components]
-        [0.75, 0.25]
-    """
-    usage = (
-        "write mixture({surrogate_hmc(): 0.9, delayed_random_walk(): 0.1}) or "
-        "mixture([(0.9, surrogate_hmc()), (0.1, delayed_random_walk())])"
-    )
-    if isinstance(components, Mapping):
-        pairs: list[Any] = [(weight, part) for part, weight in components.items()]
-    elif isinstance(components, Iterable):
-        pairs = list(components)
-    else:
-        raise TypeError(
-            f"mixture(...) must be given proposals with their weights, got "
-            f"{components!r}: {usage}."
-        )
-    if not pairs:
-        raise ValueError(f"mixture(...) got no component: {usage}.")
-    checked = []
-    for pair in pairs:
-        if not (
-            isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[1], Proposal)
-        ):
-            raise TypeError(
-                f"mixture(...) must be given pairs (weight, proposal), got {pair!r}: "
-                f"{usage}."
-            )
-        who = f"mixture({pair[1]!r}: weight)"
-        checked.append(
-            (_check_number(who, pair[0], _positive, "a positive number"), pair[1])
-        )
-    return _Mixture(tuple(checked))

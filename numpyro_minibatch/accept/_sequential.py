@@ -1,129 +1,33 @@
-"""Take it or leave it: acceptance tests for a log ratio that is known up to noise."""
+"""Tests that stop reading rows when they know enough: Austerity, Confidence."""
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from numbers import Real
 from statistics import NormalDist
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.flatten_util import ravel_pytree
-from jax.scipy.special import erfc
 from jax.typing import ArrayLike
 
-from numpyro_minibatch.accept._correction import (
-    Series,
-    Table,
-    correction_table,
-    refuse_unfit,
-)
-from numpyro_minibatch.estimate import Estimate, Look, Rule, penalty_correction
+from numpyro_minibatch.accept._contract import AcceptanceTest, uniform
+from numpyro_minibatch.accept._one_shot import Metropolis
+from numpyro_minibatch.estimate import Look, Rule
 
 __all__ = [
-    "AcceptanceTest",
-    "Decision",
     "SequentialTest",
     "austerity",
     "average_epsilon",
-    "barker",
-    "compensated_barker",
     "confidence",
     "logistic_bound",
-    "metropolis",
-    "penalty",
-    "penalty_correction",
-    "series",
 ]
-
-
-class Decision(NamedTuple):
-    """What an acceptance test made of a log ratio; all fields have its shape.
-
-    :param accept: boolean, whether the move is taken.
-    :param accept_prob: the probability, given the estimate, that it is taken: what
-        step-size adaptation and ``acceptance_rate`` use, being less noisy than
-        ``accept``.
-    :param reliable: boolean, whether the noise was inside the domain of the test.
-    """
-
-    accept: Array
-    accept_prob: Array
-    reliable: Array
-
-
-class AcceptanceTest(ABC):
-    """A rule that decides a move from an estimate of its log ratio.
-
-    Subclasses say with which probability to accept; the decision is the same for
-    all. They are compared and hashed by value, so that a compiled step is found again.
-    """
-
-    #: The rate of acceptance that ever smaller moves tend to, without noise.
-    highest_accept_prob: float = 1.0
-
-    @property
-    @abstractmethod
-    def max_variance(self) -> float:
-        """The largest variance of a log ratio that is in the domain of the test."""
-
-    @abstractmethod
-    def probability(self, log_ratio: Estimate) -> Array:
-        """Probability of acceptance given the estimate; NaN where that is undefined.
-
-        :param log_ratio: estimated log ratio, of any shape.
-        """
-
-    def __call__(self, key: Array, log_ratio: Estimate) -> Decision:
-        """Decide.
-
-        :param key: a JAX random key, used for one uniform number per log ratio.
-        :param log_ratio: estimated log ratio, of any shape. A NaN in its value or
-            variance is a rejection and not reliable.
-        """
-        probability = self.probability(log_ratio)
-        variance = jnp.asarray(log_ratio.variance)
-        undefined = jnp.isnan(probability + variance)
-        accept_prob = jnp.where(undefined, 0.0, probability)
-        accept = _uniform(key, accept_prob) <= accept_prob
-        reliable = (variance <= self.max_variance) & ~undefined
-        return Decision(accept, accept_prob, reliable)
-
-    def rule(
-        self, key: Array, log_q_ratio: ArrayLike, move: tuple[Any, Any]
-    ) -> Rule | None:
-        """Which rows are enough; ``None``, the default, where the variance says so.
-
-        :param key: the key with which the test is going to decide.
-        :param log_q_ratio: the proposal's log ratio.
-        :param move: the current and the proposed position, unconstrained, in the
-            form that the target takes.
-        """
-        return None
-
-
-def _uniform(key: Array, like: Array) -> Array:
-    """The uniform numbers that decide."""
-    # JAX draws from [0, 1), zero included: one minus it never is zero, so that a
-    # hopeless move is not taken once in 2 ** 23 draws (the float32 grid), and it
-    # never exceeds one, so that a certain move is always taken.
-    return 1.0 - jax.random.uniform(key, like.shape, like.dtype)
-
-
-@dataclass(frozen=True)
-class Metropolis(AcceptanceTest):
-    """What :func:`metropolis` builds."""
-
-    max_variance = 0.0
-
-    def probability(self, log_ratio: Estimate) -> Array:
-        return jnp.exp(jnp.minimum(log_ratio.value, 0.0))
 
 
 @dataclass(frozen=True)
@@ -161,7 +65,7 @@ class SequentialTest(Metropolis):
             look = look._replace(log_ratio=look.log_ratio + log_q_ratio)
             value = jnp.asarray(look.log_ratio.value)
             # cloned: the number that decides in the end, on purpose
-            level = jnp.log(_uniform(jax.random.clone(key), value))
+            level = jnp.log(uniform(jax.random.clone(key), value))
             decided = self.decided(jnp.abs(value - level), look, bounds)
             # a row that is not finite settles it, too
             return decided | ~jnp.isfinite(value)
@@ -347,251 +251,6 @@ def _check_share(who: str, name: str, value: Any, below: float, example: float) 
             f"{who}({name}={value!r}): the share of wrong decisions to allow must be "
             f"above 0 and below {below:g}; write {name}={example} (the default)."
         )
-
-
-@dataclass(frozen=True)
-class Penalty(AcceptanceTest):
-    """What :func:`penalty` builds."""
-
-    max_variance: float = 1.0
-    small_sample: bool = True
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.max_variance, Real) or not self.max_variance > 0:
-            raise ValueError(
-                f"penalty(max_variance={self.max_variance!r}): the largest reliable "
-                "variance must be a positive number; write 1.0 (the default), or "
-                "metropolis() for log ratios without noise"
-            )
-        if not isinstance(self.small_sample, bool):
-            raise TypeError(
-                f"penalty(small_sample={self.small_sample!r}): expected True or False"
-            )
-
-    def probability(self, log_ratio: Estimate) -> Array:
-        if self.small_sample:
-            correction = penalty_correction(log_ratio)
-        else:
-            correction = 0.5 * jnp.asarray(log_ratio.variance)
-        return jnp.exp(jnp.minimum(log_ratio.value - correction, 0.0))
-
-
-@dataclass(frozen=True)
-class Barker(AcceptanceTest):
-    """What :func:`barker` builds."""
-
-    max_variance = 0.0
-    highest_accept_prob = 0.5
-
-    def probability(self, log_ratio: Estimate) -> Array:
-        return jax.nn.sigmoid(log_ratio.value)
-
-
-@dataclass(frozen=True)
-class CompensatedBarker(AcceptanceTest):
-    """What :func:`compensated_barker` builds."""
-
-    variance: float = 1.0
-    table: Table = "nnls"
-    highest_accept_prob = 0.5
-
-    def __post_init__(self) -> None:
-        refuse_unfit(self.variance, self.table)
-        # A NumPy number would widen float32 log ratios.
-        object.__setattr__(self, "variance", float(self.variance))
-
-    @property
-    def max_variance(self) -> float:
-        return self.variance
-
-    def probability(self, log_ratio: Estimate) -> Array:
-        table = correction_table(self.variance, self.table)
-        value = jnp.asarray(log_ratio.value)
-        dtype = jnp.result_type(value, log_ratio.variance, float)
-        atoms = table.atoms.astype(dtype)
-        probabilities = table.probabilities.astype(dtype)
-        # The variance of the normal draw that tops up the noise of the estimate. At
-        # nought the curve is a staircase, here with steps 1e-6 wide.
-        spare = jnp.maximum(self.variance - jnp.asarray(log_ratio.variance), 1e-12)
-        # Phi(z) = erfc(-z / sqrt(2)) / 2. By symmetry the curve at -|value| is enough:
-        # it stays accurate in both tails, and is 0 and 1 exactly at the infinities.
-        gap = jnp.abs(value)[..., None] + atoms
-        steps = erfc(gap * jax.lax.rsqrt(2.0 * spare)[..., None])
-        # A sum, not a dot product, which accelerators take in reduced precision.
-        below = 0.5 * jnp.sum(probabilities * steps, axis=-1)
-        return jnp.where(value > 0, 1.0 - below, below)
-
-
-def metropolis() -> AcceptanceTest:
-    """Build the Metropolis test, for log ratios without noise.
-
-    The move is accepted with probability ``min(1, exp(value))``. On a noisy log ratio
-    this is too generous: to small moves noise of standard deviation 1 looks like a
-    temperature of 1.46. The decision is then marked as not reliable.
-
-    **References:**
-
-    1. Metropolis, N., Rosenbluth, A. W., Rosenbluth, M. N., Teller, A. H. and
-       Teller, E. (1953). Equation of state calculations by fast computing machines.
-
-    **Example**
-
-    .. doctest::
-
-        >>> from numpyro_minibatch import Estimate
-        >>> from numpyro_minibatch.accept._tests import metropolis
-        >>> round(float(metropolis().probability(Estimate(-1.0))), 3)
-        0.368
-    """
-    return Metropolis()
-
-
-def penalty(max_variance: float = 1.0, small_sample: bool = True) -> AcceptanceTest:
-    """Build the penalty test: Metropolis with the noise paid for in advance.
-
-    The move is accepted with probability ``min(1, exp(value - u))``, where ``u`` is
-    half the variance of the log ratio: then detailed balance holds exactly for
-    normal noise of known variance, however large. Noise that is not normal is not
-    paid for: at variance 1 a skewness of the rows of 1 (2) puts the acceptance
-    probability off by 0.03 (0.06) with 100 rows, as ``1 / sqrt(m)``. What noise costs
-    is acceptance: ``2 * Phi(-s / 2)`` at a true log ratio of zero, 0.62 at standard
-    deviation ``s = 1`` and 0.32 at 2.
-
-    With an estimated variance, ``u`` is :func:`penalty_correction`. It makes
-    ``exp(value - u)`` right on average, and so the balance of moves where ``min(1,
-    .)`` does not saturate; where it does, a small error remains. The largest error of
-    ``log A(delta) - log A(-delta) - delta`` at variance 1 is 1.4e-5 with 100 rows (half
-    the variance alone: 2.5e-3), 6e-5 with 50 and 3e-3 with 10; at variance 4 it is
-    5e-4, 3e-3 and 0.1.
-
-    :param max_variance: largest variance that counts as reliable. The test remains
-        defined above it, but leans ever more on the noise being normal far into its
-        tails, and moves ever less.
-    :param small_sample: whether to allow for the variance being an estimate; ``False``
-        takes half of it, whatever its degrees of freedom.
-    :raises ValueError: if ``max_variance`` is not positive.
-
-    **References:**
-
-    1. Ceperley, D. M. and Dewing, M. (1999). The penalty method for random walks
-       with uncertain energies.
-
-    **Example**
-
-    .. doctest::
-
-        >>> import jax
-        >>> from numpyro_minibatch import Estimate
-        >>> from numpyro_minibatch.accept._tests import penalty
-        >>> test, key = penalty(), jax.random.key(0)
-        >>> decision = test(key, Estimate(-1.0, variance=0.5, dof=99.0))
-        >>> round(float(decision.accept_prob), 3), bool(decision.reliable)
-        (0.286, True)
-    """
-    return Penalty(max_variance, small_sample)
-
-
-def barker() -> AcceptanceTest:
-    """Build Barker's test, for log ratios without noise.
-
-    The move is accepted with probability ``1 / (1 + exp(-value))``. Used on a noisy
-    log ratio (which Bardenet et al. suggest to tolerate) it flattens the target: to
-    small moves noise of standard deviation 1 looks like a temperature of 1.21. The
-    decision is then marked as not reliable; :func:`compensated_barker` is free of this.
-
-    **References:**
-
-    1. Barker, A. A. (1965). Monte Carlo calculations of the radial distribution
-       functions for a proton-electron plasma.
-    2. Bardenet, R., Doucet, A. and Holmes, C. (2017). On Markov chain Monte Carlo
-       methods for tall data.
-
-    **Example**
-
-    .. doctest::
-
-        >>> from numpyro_minibatch import Estimate
-        >>> from numpyro_minibatch.accept._tests import barker
-        >>> round(float(barker().probability(Estimate(-1.0))), 3)
-        0.269
-    """
-    return Barker()
-
-
-def compensated_barker(
-    variance: float = 1.0, table: Literal["nnls", "series"] | Series = "nnls"
-) -> AcceptanceTest:
-    r"""Build Barker's test with the noise made part of its randomness.
-
-    The reference accepts when ``value + N(0, variance - s2) + X_corr > 0``, where
-    ``s2`` is the variance of the estimate and ``X_corr`` completes normal noise of
-    the full ``variance`` to a logistic variable. Here ``X_corr`` takes values
-    :math:`a_k` with probabilities :math:`p_k`, and the move is accepted with
-    probability :math:`\sum_k p_k \Phi((value + a_k) / \sqrt{variance - s2})`. That is
-    the reference's decision with both of its draws integrated out: the same law, from
-    one uniform number. At ``s2 = 0`` the probability is logistic in ``value``; at
-    ``s2 = variance`` it is a staircase, which the noise itself smooths.
-
-    No ``X_corr`` is exact. The largest error of the acceptance probability, averaged
-    over normal noise, by ``variance`` (the reference's ridge regression: 9e-4 at 1):
-
-    =====================  ======  ======  ======  ======  ======  ======  ======
-    table                  0.05    0.2     0.5     1       1.5     2       3
-    =====================  ======  ======  ======  ======  ======  ======  ======
-    ``nnls``               9.3e-9  5.8e-9  3.3e-9  7.4e-8  3.7e-5  7.6e-4  1.4e-2
-    ``series()``           9.6e-7  4.7e-5  4.8e-4  2.2e-3  4.9e-3  8.2e-3  2.7e-2
-    ``series(10.0)``       1.2e-3  1.0e-3  1.2e-3  2.7e-3  5.2e-3  8.4e-3  2.7e-2
-    =====================  ======  ======  ======  ======  ======  ======  ======
-
-    In float32 rounding adds 1e-7. ``s2`` is taken as known: estimating it from 50 rows
-    adds 6e-5 at ``s2 = 0.3`` and 4e-4 at ``s2 = 0.8`` (``variance`` 1). A move of log
-    ratio zero is accepted with probability 1/2, where :func:`penalty` accepts 0.62 at
-    noise of variance 1.
-
-    :param variance: the largest variance of the log ratio that can be absorbed, from
-        0.01 to 3.0; a noisier log ratio is decided as by the staircase, and marked as
-        not reliable.
-    :param table: ``"nnls"``, the non-negative least squares fit to the logistic curve
-        (47 atoms at variance 1); ``"series"`` or :func:`series`, the expansion of
-        Luo et al. on 301 atoms. Built once per process, in less than a second.
-    :raises ValueError: if the variance is out of range, the table unknown, or its
-        error above 0.03.
-
-    **References:**
-
-    1. Seita, D., Pan, X., Chen, H. and Canny, J. (2017). An efficient minibatch
-       acceptance test for Metropolis-Hastings.
-    2. Luo, R., Zhang, Q., Yang, Y. and Wang, J. (2020). Replica-exchange Nose-Hoover
-       dynamics for Bayesian learning on large datasets.
-
-    **Example**
-
-    .. doctest::
-
-        >>> from numpyro_minibatch import Estimate
-        >>> from numpyro_minibatch.accept._tests import compensated_barker
-        >>> test = compensated_barker(variance=1.0)
-        >>> round(float(test.probability(Estimate(-1.0, variance=0.0))), 3)
-        0.269
-        >>> round(float(test.probability(Estimate(-1.0, variance=0.8))), 3)
-        0.225
-    """
-    chosen = series() if table == "series" else table
-    return CompensatedBarker(variance, chosen)
-
-
-def series(bandwidth: float = math.inf, terms: int = 3) -> Series:
-    """Configure the series table of :func:`compensated_barker`.
-
-    :param bandwidth: width ``lambda`` of the low-pass filter ``exp(-w ** 4 / lambda **
-        2)`` on the correction's characteristic function. The paper uses 10 at variance
-        0.2; without a filter (infinite, the default) the same three terms are 20
-        times as accurate there, because a filter of 10 reverses the sign of the third.
-    :param terms: number of terms, 1 to 8. Below variance 1 more are better; at 1.5 the
-        best number is six, and at 2 four.
-    :raises ValueError: if either is out of range.
-    """
-    return Series(bandwidth, terms)
 
 
 def austerity(epsilon: float = 0.005) -> AcceptanceTest:

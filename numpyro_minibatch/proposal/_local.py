@@ -1,0 +1,94 @@
+"""Proposals around the current position."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from numpyro_minibatch.proposal._contract import Landscape, Proposal, Proposed
+
+__all__ = ["langevin", "random_walk"]
+
+
+@dataclass(frozen=True)
+class _RandomWalk(Proposal):
+    def propose(
+        self, key: Array, z: Array, step_size: Array, landscape: Landscape
+    ) -> Proposed:
+        noise = jax.random.normal(key, z.shape, z.dtype)
+        step = step_size * landscape.whitening.color(noise)
+        return Proposed(z + step, jnp.zeros((), z.dtype))
+
+
+@dataclass(frozen=True)
+class _Langevin(Proposal):
+    target_accept_prob = 0.57
+    uses_gradient = True
+
+    def propose(
+        self, key: Array, z: Array, step_size: Array, landscape: Landscape
+    ) -> Proposed:
+        noise = jax.random.normal(key, z.shape, z.dtype)
+        whitening = landscape.whitening
+
+        # The reverse move needs the gradient of the same batch at z': for each batch
+        # q is then a proposal of its own, and the chain a mixture of valid ones. The
+        # loop keeps the model at one place of the compiled program.
+        def half_step(i: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+            position, drift = carry
+            new = whitening.whiten_gradient(landscape.gradient(position))
+            moved = z + step_size * whitening.color(0.5 * step_size * new + noise)
+            return jnp.where(i == 0, moved, position), jnp.where(
+                i == 0, new, drift + new
+            )
+
+        z_new, drifts = jax.lax.fori_loop(0, 2, half_step, (z, jnp.zeros_like(z)))
+        # w = w' + eps^2/2 g' + eps xi'  gives  xi' = -(xi + eps/2 (g + g'))
+        reverse = noise + 0.5 * step_size * drifts
+        return Proposed(z_new, 0.5 * (jnp.square(noise) - jnp.square(reverse)).sum())
+
+
+# what users write --------------------------------------------------------------------
+
+
+def random_walk() -> Proposal:
+    """Gaussian steps of the step size in the whitened coordinates.
+
+    Without mass matrix adaptation the coordinates are those of the unconstrained
+    parameters.
+
+    **Example**
+
+    .. doctest::
+
+        >>> from numpyro_minibatch import proposal
+        >>> proposal.random_walk().target_accept_prob
+        0.3
+    """
+    return _RandomWalk()
+
+
+def langevin() -> Proposal:
+    """Langevin steps (MALA) on a minibatch gradient, with their ``q`` ratio.
+
+    The gradient comes from a batch of its own: on the batch that decides, a move that
+    follows the batch's own gradient would look better than it is.
+
+    The paper of MINT [1] proposes with such steps for neural networks.
+
+    **References:**
+
+    1. Dangna Li, Wing H. Wong (2017), *Mini-batch Tempered MCMC*, section 4.3.
+
+    **Example**
+
+    .. doctest::
+
+        >>> from numpyro_minibatch import proposal
+        >>> proposal.langevin().uses_gradient
+        True
+    """
+    return _Langevin()
