@@ -507,7 +507,7 @@ def test_the_step_sizes_of_trajectories_are_uniform(
     def record(z: Any, momentum: Any, step: Any, *rest: Any) -> Any:
         return jnp.full_like(z, step), momentum, jnp.zeros(2)
 
-    monkeypatch.setattr(proposal, "follow", record)
+    monkeypatch.setattr(_on_surrogate, "follow", record)
     choice = proposal.surrogate_hmc(step_size=0.5, jitter=0.2)
     made = many(choice, 6, np.zeros((20_000, 3)))
     steps = np.asarray(made.z)[:, 0]
