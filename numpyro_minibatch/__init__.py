@@ -1,16 +1,15 @@
 """Minibatch MCMC for NumPyro models."""
 
+import importlib
+from typing import TYPE_CHECKING
+
 from numpyro_minibatch import (
     accept,
     batch,
     control_variate,
-    cycles,
-    diagnostics,
     dynamics,
-    ensemble,
     estimate,
     ladder,
-    plots,
     preconditioner,
     proposal,
     schedule,
@@ -18,11 +17,8 @@ from numpyro_minibatch import (
 from numpyro_minibatch._version import __version__
 from numpyro_minibatch.accept import Decision
 from numpyro_minibatch.batch import Batch
-from numpyro_minibatch.diagnostics import diagnose
 from numpyro_minibatch.estimate import Estimate
-from numpyro_minibatch.evidence import log_evidence
 from numpyro_minibatch.host_rows import HostRows
-from numpyro_minibatch.inference_data import to_inference_data
 from numpyro_minibatch.kernels import (
     AMAGOLD,
     MINT,
@@ -43,8 +39,47 @@ from numpyro_minibatch.kernels import (
     MinibatchMH,
     ReplicaExchange,
 )
-from numpyro_minibatch.sampling import export_run, open_run, sample
 from numpyro_minibatch.target import Target
+
+# What prepares data and what analyses results is imported at its first use: it needs
+# xarray, pandas and scipy.stats, which take longer to import than all of the above.
+# Type checkers read the imports below, Python the table.
+if TYPE_CHECKING:
+    from numpyro_minibatch import (
+        cycles,
+        datasets,
+        diagnostics,
+        ensemble,
+        evidence,
+        inference_data,
+        plots,
+        sampling,
+    )
+    from numpyro_minibatch.diagnostics import diagnose
+    from numpyro_minibatch.evidence import log_evidence
+    from numpyro_minibatch.inference_data import to_inference_data
+    from numpyro_minibatch.sampling import export_run, open_run, sample
+
+_LAZY_MODULES = frozenset(
+    {
+        "cycles",
+        "datasets",
+        "diagnostics",
+        "ensemble",
+        "evidence",
+        "inference_data",
+        "plots",
+        "sampling",
+    }
+)
+_LAZY_FUNCTIONS = {
+    "diagnose": "diagnostics",
+    "export_run": "sampling",
+    "log_evidence": "evidence",
+    "open_run": "sampling",
+    "sample": "sampling",
+    "to_inference_data": "inference_data",
+}
 
 __all__ = [
     "__version__",
@@ -75,12 +110,15 @@ __all__ = [
     "batch",
     "control_variate",
     "cycles",
+    "datasets",
     "diagnose",
     "diagnostics",
     "dynamics",
     "ensemble",
     "estimate",
+    "evidence",
     "export_run",
+    "inference_data",
     "ladder",
     "log_evidence",
     "open_run",
@@ -88,6 +126,23 @@ __all__ = [
     "preconditioner",
     "proposal",
     "sample",
+    "sampling",
     "schedule",
     "to_inference_data",
 ]
+
+if not TYPE_CHECKING:  # a type checker that saw it would accept any name
+
+    def __getattr__(name: str) -> object:
+        """Import what is imported at its first use, and remember it."""
+        module = _LAZY_FUNCTIONS.get(name, name)
+        if module not in _LAZY_MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        found = importlib.import_module(f"{__name__}.{module}")
+        if name != module:
+            found = globals()[name] = getattr(found, name)
+        return found
+
+    def __dir__() -> list[str]:
+        """List what is imported at its first use as well."""
+        return sorted({*globals(), *_LAZY_MODULES, *_LAZY_FUNCTIONS})

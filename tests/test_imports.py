@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 import pytest
 
+import numpyro_minibatch
+
 PACKAGE = "numpyro_minibatch"
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -95,8 +97,12 @@ ALLOWED: dict[str, set[str]] = {
 }
 
 
+# Public names that are imported at their first use.
+LAZY = numpyro_minibatch._LAZY_MODULES | set(numpyro_minibatch._LAZY_FUNCTIONS)
+
+
 class Import(NamedTuple):
-    """One imported thing: a module of the package, or a top-level name outside it."""
+    """One imported thing: a module of the package, or a dotted name outside it."""
 
     line: int
     name: str
@@ -145,7 +151,7 @@ def imports(
                     rest = rest.rpartition(".")[0]
                 yield Import(node.lineno, rest, inside=True)
             else:
-                yield Import(node.lineno, top, inside=False)
+                yield Import(node.lineno, name, inside=False)
 
 
 def room(module: str) -> str:
@@ -279,7 +285,7 @@ def test_the_check_can_pass(module: str, source: str) -> None:
 def test_modules_import_only_dependencies(module: str) -> None:
     path = modules()[module]
     outside = {
-        name
+        name.partition(".")[0]
         for _, name, inside in imports(
             path.read_text(),
             module,
@@ -293,10 +299,51 @@ def test_modules_import_only_dependencies(module: str) -> None:
     assert outside <= dependencies() | optional | set(sys.stdlib_module_names)
 
 
-def test_importing_the_package_loads_nothing_optional() -> None:
+# They take longer to import than the package itself: only what uses them loads them.
+HEAVY = {"arviz", "matplotlib", "pandas", "scipy.stats", "xarray"}
+OPTIONAL = {"flax", "h5netcdf", "h5py", "optax", "pooch", "sklearn", "zarr"}
+
+# What runs until the draws are there, without what prepares and analyses them.
+RUN = PARTS | {"_internal", "_model", "host_rows", "kernels"}
+
+
+def heavy(source: str, module: str) -> set[str]:
+    """Heavy modules that a module imports, also where it does so inside a function."""
+    return {
+        name
+        for _, name, inside in imports(
+            source, module, is_package=False, known=set(modules())
+        )
+        if not inside and any(f"{name}.".startswith(f"{one}.") for one in HEAVY)
+    }
+
+
+@pytest.mark.parametrize("module", [m for m in modules() if room(m) in RUN])
+def test_a_run_loads_nothing_heavy(module: str) -> None:
+    assert not heavy(modules()[module].read_text(), module)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from scipy import stats",
+        "from scipy.stats import norm",
+        "def f():\n    import scipy.stats",
+        "import xarray as xr",
+    ],
+)
+def test_a_heavy_module_is_found(source: str) -> None:
+    assert heavy(source, "batch")
+    assert not heavy("from scipy.special import ndtr", "batch")
+
+
+def test_importing_the_package_loads_nothing_heavy_or_optional() -> None:
+    # a difference, because NumPyro may begin to load one of them
+    unwanted = HEAVY | OPTIONAL | {"scipy.interpolate", "scipy.optimize"}
     script = (
-        f"import sys, {PACKAGE}; "
-        "print(*{'flax', 'pooch', 'sklearn'} & set(sys.modules))"
+        f"import sys, jax, numpyro; before = set(sys.modules); import {PACKAGE}; "
+        f"print(*({unwanted} & set(sys.modules)) - before); "
+        f"print(*set({PACKAGE}.__all__) - set(dir({PACKAGE})))"
     )
     run = subprocess.run(
         [sys.executable, "-c", script],
@@ -306,4 +353,21 @@ def test_importing_the_package_loads_nothing_optional() -> None:
         cwd=ROOT,
     )
     assert run.returncode == 0, run.stderr
-    assert run.stdout.split() == []
+    assert run.stdout == "\n\n"
+
+
+@pytest.mark.parametrize("name", numpyro_minibatch.__all__)
+def test_public_names_are_there_at_their_first_use(name: str) -> None:
+    # what was imported with the package is an attribute, and never asked for
+    lazy = vars(numpyro_minibatch)["__getattr__"]
+    if name in LAZY:
+        assert lazy(name) is getattr(numpyro_minibatch, name)
+    else:
+        with pytest.raises(AttributeError, match=f"'{PACKAGE}' has no attribute"):
+            lazy(name)
+
+
+def test_names_that_are_not_there_are_refused() -> None:
+    assert not hasattr(numpyro_minibatch, "diagnos")
+    with pytest.raises(ImportError, match="cannot import name 'diagnos'"):
+        from numpyro_minibatch import diagnos  # noqa: F401

@@ -19,7 +19,6 @@ from typing import Literal, NamedTuple, TypeAlias
 import numpy as np
 from numpy.polynomial import Polynomial
 from numpy.polynomial.hermite import hermval
-from scipy.optimize import nnls
 from scipy.special import expit, ndtr
 
 __all__ = [
@@ -190,6 +189,8 @@ def _series_weights(half: np.ndarray, variance: float, table: Series) -> np.ndar
 
 
 def _nnls_weights(half: np.ndarray, variance: float) -> np.ndarray:
+    from scipy.optimize import nnls  # here because it takes long to import
+
     rows = _tail(FIT_GRID, half, variance)
     total = np.full((1, len(half)), TOTAL_WEIGHT)
     right = np.append(expit(-FIT_GRID), TOTAL_WEIGHT)

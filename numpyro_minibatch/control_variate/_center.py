@@ -15,7 +15,6 @@ import numpy as np
 from jax import Array
 from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh
-from scipy.optimize import minimize
 
 from numpyro_minibatch._internal import passes
 from numpyro_minibatch._internal.passes import Chunks
@@ -312,6 +311,8 @@ def find_center(
         return _at_center(all_rows, problem, center, 0.0)
     progress("mode of some rows")
     found = []
+    from scipy.optimize import minimize  # here because it takes long to import
+
     for start in starts:
         result = minimize(
             lambda phi: tuple(objective(some, phi)),

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.flatten_util import ravel_pytree
-from scipy.optimize import minimize
 
 from numpyro_minibatch._internal.passes import Chunks
 from numpyro_minibatch.control_variate._center import Problem, row_sums
@@ -94,6 +93,8 @@ def _search(
     objective: Objective, start: np.ndarray, steps: int
 ) -> tuple[float, np.ndarray]:
     """The lowest value that a search met, and where."""
+    from scipy.optimize import minimize  # here because it takes long to import
+
     lowest = [(np.inf, start)]
 
     def watched(z: np.ndarray) -> tuple[float, np.ndarray]:
