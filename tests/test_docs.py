@@ -33,6 +33,28 @@ def test_an_example_is_a_page_of_the_gallery(path: Path) -> None:
     assert "look at" in text.lower()
 
 
+def test_the_design_page_lists_every_package() -> None:
+    listed = re.findall(
+        r"^\| `([\w.]+)` \|", (ROOT / "docs/design.md").read_text(), re.M
+    )
+    folder = ROOT / "numpyro_minibatch"
+    there = {path.stem for path in folder.glob("[!_]*.py")}
+    there |= {path.parent.name for path in folder.glob("*/__init__.py")}
+    assert sorted(listed) == sorted(there | {"kernels.equi_energy"})
+
+
+def test_every_decision_record_is_listed() -> None:
+    folder = ROOT / "docs" / "decisions"
+    rows = [r for r in (folder / "index.md").read_text().split("\n") if r[:3] == "| ["]
+    made = []
+    for number, path in enumerate(sorted(folder.glob("[0-9]*.md")), 1):
+        title, _, date, *_ = path.read_text().split("\n")
+        assert path.stem[:5] == f"{number:04d}-" and title.startswith(f"# {number}. ")
+        title = title.partition(". ")[2]
+        made.append(f"| [{number}]({path.name}) | {title} | {date.strip('*')} |")
+    assert rows == made != []
+
+
 def gallery() -> Any:
     spec = importlib.util.spec_from_file_location(
         "_gallery", ROOT / "docs" / "_gallery.py"
