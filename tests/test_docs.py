@@ -55,14 +55,34 @@ def test_every_decision_record_is_listed() -> None:
     assert rows == made != []
 
 
-def gallery() -> Any:
-    spec = importlib.util.spec_from_file_location(
-        "_gallery", ROOT / "docs" / "_gallery.py"
-    )
+def load(path: str) -> Any:
+    spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def gallery() -> Any:
+    return load("docs/_gallery.py")
+
+
+def test_the_picture_of_the_architecture_is_what_its_script_draws() -> None:
+    script = load("tools/architecture.py")
+    drawn = script.picture()
+    assert drawn == (ROOT / "docs" / "_static" / "architecture.svg").read_text()
+    names = re.findall(r'font-weight="600">([^<]*)</text>', drawn)
+    folder = ROOT / "numpyro_minibatch"
+    there = {path.stem for path in [*folder.glob("*.py"), *folder.glob("*/")]}
+    boxes = {
+        part
+        for name in names
+        if " " not in name.replace(", ", "")
+        for part in name.split(", ")
+    }
+    assert {"target", "batch", "estimate", "accept", "proposal"} < boxes <= there
+    with pytest.raises(ValueError, match="split it"):
+        script.draw(script.Box(0, 0, 50, 40, "control_variate"))
 
 
 def test_the_gallery_has_an_order() -> None:
