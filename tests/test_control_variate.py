@@ -39,12 +39,10 @@ from numpyro_minibatch.control_variate import (
     _setup,
     expand,
 )
-from numpyro_minibatch.control_variate._center import (
-    Problem,
-    choose_coordinates,
-    find_center,
-)
+from numpyro_minibatch.control_variate._center import find_center
+from numpyro_minibatch.control_variate._coordinates import choose_coordinates
 from numpyro_minibatch.control_variate._exact_rows import without
+from numpyro_minibatch.control_variate._problem import Problem, double
 from numpyro_minibatch.control_variate._residuals import ResidualScan, Rows
 from numpyro_minibatch.estimate import Weights
 from numpyro_minibatch.target import ModelTarget
@@ -193,7 +191,7 @@ def test_residuals_and_polynomial_are_the_likelihood(order, form):
     expansion = Expansion(
         center, jax.grad(total)(center), jax.hessian(total)(center), total(center)
     )
-    coordinates = choose_coordinates("test", target, z, None)
+    coordinates = choose_coordinates(target, z, None)
     evaluate = expand(target, coordinates, order, form, expansion, unravel)
     for seed, scale in [(0, 0.02), (1, 0.2)]:
         flat = center + scale * np.random.default_rng(seed).normal(size=3)
@@ -235,8 +233,6 @@ def test_the_remainder_form_rounds_less():
         coordinates = control_variate.Coordinates()
         evaluate = expand(target, coordinates, 2, form, expansion, lambda z: z)
         return np.asarray(evaluate(flat.astype(dtype), rows).rows["data"], np.float64)
-
-    from numpyro_minibatch.control_variate._center import double
 
     with double():
         right = residuals("direct", jnp.float64)
@@ -439,7 +435,7 @@ def test_what_is_not_expanded_is_the_likelihood_all_the_same(kind, order):
     all_rows = {name: jnp.arange(size) for name, size in sizes.items()}
     center = np.array([-4.0, 0.6])
     taylor = Taylor(2, center={"beta": center})
-    found = find_center("test", problem, center[None], taylor, lambda stage: None)
+    found = find_center(problem, center[None], taylor)
     kept = {"first": np.array([3, 77, 499]), "second": np.array([], int)}
     exact = {name: ExactRows.alone(rows, sizes[name]) for name, rows in kept.items()}
     if kind != "alone":
@@ -674,9 +670,9 @@ def test_residuals_of_some_rows_are_in_the_order_asked_for():
         weights=Weights(1.0, 1.0, 1.0),
         example={"mu": np.zeros(())},
     )
-    found = find_center("test", problem, np.zeros((1, 1)), Taylor(2), lambda _: None)
+    found = find_center(problem, np.zeros((1, 1)), Taylor(2))
     scan = ResidualScan(problem, 2, "direct", found.expansion)
-    draws = found.center + np.array([[-1.0], [1.5]])
+    draws = found.expansion.center + np.array([[-1.0], [1.5]])
     order = np.random.default_rng(2).permutation(12)
     rows = Rows(np.zeros(12, int), np.arange(12))
     in_order = scan.of_rows(draws, rows)
@@ -705,15 +701,15 @@ def test_draws_are_those_of_the_surrogate_with_its_rows():
         example={"mu": np.zeros(())},
     )
     mean, sd = float(y.sum()) / 401, 401**-0.5
-    found = find_center("test", problem, np.zeros((1, 1)), Taylor(2), lambda _: None)
+    found = find_center(problem, np.zeros((1, 1)), Taylor(2))
     before = found.expansion
-    posterior = _posterior.surrogate_posterior("test", problem, found, np.zeros(1))
+    posterior = _posterior.surrogate_posterior(problem, found.expansion, np.zeros(1))
     assert posterior.gaussian and len(posterior.draws) == 2000
     # five rows count twice: as they are, and in the polynomials
     rows = np.argsort(y)[-5:]
     after = without(problem, before, {"data": ExactRows.alone(rows, 401)})
     twice = after._replace(gradient=before.gradient, hessian=before.hessian)
-    changed = _posterior.refined("test", problem, posterior, before, twice)
+    changed = _posterior.refined(problem, posterior, twice)
     new = (401 * mean + float(y[rows].sum())) / 406
     slack = 4 * sd / np.sqrt(1000)
     assert abs(new - mean) > 3 * slack
@@ -722,12 +718,12 @@ def test_draws_are_those_of_the_surrogate_with_its_rows():
     assert not changed.gaussian and changed.num_steps >= 1
     # far away, where weights would be in one draw, it is sampled anew
     far = before._replace(gradient=before.gradient + 600.0)
-    changed = _posterior.refined("test", problem, posterior, before, far)
+    changed = _posterior.refined(problem, posterior, far)
     assert changed.draws.mean() == pytest.approx(mean + 600 / 401, abs=slack)
     assert changed.draws.std() == pytest.approx(sd, rel=0.1)
     # and where it has no density, that is known
     nan = before._replace(gradient=before.gradient * np.nan)
-    assert _posterior.refined("test", problem, posterior, before, nan) is None
+    assert _posterior.refined(problem, posterior, nan) is None
 
 
 def test_kept_rows_need_a_proposal_that_follows(grid):
@@ -1213,11 +1209,9 @@ def test_center_of_a_known_mode(grid):
         weights=Weights(),
         example={"beta": np.zeros(2)},
     )
-    problem.coordinates = choose_coordinates("test", target, problem.example, None)
+    assert choose_coordinates(target, problem.example, None) == problem.coordinates
     starts = np.random.default_rng(0).uniform(-2, 2, (3, 2))
-    center = find_center(
-        "test", problem, starts, control_variate.taylor2(), lambda stage: None
-    )
+    found = find_center(problem, starts, control_variate.taylor2())
     # the data are in single precision, the search is not
-    assert np.allclose(center.center, mode, atol=1e-4)
-    assert center.other_mode == 0.0
+    assert np.allclose(found.expansion.center, mode, atol=1e-4)
+    assert found.other_mode == 0.0

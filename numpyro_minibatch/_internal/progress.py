@@ -8,9 +8,10 @@ from contextvars import ContextVar
 
 from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
-__all__ = ["shown", "stages"]
+__all__ = ["shown", "stage", "stages"]
 
 _SHOWN = ContextVar("_SHOWN", default=True)
+_TELL: ContextVar[Callable[[str], None] | None] = ContextVar("_TELL", default=None)
 _DELAY = 3.0  # seconds; work that takes less needs no bar
 
 
@@ -25,20 +26,30 @@ def shown(yes: bool) -> Iterator[None]:
 
 
 @contextmanager
-def stages(who: str, total: int) -> Iterator[Callable[[str], None]]:
-    """A bar with the stages of some work.
+def stages(who: str, total: int) -> Iterator[None]:
+    """Show a bar with the stages that are named inside, see :func:`stage`.
 
     :param who: whose work it is.
     :param total: the number of stages; more are possible.
-    :return: a function that is told the name of each stage as it begins.
     """
     # said only where it is so: disable=False would overrule the user's TQDM_DISABLE
     off = {} if _SHOWN.get() else {"disable": True}
     with tqdm(total=total, delay=_DELAY, leave=False, desc=who, **off) as bar:
 
-        def tell(stage: str) -> None:
+        def tell(name: str) -> None:
             bar.total = max(bar.total, bar.n + 1)
-            bar.set_description(f"{who}: {stage}")
+            bar.set_description(f"{who}: {name}")
             bar.update()
 
-        yield tell
+        before = _TELL.set(tell)
+        try:
+            yield
+        finally:
+            _TELL.reset(before)
+
+
+def stage(name: str) -> None:
+    """Name the stage that begins on the bar of :func:`stages`, if there is one."""
+    tell = _TELL.get()
+    if tell is not None:
+        tell(name)

@@ -7,19 +7,21 @@ else: its rows become residuals and the sum of the polynomials joins what is kno
 exactly, so that every estimator, gradient and kernel works on it as it is.
 """
 
-from numpyro_minibatch.control_variate._taylor import (
+from numpyro_minibatch.control_variate._expand import (
     Coordinates,
     ExactRows,
     Expansion,
-    Taylor,
     expand,
     gauss_jacobi,
     log_surrogate,
+)
+from numpyro_minibatch.control_variate._taylor import Form as Form
+from numpyro_minibatch.control_variate._taylor import (
+    Taylor,
     named,
     taylor1,
     taylor2,
 )
-from numpyro_minibatch.control_variate._taylor import Form as Form
 
 __all__ = [
     "Coordinates",

@@ -13,19 +13,30 @@ from jax import Array
 from jax.flatten_util import ravel_pytree
 from scipy.linalg import eigh
 
-from numpyro_minibatch.batch import FullBatch, Scheme, Weighted
-from numpyro_minibatch.control_variate._center import Problem, double
+from numpyro_minibatch._internal.progress import stage
+from numpyro_minibatch.batch import FullBatch, Weighted
+from numpyro_minibatch.control_variate._expand import ExactRows, Expansion
 from numpyro_minibatch.control_variate._pilot import (
     FLOAT_ERROR,
     IN_DOUBLE,
     SCORING,
     Pilot,
 )
-from numpyro_minibatch.control_variate._posterior import rounding_error
+from numpyro_minibatch.control_variate._posterior import (
+    SurrogatePosterior,
+    refined,
+    rounding_error,
+)
+from numpyro_minibatch.control_variate._problem import (
+    Needs,
+    Problem,
+    Refused,
+    double,
+)
 from numpyro_minibatch.control_variate._residuals import ResidualScan, Rows
-from numpyro_minibatch.control_variate._taylor import ExactRows, Expansion, Taylor
+from numpyro_minibatch.control_variate._taylor import Taylor
 
-__all__ = ["exact_rows", "without"]
+__all__ = ["check_exact_rows", "with_exact_rows", "without"]
 
 _COARSE = 0.5  # residual above which the surrogate should have some rows exactly
 _WORTH = 0.9  # of the residual that exact rows may leave
@@ -37,13 +48,55 @@ _CURVED = 0.9  # of the curvature that the exact rows may take
 _EXACT = (16, 32, 64, 128, 256, 512, 1024, 2048)  # how many that may be
 
 
-def exact_rows(
-    problem: Problem,
-    taylor: Taylor,
-    scheme: Scheme,
-    pilot: Pilot,
-    expansion: Expansion,
-    draws: np.ndarray,
+def check_exact_rows(problem: Problem, taylor: Taylor, needs: Needs) -> None:
+    """Refuse exact rows that the user asked for where they are of no use.
+
+    :raises Refused: the kernel's moves do not follow the surrogate, or the data are on
+        the host.
+    """
+    asked = f"control_variate.taylor{taylor.order}(exact_rows={taylor.exact_rows})"
+    if taylor.exact_rows and not needs.follows:
+        raise Refused(
+            f"{asked} is for proposals that follow the surrogate. Write "
+            "proposal=proposal.surrogate_hmc(), or leave exact_rows out."
+        )
+    if taylor.exact_rows and problem.on_host:
+        raise Refused(
+            f"{asked} reads these rows at each evaluation of the surrogate, and the "
+            "data are HostRows. Write exact_rows=0."
+        )
+
+
+def with_exact_rows(
+    problem: Problem, taylor: Taylor, pilot: Pilot, posterior: SurrogatePosterior
+) -> SurrogatePosterior:
+    """The posterior of a surrogate that has as they are the rows that it should.
+
+    :param problem: the target and its coordinates.
+    :param taylor: the control variate.
+    :param pilot: what was measured with the polynomials of all rows.
+    :param posterior: that of the surrogate with these polynomials.
+    :return: the same one where there are no such rows.
+    :raises Refused: the user asked for rows with which it cannot be sampled.
+    """
+    exact = _chosen_rows(problem, taylor, pilot, posterior)
+    if not exact:
+        return posterior
+    stage("rows that the surrogate has as they are")
+    expansion = without(problem, posterior.expansion, exact)
+    changed = refined(problem, posterior, expansion)
+    if changed is not None:
+        return changed
+    if taylor.exact_rows:
+        raise Refused(
+            f"with exact_rows={taylor.exact_rows} the surrogate could "
+            "not be sampled. Write a smaller number, or 0."
+        )
+    return posterior
+
+
+def _chosen_rows(
+    problem: Problem, taylor: Taylor, pilot: Pilot, posterior: SurrogatePosterior
 ) -> dict[str, ExactRows]:
     """The rows that the surrogate had better have as they are, by plate; maybe none.
 
@@ -54,13 +107,12 @@ def exact_rows(
 
     :param problem: the target and its coordinates.
     :param taylor: the control variate.
-    :param scheme: how rows are drawn.
     :param pilot: what was measured with the polynomials of all rows.
-    :param expansion: these.
-    :param draws: draws of the surrogate's posterior, ``(K, D)``.
+    :param posterior: that of the surrogate with these polynomials.
     """
+    expansion, draws = posterior.expansion, posterior.draws
     sizes, number = problem.plates, sum(problem.plates.values())
-    counts = _counts(problem, taylor, scheme, pilot)
+    counts = _counts(problem, taylor, pilot)
     if not counts[-1]:
         return {}
     scan, by_plate = pilot.scan, pilot.scores
@@ -77,7 +129,7 @@ def exact_rows(
     if counts[-1] == number:
         return alone
     fitting, judging = draws[SCORING:][: 2 * _FITTING].reshape(2, _FITTING, -1)
-    weight = np.asarray(problem.weights.likelihood, float)
+    weight = problem.likelihood_weight
     sums, _ = scan.sums(judging)
     known = scan.of_rows(judging, highest).cumsum(1)
     before = weight * sums.std(ddof=1)
@@ -104,17 +156,15 @@ def exact_rows(
     return leading if error <= FLOAT_ERROR else found
 
 
-def _counts(
-    problem: Problem, taylor: Taylor, scheme: Scheme, pilot: Pilot
-) -> list[int]:
+def _counts(problem: Problem, taylor: Taylor, pilot: Pilot) -> list[int]:
     """How many exact rows there may be, in increasing order."""
     number, of_batch = sum(problem.plates.values()), sum(pilot.sizes.values())
-    full = isinstance(scheme, FullBatch)
+    full = isinstance(pilot.scheme, FullBatch)
     if taylor.exact_rows is not None:
         return [min(taylor.exact_rows, number)]
     if pilot.residual_sd <= _COARSE or problem.on_host:
         return [0]
-    if not (full or isinstance(scheme, Weighted)):
+    if not (full or isinstance(pilot.scheme, Weighted)):
         return [0]  # somebody wants to see what such batches do
     if full and number <= _EXACT[-1]:
         return [number]  # they are all read anyway
@@ -216,8 +266,8 @@ def _led(
     before = without(problem, expansion, alone).hessian
     taken = without(problem, expansion, scaled(1.0)).hessian - before
     curvature = 1e-6 * np.mean(-np.diag(before)) * np.eye(len(before)) - before
-    if problem.coordinates.latents is None:  # the prior has these coordinates, too
-        weight = np.asarray(problem.weights.likelihood, float)
+    if problem.in_own_coordinates:  # the prior has these coordinates, too
+        weight = problem.likelihood_weight
         with double():
             known = jax.hessian(partial(problem.known, problem.arrays))
             at = jnp.asarray(expansion.center, jnp.float64)

@@ -8,16 +8,24 @@ and whether the expansion holds at all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_minibatch._internal.progress import stage
 from numpyro_minibatch.batch import Design, FullBatch, Scheme, Weighted
-from numpyro_minibatch.control_variate._center import Problem, double
+from numpyro_minibatch.control_variate._posterior import SurrogatePosterior
+from numpyro_minibatch.control_variate._problem import (
+    Chosen,
+    Needs,
+    Problem,
+    Refused,
+    double,
+)
 from numpyro_minibatch.control_variate._residuals import ResidualScan
-from numpyro_minibatch.control_variate._taylor import Expansion, Form, Taylor
+from numpyro_minibatch.control_variate._taylor import Form, Taylor
 
 __all__ = [
     "FLOAT_ERROR",
@@ -41,7 +49,8 @@ class Pilot(NamedTuple):
 
     :param form: how residuals are computed.
     :param sizes: rows of a batch, by plate.
-    :param designs: how they are drawn, by plate.
+    :param scheme: how they are drawn, bound to these sizes.
+    :param designs: the tables by which they are drawn, by plate.
     :param batch_sd: median over pairs of draws of the true standard deviation of a
         batch's log ratio.
     :param batch_sd_95: its 95% quantile.
@@ -57,6 +66,7 @@ class Pilot(NamedTuple):
 
     form: Form
     sizes: dict[str, int]
+    scheme: Scheme
     designs: dict[str, Design]
     batch_sd: float
     batch_sd_95: float
@@ -83,70 +93,60 @@ class Pilot(NamedTuple):
     @property
     def report(self) -> dict[str, Any]:
         """Everything but the tables."""
-        tables = "designs", "scores", "scan"
+        tables = "scheme", "designs", "scores", "scan"
         return {k: v for k, v in self._asdict().items() if k not in tables}
 
 
 def run_pilot(
-    who: str,
     problem: Problem,
-    taylor: Taylor,
-    scheme: Scheme,
-    sizes: Mapping[str, int | None],
-    expansion: Expansion,
-    draws: np.ndarray,
-    smallest: int,
-    progress: Callable[[str], None],
+    chosen: Chosen,
+    needs: Needs,
+    posterior: SurrogatePosterior,
     before: Pilot | None = None,
 ) -> Pilot:
     """Measure what the expansion leaves over, and design the batches by it.
 
-    :param who: the kernel's name, for the messages.
     :param problem: the target and its coordinates.
-    :param taylor: the control variate.
-    :param scheme: how rows are drawn.
-    :param sizes: rows of a batch, by plate; ``None`` where the pilot is to choose.
-    :param expansion: the expansion, in double precision.
-    :param draws: draws of the surrogate's posterior, ``(K, D)``.
-    :param smallest: rows of a batch to try first.
-    :param progress: told what is being done.
+    :param chosen: the user's choices.
+    :param needs: what the kernel needs.
+    :param posterior: that of the surrogate.
     :param before: what was measured with the polynomials of all rows, where some are
         exact now.
-    :raises ValueError: the expansion or the precision is not good enough.
+    :raises Refused: the expansion or the precision is not good enough.
     """
-    scoring, held_out = draws[:SCORING], draws[SCORING : SCORING + _HELD_OUT]
-    progress("pilot: scores")
+    taylor, exact = chosen.taylor, posterior.expansion.exact
+    scoring = posterior.draws[:SCORING]
+    held_out = posterior.draws[SCORING : SCORING + _HELD_OUT]
+    stage("pilot: scores")
     if before is None:
         scan, (sums, uniform), float_error = _choose_form(
-            who, problem, taylor, expansion, held_out
+            problem, taylor, posterior, held_out
         )
     else:
-        scan, float_error = before.scan.keeping(expansion.exact), before.float_error
+        scan, float_error = before.scan.keeping(exact), before.float_error
         sums, uniform = scan.sums(held_out)
-    weight = problem.weights.likelihood
     scores, order_by = scan.scores(scoring)
     for name, score in scores.items():
         if not np.isfinite(score).all():
             row = int(np.argmin(np.isfinite(score)))
-            raise ValueError(_not_finite(who, f"row {row} of plate {name!r}"))
-    progress("pilot: noise of a batch")
+            raise Refused(_not_finite(f"row {row} of plate {name!r}"))
+    stage("pilot: noise of a batch")
     if taylor.order < 2:
         # the surrogate's posterior is of second order all the same
         second = ResidualScan(problem, 2, scan.form, scan.expansion)
-        sums, _ = second.keeping(expansion.exact).sums(held_out)
+        sums, _ = second.keeping(exact).sums(held_out)
+    weight = problem.weights.likelihood
     residual_sd = weight * sums.std(ddof=1)
     if not residual_sd <= taylor.max_residual_sd:
-        raise ValueError(_refusal(who, residual_sd, taylor.max_residual_sd))
-    log_weights = weight * (sums - sums.max())
-    importance = np.exp(log_weights)
-    found = _choose_sizes(
-        scan, scheme, sizes, smallest, (scores, order_by), held_out, uniform
-    )
+        raise Refused(_refusal(residual_sd, taylor.max_residual_sd))
+    importance = np.exp(weight * (sums - sums.max()))
+    found = _choose_sizes(scan, chosen, needs, (scores, order_by), held_out, uniform)
     total = sum(np.square(s).sum() for s in scores.values())
     fourth = sum((np.asarray(s, np.float64) ** 4).sum() for s in scores.values())
     return Pilot(
         form=scan.form,
         sizes=found.sizes,
+        scheme=chosen.scheme.bound(found.sizes, problem.plates),
         designs=found.designs,
         batch_sd=float(np.median(found.sd)),
         batch_sd_95=float(np.quantile(found.sd, 0.95)),
@@ -173,9 +173,8 @@ class _Sizes(NamedTuple):
 
 def _choose_sizes(
     scan: ResidualScan,
-    scheme: Scheme,
-    given: Mapping[str, int | None],
-    smallest: int,
+    asked: Chosen,
+    needs: Needs,
     scores: tuple[Mapping[str, np.ndarray], Mapping[str, np.ndarray]],
     draws: np.ndarray,
     uniform: Mapping[str, np.ndarray],
@@ -186,19 +185,19 @@ def _choose_sizes(
     enough rows for its mean to be normal, and for a noise that a decision can take.
 
     :param scan: of the residuals.
-    :param scheme: how rows are drawn.
-    :param given: rows of a batch, by plate; ``None`` where they are to be chosen.
-    :param smallest: rows of a batch to try first.
+    :param asked: the user's choices.
+    :param needs: what the kernel needs.
     :param scores: how much each row matters, and what to sort them by.
     :param draws: draws that judge, in pairs.
     :param uniform: variance over the rows of the differences of each pair.
     """
-    plates = scan.problem.plates
-    weight = np.asarray(scan.problem.weights.likelihood, float)
-    chosen = {name: min(m or smallest, plates[name]) for name, m in given.items()}
-    free = [name for name, m in given.items() if m is None]
+    plates, weight = scan.problem.plates, scan.problem.likelihood_weight
+    chosen = {
+        name: min(m or needs.smallest, plates[name]) for name, m in asked.sizes.items()
+    }
+    free = [name for name, m in asked.sizes.items() if m is None]
     for _ in range(6):
-        bound = scheme.bound(chosen, plates)
+        bound = asked.scheme.bound(chosen, plates)
         plain = np.zeros(len(draws) // 2)
         for name, size in plates.items():
             rows = chosen[name]
@@ -229,17 +228,17 @@ def _choose_sizes(
     return _Sizes(chosen, designs, sd, weight * np.sqrt(plain))
 
 
-def _not_finite(who: str, which: str) -> str:
+def _not_finite(which: str) -> str:
     return (
-        f"{who}: the log likelihood of {which} is not finite within the posterior of "
+        f"the log likelihood of {which} is not finite within the posterior of "
         "the surrogate, so it has no expansion there. Bound the parameters by their "
         "priors to where all rows are possible, or sample without a control variate."
     )
 
 
-def _refusal(who: str, found: float, limit: float) -> str:
+def _refusal(found: float, limit: float) -> str:
     return (
-        f"{who}: the expansion of the likelihood does not hold over the posterior: "
+        "the expansion of the likelihood does not hold over the posterior: "
         f"what it leaves of the log density has a standard deviation of {found:.2g}, "
         f"and {limit:.2g} is the limit. Minibatches cannot make up for it. Expand in "
         "coordinates in which the likelihood is closer to a parabola "
@@ -251,9 +250,10 @@ def _refusal(who: str, found: float, limit: float) -> str:
 
 
 def _choose_form(
-    who: str, problem: Problem, taylor: Taylor, expansion: Expansion, draws: np.ndarray
+    problem: Problem, taylor: Taylor, posterior: SurrogatePosterior, draws: np.ndarray
 ) -> tuple[ResidualScan, Any, float]:
     """The first form whose rounding errors do not matter, and its sums at the draws."""
+    expansion = posterior.expansion
     auto = taylor.form == "auto"
     forms: tuple[Form, ...] = ("direct", "remainder") if auto else (taylor.form,)
     if problem.dtype == jnp.float64:
@@ -264,7 +264,7 @@ def _choose_form(
         wide = ResidualScan(problem, taylor.order, "direct", expansion, jnp.float64)
         right, _ = wide.sums(few)
     if not np.isfinite(right).all():
-        raise ValueError(_not_finite(who, "some row"))
+        raise Refused(_not_finite("some row"))
     error = np.inf
     for form in forms:
         scan = ResidualScan(problem, taylor.order, form, expansion)
@@ -272,8 +272,8 @@ def _choose_form(
         error = (found[0][: len(few)] - right).std(ddof=1) * problem.weights.likelihood
         if error <= FLOAT_ERROR:
             return scan, found, float(error)
-    raise ValueError(
-        f"{who}: in single precision the sum of the residuals is off by {error:.2g}, "
+    raise Refused(
+        f"in single precision the sum of the residuals is off by {error:.2g}, "
         f"and {FLOAT_ERROR} is the limit: an error that all rows share is multiplied "
         "by their number. Call numpyro.enable_x64() before the run, or standardise "
         "the data."

@@ -11,14 +11,10 @@ import numpy as np
 from jax import Array
 from numpyro.infer.hmc import hmc
 
-from numpyro_minibatch import control_variate
-from numpyro_minibatch.control_variate._center import (
-    Center,
-    Problem,
-    double,
-    not_definite,
-)
-from numpyro_minibatch.control_variate._taylor import Expansion
+from numpyro_minibatch._internal.progress import stage
+from numpyro_minibatch.control_variate._center import not_definite
+from numpyro_minibatch.control_variate._expand import Expansion, log_surrogate
+from numpyro_minibatch.control_variate._problem import Problem, Refused, double
 from numpyro_minibatch.proposal import (
     LENGTH,
     Landscape,
@@ -42,6 +38,7 @@ _JUDGING = 56  # draws that judge whether it is normal
 class SurrogatePosterior(NamedTuple):
     """The posterior of the surrogate: what is known before any decision reads a row.
 
+    :param expansion: the surrogate's, in double precision.
     :param location: about its mean, flat, ``(D,)``.
     :param root: the transpose of a root of about its covariance, ``(D, D)``.
     :param draws: draws of it, ``(K, D)``.
@@ -52,6 +49,7 @@ class SurrogatePosterior(NamedTuple):
     :param stuck: share of its draws that such trajectories hardly ever leave.
     """
 
+    expansion: Expansion
     location: np.ndarray
     root: np.ndarray
     draws: np.ndarray
@@ -62,60 +60,63 @@ class SurrogatePosterior(NamedTuple):
 
 
 def surrogate_posterior(
-    who: str, problem: Problem, center: Center, start: np.ndarray
+    problem: Problem, expansion: Expansion, start: np.ndarray
 ) -> SurrogatePosterior:
     """Draw from the posterior of the surrogate; this reads no data.
 
     It is normal where the prior nearly is, and else is sampled with NUTS.
 
-    :param who: the kernel's name, for the messages.
     :param problem: the target and its coordinates.
-    :param center: the centre of the expansion.
+    :param expansion: the expansion about the centre, in double precision.
     :param start: a flat position of finite density, where NUTS starts.
+    :raises Refused: it is not proper, or trajectories diverge.
     """
-    expansion = center.expansion.cast(problem.dtype)
+    stage("posterior of the surrogate")
     density = partial(_log_density, problem)
     few = _JUDGING
     normal = np.random.default_rng(30).normal(size=(_POOL, len(start)))
-    if problem.coordinates.latents is None:
+    if problem.in_own_coordinates:
+        center = np.asarray(expansion.center)
         with double():
-            wide = center.expansion.cast(jnp.float64)
+            wide = expansion.cast(jnp.float64)
             fn = partial(density, problem.arrays, wide)
             precision = -np.asarray(jax.jit(jax.hessian(fn))(wide.center))
             smallest = np.linalg.eigvalsh(precision).min()
             if not smallest > 0:
                 # a ridge made the search end, and is not part of the posterior
-                raise ValueError(not_definite(who, smallest))
+                raise Refused(not_definite(smallest))
             root = np.asarray(np.linalg.cholesky(np.linalg.inv(precision)).T)
-            draws = center.center + normal @ root
+            draws = center + normal @ root
             values = jax.jit(jax.vmap(fn))(jnp.asarray(draws[:few], jnp.float64))
         misfit = np.asarray(values) + 0.5 * np.square(normal[:few]).sum(1)
         if np.std(misfit) < 0.1:
-            return SurrogatePosterior(center.center, root, draws, True, 1.0, 0, 0.0)
-        start = center.center
+            return SurrogatePosterior(expansion, center, root, draws, True, 1.0, 0, 0.0)
+        start = center
 
     starts = start + 0.01 * normal[:_CHAINS]
-    draws, rhat = _by_nuts(who, problem, expansion, starts)
+    cast = expansion.cast(problem.dtype)
+    draws, rhat = _by_nuts(problem, cast, starts)
     covariance = np.atleast_2d(np.cov(draws.T))
     # shrunk towards its diagonal, since it comes from a finite number of draws
     covariance = 0.98 * covariance + 0.02 * np.diag(np.diag(covariance))
     root = np.asarray(np.linalg.cholesky(covariance).T, np.float64)
     location = draws.mean(0)
-    num_steps, stuck = _short_steps(problem, expansion, draws, location, root)
+    num_steps, stuck = _short_steps(problem, cast, draws, location, root)
     draws = draws[np.random.default_rng(32).permutation(len(draws))]
-    return SurrogatePosterior(location, root, draws, False, rhat, num_steps, stuck)
+    return SurrogatePosterior(
+        expansion, location, root, draws, False, rhat, num_steps, stuck
+    )
 
 
 def _by_nuts(
-    who: str, problem: Problem, expansion: Expansion, starts: np.ndarray
+    problem: Problem, expansion: Expansion, starts: np.ndarray
 ) -> tuple[np.ndarray, float]:
     """Draws of the surrogate's posterior, ``(K, D)``, and their largest R-hat.
 
-    :param who: the kernel's name, for the messages.
     :param problem: the target and its coordinates.
     :param expansion: the surrogate's, in working precision.
     :param starts: a flat position for each chain.
-    :raises ValueError: trajectories diverge.
+    :raises Refused: trajectories diverge.
     """
 
     @jax.jit
@@ -154,8 +155,8 @@ def _by_nuts(
     draws = draws.reshape(-1, draws.shape[-1])
     still = not within.min() > 0
     if still or not np.isfinite(draws).all() or diverging.mean() > _DIVERGING:
-        raise ValueError(
-            f"{who}: the surrogate of the control variate (the exact prior and the "
+        raise Refused(
+            "the surrogate of the control variate (the exact prior and the "
             f"expanded likelihood) could not be sampled: {diverging.mean():.0%} of "
             "the trajectories diverged. Its geometry is that of a funnel: sample the "
             "effects in their non-centred form, with numpyro.infer.reparam or "
@@ -169,14 +170,14 @@ def _log_density(
     problem: Problem, arrays: list[Any], expansion: Expansion, flat: Array
 ) -> Array:
     """The log density of the surrogate at a flat position."""
-    log_density = control_variate.log_surrogate(
+    fn = log_surrogate(
         problem.target_of(arrays),
         problem.coordinates,
         expansion,
         problem.weights,
         problem.unravel,
     )
-    return log_density(flat)
+    return fn(flat)
 
 
 def rounding_error(problem: Problem, expansion: Expansion, draws: np.ndarray) -> float:
@@ -199,11 +200,7 @@ def rounding_error(problem: Problem, expansion: Expansion, draws: np.ndarray) ->
 
 
 def refined(
-    who: str,
-    problem: Problem,
-    posterior: SurrogatePosterior,
-    before: Expansion,
-    after: Expansion,
+    problem: Problem, posterior: SurrogatePosterior, expansion: Expansion
 ) -> SurrogatePosterior | None:
     """The posterior of a surrogate that has been changed a little.
 
@@ -211,17 +208,15 @@ def refined(
     few. It keeps the location and the root: they scale moves, and a covariance of
     resampled draws has more noise than the two posteriors differ by.
 
-    :param who: the kernel's name, for the messages.
     :param problem: the target and its coordinates.
     :param posterior: that of the surrogate before.
-    :param before: the expansion before.
-    :param after: the expansion after.
+    :param expansion: the one after the change, in double precision.
     :return: ``None`` if it cannot be sampled.
     """
 
     @jax.jit
     def log_weights(
-        arrays: list[Any], both: tuple[Expansion, Expansion], draws: Array
+        arrays: list[Any], both: tuple[Expansion, ...], draws: Array
     ) -> Array:
         def one(flat: Array) -> Array:
             logs = [_log_density(problem, arrays, e, flat) for e in both]
@@ -229,7 +224,7 @@ def refined(
 
         return jax.lax.map(one, draws, batch_size=100)
 
-    both = before.cast(problem.dtype), after.cast(problem.dtype)
+    both = tuple(e.cast(problem.dtype) for e in (posterior.expansion, expansion))
     draws = jnp.asarray(posterior.draws, problem.dtype)
     logs = np.asarray(log_weights(problem.arrays, both, draws), np.float64)
     rng, rhat = np.random.default_rng(34), posterior.rhat
@@ -244,17 +239,20 @@ def refined(
             0.01 * posterior.root.T @ rng.normal(size=(len(posterior.root), _CHAINS))
         )
         try:
-            chosen, rhat = _by_nuts(
-                who, problem, both[1], posterior.location + scales.T
-            )
-        except ValueError:
+            chosen, rhat = _by_nuts(problem, both[1], posterior.location + scales.T)
+        except Refused:
             return None
     chosen = rng.permutation(chosen)
     num_steps, stuck = _short_steps(
         problem, both[1], chosen, posterior.location, posterior.root
     )
     return posterior._replace(
-        draws=chosen, gaussian=False, rhat=rhat, num_steps=num_steps, stuck=stuck
+        expansion=expansion,
+        draws=chosen,
+        gaussian=False,
+        rhat=rhat,
+        num_steps=num_steps,
+        stuck=stuck,
     )
 
 

@@ -13,11 +13,11 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from numpyro_minibatch import control_variate
 from numpyro_minibatch._internal.passes import Chunks
 from numpyro_minibatch.batch import Design, Weighted, stratum_of
-from numpyro_minibatch.control_variate._center import Problem
-from numpyro_minibatch.control_variate._taylor import ExactRows, Expansion, Form
+from numpyro_minibatch.control_variate._expand import ExactRows, Expansion, expand
+from numpyro_minibatch.control_variate._problem import Problem
+from numpyro_minibatch.control_variate._taylor import Form
 
 __all__ = ["ResidualScan", "Rows"]
 
@@ -116,7 +116,7 @@ class ResidualScan:
     ) -> dict[str, Array]:
         """What is left of some rows, ``(K, width)``; zero where they are masked."""
         problem = self.problem
-        evaluate = control_variate.expand(
+        evaluate = expand(
             problem.target_of(arrays),
             problem.coordinates,
             self.order,

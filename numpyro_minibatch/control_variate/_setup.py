@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -14,24 +14,28 @@ from numpyro.util import is_prng_key
 
 from numpyro_minibatch._internal.progress import stages
 from numpyro_minibatch.batch import Scheme
-from numpyro_minibatch.control_variate._center import (
-    Problem,
-    choose_coordinates,
-    double,
-    find_center,
+from numpyro_minibatch.control_variate._center import Center, find_center
+from numpyro_minibatch.control_variate._coordinates import choose_coordinates
+from numpyro_minibatch.control_variate._exact_rows import (
+    check_exact_rows,
+    with_exact_rows,
 )
-from numpyro_minibatch.control_variate._exact_rows import exact_rows, without
+from numpyro_minibatch.control_variate._expand import Coordinates, Expansion
 from numpyro_minibatch.control_variate._pilot import Pilot, run_pilot
-from numpyro_minibatch.control_variate._posterior import refined, surrogate_posterior
-from numpyro_minibatch.control_variate._taylor import (
-    Coordinates,
-    ExactRows,
-    Expansion,
-    Form,
-    Taylor,
+from numpyro_minibatch.control_variate._posterior import (
+    SurrogatePosterior,
+    surrogate_posterior,
 )
+from numpyro_minibatch.control_variate._problem import (
+    Chosen,
+    Needs,
+    Problem,
+    Refused,
+    double,
+)
+from numpyro_minibatch.control_variate._taylor import Form
 
-__all__ = ["Needs", "Plan", "Prepared", "Surrogate", "prepare"]
+__all__ = ["Plan", "Prepared", "Surrogate", "prepare"]
 
 _STARTS = 4  # searches for the mode
 _STAGES = 5
@@ -72,17 +76,6 @@ class Plan(NamedTuple):
     near: bool
 
 
-class Needs(NamedTuple):
-    """What a kernel has to say on what suits it.
-
-    :param smallest: rows of a batch for the pilot to try first.
-    :param follows: whether moves follow the surrogate, so that what it knows pays.
-    """
-
-    smallest: int
-    follows: bool = False
-
-
 class Prepared(NamedTuple):
     """The result of the set-up.
 
@@ -108,105 +101,66 @@ class Prepared(NamedTuple):
         return one(key) if is_prng_key(key) else jax.vmap(one)(key)
 
 
-def _check_exact_rows(who: str, problem: Problem, taylor: Taylor, needs: Needs) -> None:
-    call = f"control_variate.taylor{taylor.order}(exact_rows={taylor.exact_rows})"
-    asked = f"{who}: {call}"
-    if taylor.exact_rows and not needs.follows:
-        raise ValueError(
-            f"{asked} is for proposals that follow the surrogate. Write "
-            "proposal=proposal.surrogate_hmc(), or leave exact_rows out."
-        )
-    if taylor.exact_rows and problem.on_host:
-        raise ValueError(
-            f"{asked} reads these rows at each evaluation of the surrogate, and the "
-            "data are HostRows. Write exact_rows=0."
-        )
-
-
-def prepare(
-    who: str,
-    problem: Problem,
-    taylor: Taylor,
-    scheme: Scheme,
-    sizes: Mapping[str, int | None],
-    needs: Needs,
-) -> Prepared:
+def prepare(who: str, problem: Problem, chosen: Chosen, needs: Needs) -> Prepared:
     """Expand the rows of a target, and see how well that works.
 
     :param who: the kernel's name, for the messages.
     :param problem: the target.
-    :param taylor: the control variate.
-    :param scheme: how rows are drawn.
-    :param sizes: rows of a batch, by plate; ``None`` where the pilot is to choose.
-    :param needs: what suits the kernel.
-    :raises ValueError: the expansion is of no use; the message says why.
+    :param chosen: the user's choices.
+    :param needs: what the kernel needs.
+    :raises Refused: the expansion is of no use; the message says why.
     """
-    _check_exact_rows(who, problem, taylor, needs)
+    try:
+        with stages(who, _STAGES):
+            return _prepared(problem, chosen, needs)
+    except Refused as error:
+        raise Refused(f"{who}: {error}") from None
+
+
+def _prepared(problem: Problem, chosen: Chosen, needs: Needs) -> Prepared:
+    taylor = chosen.taylor
+    check_exact_rows(problem, taylor, needs)
     target = problem.target_of(problem.arrays)
-    problem.coordinates = choose_coordinates(who, target, problem.example, taylor.sites)
+    coordinates = choose_coordinates(target, problem.example, taylor.sites)
+    problem = replace(problem, coordinates=coordinates)
+    positions = _positions(problem)
+    center = find_center(problem, _in_coordinates(problem, positions), taylor)
+    posterior = surrogate_posterior(problem, center.expansion, positions[0])
+    pilot = run_pilot(problem, chosen, needs, posterior)
+    if needs.follows:
+        expanded = posterior
+        posterior = with_exact_rows(problem, taylor, pilot, expanded)
+        if posterior.expansion.has_every_row:
+            pilot = pilot.without_residuals()
+        elif posterior is not expanded:
+            pilot = run_pilot(problem, chosen, needs, posterior, pilot)
+    return _outcome(problem, center, posterior, pilot)
+
+
+def _positions(problem: Problem) -> np.ndarray:
+    """Where searches for the mode begin, flat, ``(K, D)``."""
     flat, _ = ravel_pytree(problem.example)
-    rng = np.random.default_rng(40)
     # the box that NumPyro starts chains in
-    positions = rng.uniform(-2, 2, size=(_STARTS, flat.size))
+    positions = np.random.default_rng(40).uniform(-2, 2, size=(_STARTS, flat.size))
     positions[0] = 0.0
-    with stages(who, _STAGES) as progress:
-        with double():
-            arrays = problem.arrays
-            of = jax.jit(
-                jax.vmap(
-                    lambda z: ravel_pytree(problem.phi_of(arrays, z))[0], in_axes=0
-                )
-            )
-            starts = np.asarray(of(jnp.asarray(positions, jnp.float64)))
-        center = find_center(who, problem, starts, taylor, progress)
-        progress("posterior of the surrogate")
-        posterior = surrogate_posterior(who, problem, center, positions[0])
-        expansion = center.expansion
+    return positions
 
-        def measure(
-            expansion: Expansion, draws: np.ndarray, before: Pilot | None = None
-        ) -> Pilot:
-            return run_pilot(
-                who,
-                problem,
-                taylor,
-                scheme,
-                sizes,
-                expansion,
-                draws,
-                needs.smallest,
-                progress,
-                before,
-            )
 
-        pilot = measure(expansion, posterior.draws)
-        exact: dict[str, ExactRows] = {}
-        if needs.follows:
-            bound = scheme.bound(pilot.sizes, problem.plates)
-            exact = exact_rows(
-                problem, taylor, bound, pilot, expansion, posterior.draws
-            )
-        if exact:
-            progress("rows that the surrogate has as they are")
-            fewer = without(problem, expansion, exact)
-            changed = refined(who, problem, posterior, expansion, fewer)
-            if changed is None and taylor.exact_rows:
-                raise ValueError(
-                    f"{who}: with exact_rows={taylor.exact_rows} the surrogate could "
-                    "not be sampled. Write a smaller number, or 0."
-                )
-            if changed is None:
-                exact = {}
-            else:
-                posterior, expansion = changed, fewer
-        if exact:
-            if expansion.has_every_row:
-                pilot = pilot.without_residuals()
-            else:
-                pilot = measure(expansion, posterior.draws, pilot)
-    dtype = problem.dtype
+def _in_coordinates(problem: Problem, positions: np.ndarray) -> np.ndarray:
+    """The coordinates of the expansion at some flat positions."""
+    arrays = problem.arrays
+    with double():
+        of = jax.jit(jax.vmap(lambda z: ravel_pytree(problem.phi_of(arrays, z))[0]))
+        return np.asarray(of(jnp.asarray(positions, jnp.float64)))
+
+
+def _outcome(
+    problem: Problem, center: Center, posterior: SurrogatePosterior, pilot: Pilot
+) -> Prepared:
+    """What chains keep of a set-up, and what it reports."""
+    dtype, coordinates = problem.dtype, problem.coordinates
     surrogate = Surrogate(
-        expansion=expansion.cast(dtype),
+        expansion=posterior.expansion.cast(dtype),
         location=jnp.asarray(posterior.location, dtype),
         root=jnp.asarray(posterior.root, dtype),
         designs=pilot.designs,
@@ -215,24 +169,19 @@ def prepare(
     near = posterior.gaussian and pilot.importance_ess >= _NEAR
     report = {
         **pilot.report,
-        "coordinates": problem.coordinates,
+        "coordinates": coordinates,
         "gaussian": posterior.gaussian,
         "surrogate_rhat": posterior.rhat,
         "surrogate_num_steps": posterior.num_steps,
         "surrogate_stuck": posterior.stuck,
         "over_relaxed": near,
         "other_mode": center.other_mode,
-        "exact_rows": sum(len(kept.rows) for kept in exact.values()),
+        "exact_rows": posterior.expansion.num_exact,
     }
+    starts = jnp.asarray(posterior.draws[:_STARTING], dtype)
     return Prepared(
-        Plan(
-            problem.coordinates,
-            pilot.form,
-            scheme.bound(pilot.sizes, problem.plates),
-            posterior.num_steps,
-            near,
-        ),
+        Plan(coordinates, pilot.form, pilot.scheme, posterior.num_steps, near),
         surrogate,
-        jax.vmap(problem.unravel)(jnp.asarray(posterior.draws[:_STARTING], dtype)),
+        jax.vmap(problem.unravel)(starts),
         report,
     )

@@ -41,8 +41,8 @@ from numpyro_minibatch.batch import (
     without_replacement,
 )
 from numpyro_minibatch.control_variate import Taylor
-from numpyro_minibatch.control_variate._center import Problem
-from numpyro_minibatch.control_variate._setup import Needs, Plan, Prepared, prepare
+from numpyro_minibatch.control_variate._problem import Chosen, Needs, Problem
+from numpyro_minibatch.control_variate._setup import Plan, Prepared, prepare
 from numpyro_minibatch.estimate import Reader, Weights
 from numpyro_minibatch.host_rows import find_rows
 from numpyro_minibatch.target import ModelTarget, Target
@@ -493,7 +493,8 @@ class MinibatchKernel(MCMCKernel):
                 stacklevel=find_stack_level(),
             )
             scheme, sizes = full(), dict(plates)
-        return prepare(who, problem, self._control_variate, scheme, sizes, self._needs)
+        chosen = Chosen(self._control_variate, scheme, sizes)
+        return prepare(who, problem, chosen, self._needs)
 
     # the driver's interface -----------------------------------------------------------
 

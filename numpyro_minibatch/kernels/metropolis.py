@@ -30,7 +30,7 @@ from numpyro_minibatch._internal.checks import (
 from numpyro_minibatch.accept import AcceptanceTest, SequentialTest
 from numpyro_minibatch.batch import BatchSize, FullBatch, Scheme
 from numpyro_minibatch.control_variate import Taylor, log_surrogate
-from numpyro_minibatch.control_variate._setup import Needs
+from numpyro_minibatch.control_variate._problem import Needs
 from numpyro_minibatch.estimate import (
     Augmented,
     Comparison,

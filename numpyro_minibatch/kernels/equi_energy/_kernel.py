@@ -15,7 +15,7 @@ from numpyro.infer import init_to_uniform
 
 from numpyro_minibatch._internal.keys import unwrapped
 from numpyro_minibatch.batch import Scheme
-from numpyro_minibatch.control_variate._center import Problem
+from numpyro_minibatch.control_variate._problem import Problem
 from numpyro_minibatch.estimate import Reader, Weights
 from numpyro_minibatch.kernels._adaptation import Adaptation, AdaptState
 from numpyro_minibatch.kernels._base import MinibatchKernel

@@ -12,7 +12,7 @@ from jax import Array
 from jax.flatten_util import ravel_pytree
 
 from numpyro_minibatch._internal.passes import Chunks
-from numpyro_minibatch.control_variate._center import Problem, row_sums
+from numpyro_minibatch.control_variate._problem import Problem, row_sums
 from numpyro_minibatch.estimate import Weights
 from numpyro_minibatch.target import Terms
 

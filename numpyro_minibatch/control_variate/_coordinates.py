@@ -1,0 +1,78 @@
+"""In which coordinates the rows of a target are expanded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_minibatch._model.dataflow import inputs_used
+from numpyro_minibatch.control_variate._expand import Coordinates
+from numpyro_minibatch.control_variate._problem import Refused
+from numpyro_minibatch.target import ModelTarget, Target
+
+__all__ = ["choose_coordinates"]
+
+
+def choose_coordinates(
+    target: Target, example: Any, sites: tuple[str, ...] | None
+) -> Coordinates:
+    """Choose what the rows of a target are expanded in.
+
+    :param target: the target.
+    :param example: a position.
+    :param sites: what the user asked for.
+    :raises Refused: the sites do not determine the likelihood of a row.
+    """
+    if not isinstance(target, ModelTarget):
+        if sites is not None:
+            raise Refused(
+                f"control_variate.taylor2(sites={sites!r}) chooses sites of a "
+                "model; a target written by hand is expanded in its own position."
+            )
+        return Coordinates()
+    rows = {name: jnp.zeros(1, jnp.int32) for name in target.sizes}
+    shapes = jax.eval_shape(target.deterministic, example)
+    values = {n: v for n, v in shapes.items() if jnp.issubdtype(v.dtype, jnp.floating)}
+
+    def used(names: tuple[str, ...]) -> tuple[set[str], set[str]]:
+        """The latent sites and the named deterministic sites that rows depend on."""
+        given = {name: values[name] for name in names}
+
+        def fn(z: Any, given: Any) -> Any:
+            return target.rows(z, rows, given)
+
+        depends = inputs_used(jax.make_jaxpr(fn)(example, given))
+        flags = jax.tree.unflatten(jax.tree.structure((example, given)), depends)
+        return tuple({n for n, yes in part.items() if yes} for part in flags)  # type: ignore[return-value]
+
+    every = set(example)
+    if sites is not None:
+        unknown = set(sites) - every - set(values)
+        if unknown:
+            raise Refused(
+                f"control_variate sites {sorted(unknown)} are neither latent "
+                f"sites ({', '.join(sorted(every))}) nor deterministic sites outside "
+                f"of the data plate ({', '.join(sorted(values)) or 'none'})."
+            )
+        named = tuple(sorted(set(sites) & set(values)))
+        missing = used(named)[0] - set(sites)
+        if missing:
+            raise Refused(
+                f"the likelihood of a row also depends on {sorted(missing)}, "
+                f"which are not among control_variate sites {sorted(sites)}. Add them."
+            )
+        return Coordinates(tuple(sorted(set(sites) & every)), named)
+
+    def size(latents: set[str], deterministic: set[str]) -> int:
+        count = sum(int(np.prod(jnp.shape(example[n]))) for n in latents)
+        return count + sum(int(np.prod(values[n].shape)) for n in deterministic)
+
+    plain = used(())[0]
+    latents, deterministic = used(tuple(values))
+    # fewer numbers behind the same likelihood: the sites in between screen it off
+    if size(latents, deterministic) < size(plain, set()):
+        return Coordinates(tuple(sorted(latents)), tuple(sorted(deterministic)))
+    return Coordinates() if plain == every else Coordinates(tuple(sorted(plain)))

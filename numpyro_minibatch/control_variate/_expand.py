@@ -1,0 +1,347 @@
+"""Expansions of the likelihood: the target whose rows are residuals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.flatten_util import ravel_pytree
+
+from numpyro_minibatch.control_variate._taylor import Form
+from numpyro_minibatch.estimate import Weights
+from numpyro_minibatch.target import ModelTarget, Position, Target, Terms
+
+__all__ = [
+    "Coordinates",
+    "ExactRows",
+    "Expansion",
+    "expand",
+    "gauss_jacobi",
+    "log_surrogate",
+]
+
+
+class ExactRows(NamedTuple):
+    """Rows of a plate that the surrogate has as they are.
+
+    Each stands for itself, and maybe for others like it: the residual of such a row is
+    a multiple of its leader's, up to an error which a batch estimates. That is a
+    control variate again, and no approximation.
+
+    :param rows: which, int32, ``(S,)``; may be none.
+    :param weights: the sum of the multiples of those that each leads, 1 for itself
+        included, ``(S,)``.
+    :param at_center: their log likelihoods at the centre of the expansion, ``(S,)``.
+    :param others: whether a row is none of them, ``(N,)``.
+    :param leader: for each row of the plate, which of ``rows`` leads it, ``(N,)``;
+        ``None`` where all stand for themselves alone.
+    :param share: the multiple, ``(N,)``; ``None`` as well.
+    """
+
+    rows: Array
+    weights: Array
+    at_center: Array
+    others: Array
+    leader: Array | None = None
+    share: Array | None = None
+
+    @classmethod
+    def alone(cls, rows: np.ndarray, size: int) -> ExactRows:
+        """These rows of a plate of ``size`` rows, and no other."""
+        return cls(
+            jnp.asarray(rows, jnp.int32),
+            jnp.ones(len(rows)),
+            jnp.zeros(len(rows)),
+            jnp.asarray(~np.isin(np.arange(size), rows)),
+        )
+
+    @property
+    def every(self) -> bool:
+        """Whether these are all rows of the plate."""
+        return self.rows.shape[-1] == self.others.shape[-1]
+
+    def values(self, rows: Array) -> Array:
+        """What their log likelihoods add to the surrogate; zero at the centre.
+
+        :param rows: the log likelihoods, ``(S,)``.
+        """
+        return self.weights * (rows - self.at_center)
+
+    def unexplained(
+        self, residual: Array, index: Array, of_rows: Array | None
+    ) -> Array:
+        """What is left of the residuals of some rows.
+
+        :param residual: theirs, ``(m,)``.
+        :param index: which rows, ``(m,)``.
+        :param of_rows: the residuals of :attr:`rows`, ``(S,)``, where these lead.
+        """
+        if self.share is not None:
+            assert self.leader is not None and of_rows is not None
+            residual = residual - self.share[index] * of_rows[self.leader[index]]
+        return jnp.where(self.others[index], residual, 0.0)
+
+
+class Expansion(NamedTuple):
+    """The sum of the rows' polynomials; part of a chain's state.
+
+    :param center: the centre, flat, in the coordinates of the expansion, ``(d,)``.
+    :param gradient: gradient of the summed log likelihood there, ``(d,)``.
+    :param hessian: its Hessian there, ``(d, d)``.
+    :param value: the summed log likelihood there, a scalar.
+    :param exact: rows that the surrogate has as they are, by plate; their polynomials,
+        times their weights, are not part of gradient and Hessian. Empty where it has
+        none.
+    """
+
+    center: Array
+    gradient: Array
+    hessian: Array
+    value: Array
+    exact: Mapping[str, ExactRows] = {}
+
+    def polynomial(self, displacement: Array, order: int = 2) -> Array:
+        """The sum of all rows' polynomials of an order, up to its constant."""
+        slope = self.gradient
+        if order > 1:
+            slope = slope + 0.5 * (self.hessian @ displacement)
+        return slope @ displacement
+
+    def cast(self, dtype: Any) -> Expansion:
+        """The same as JAX arrays, numbers of this type."""
+
+        def array(x: Any) -> Array:
+            floating = jnp.issubdtype(jnp.result_type(x), jnp.floating)
+            return jnp.asarray(x, dtype if floating else None)
+
+        return jax.tree.map(array, self)
+
+    @property
+    def num_exact(self) -> int:
+        """How many rows the surrogate has as they are."""
+        return sum(len(kept.rows) for kept in self.exact.values())
+
+    @property
+    def num_leading(self) -> int:
+        """How many of them there are in plates where they lead others."""
+        kept = self.exact.values()
+        return sum(len(each.rows) for each in kept if each.share is not None)
+
+    @property
+    def has_every_row(self) -> bool:
+        """Whether the surrogate is the target."""
+        return bool(self.exact) and all(kept.every for kept in self.exact.values())
+
+    @property
+    def exact_rows(self) -> dict[str, Array]:
+        """What to ask a target for: one row of a plate that has none."""
+        one = jnp.zeros(1, jnp.int32)
+        return {n: e.rows if len(e.rows) else one for n, e in self.exact.items()}
+
+    def exact_values(self, rows: Mapping[str, Array]) -> list[Array]:
+        """What the exact rows add to the surrogate, by plate.
+
+        :param rows: those of :attr:`exact_rows`, by plate.
+        """
+        exact = self.exact.items()
+        return [e.values(rows[name]) for name, e in exact if len(e.rows)]
+
+
+@dataclass(frozen=True)
+class Coordinates:
+    """In which coordinates the rows are expanded: not always those that are sampled.
+
+    The likelihood of a hierarchical model is close to a parabola in the group effects
+    themselves, and far from one in the standardised effects and their scale.
+
+    :param latents: latent sites, in their unconstrained coordinates; ``None`` for
+        all of the position.
+    :param values: deterministic sites, by their values.
+    """
+
+    latents: tuple[str, ...] | None = None
+    values: tuple[str, ...] = ()
+
+    def of(self, target: Target, z: Position) -> Any:
+        """The coordinates of the position ``z``."""
+        if self.latents is None:
+            return z
+        chosen = {name: z[name] for name in self.latents}
+        if self.values:
+            assert isinstance(target, ModelTarget)
+            known = target.deterministic(z)
+            chosen |= {name: known[name] for name in self.values}
+        return chosen
+
+    def rows(self, target: Target, phi: Any, z: Position, indices: Any) -> Any:
+        """The log likelihood of rows at the coordinates ``phi``.
+
+        :param z: a position for the latent sites that no row depends on.
+        """
+        if self.latents is None:
+            return target.rows(phi, indices)
+        rest = {**z, **{name: phi[name] for name in self.latents}}
+        return target.rows(rest, indices, {name: phi[name] for name in self.values})
+
+
+def expand(
+    target: Target,
+    coordinates: Coordinates,
+    order: int,
+    form: Form,
+    expansion: Expansion,
+    unravel: Callable[[Array], Position],
+    beyond: bool = False,
+) -> Callable[[Array, Mapping[str, Array]], Terms]:
+    """The target whose rows are residuals.
+
+    :param target: the target.
+    :param coordinates: what the rows are expanded in.
+    :param order: order of the polynomials.
+    :param form: ``"direct"`` subtracts each row's polynomial from it;
+        ``"remainder"`` integrates the next derivative along the displacement, whose
+        rounding errors are relative to the residual and not to the log likelihood.
+    :param expansion: the summed polynomial.
+    :param unravel: from a flat position to the target's.
+    :param beyond: only what the target has beyond :func:`log_surrogate`: the residuals,
+        and at order 1 what their polynomials lack of the surrogate's. Plates whose rows
+        are all exact need no indices.
+    :return: ``evaluate(flat, indices)``, the terms at a flat position.
+    """
+    one = jnp.zeros(1, jnp.int32)  # of a plate that nobody asks for
+
+    def evaluate(flat: Array, asked: Mapping[str, Array]) -> Terms:
+        z = unravel(flat)
+        indices = dict.fromkeys(target.plates, one) | dict(asked)
+        terms = target.terms(z, indices)
+        phi, unravel_phi = ravel_pytree(coordinates.of(target, z))
+        displacement = phi - expansion.center
+        rest = jax.tree.map(jnp.zeros_like, z)
+
+        def residuals(values: Any, indices: Mapping[str, Array]) -> Any:
+            def rows(phi: Array) -> dict[str, Array]:
+                return coordinates.rows(target, unravel_phi(phi), rest, indices)
+
+            if form == "remainder":
+                return _remainder(rows, expansion.center, displacement, order)
+            # at the centre itself, which positions side by side have in common: what
+            # does not depend on the displacement is computed once for all of them
+            at_center = _derivatives(rows, displacement, order)(expansion.center)
+            return _minus_polynomial(values, at_center)
+
+        residual = residuals(terms.rows, indices)
+        polynomial = expansion.polynomial(displacement, order)
+        exact, of_exact = [], {}
+        if expansion.exact:
+            read = target.terms(z, expansion.exact_rows)
+            exact = expansion.exact_values(read.rows)
+            if any(kept.share is not None for kept in expansion.exact.values()):
+                of_exact = residuals(read.rows, expansion.exact_rows)
+            residual = {
+                name: jnp.zeros_like(rows)
+                if (kept := expansion.exact[name]).every
+                else kept.unexplained(rows, indices[name], of_exact.get(name))
+                for name, rows in residual.items()
+            }
+        residual = {name: residual[name] for name in asked}
+        # the value apart, so that it cancels exactly in a difference
+        if beyond:
+            likelihood = [expansion.value]
+            if order == 1:
+                likelihood.append(polynomial - expansion.polynomial(displacement))
+            return Terms(prior=(), rows=residual, likelihood=likelihood)
+        # not summed yet: differences of rows come first
+        whole = [terms.likelihood, polynomial, expansion.value, exact]
+        return terms._replace(rows=residual, likelihood=whole)
+
+    return evaluate
+
+
+def log_surrogate(
+    target: Target,
+    coordinates: Coordinates,
+    expansion: Expansion,
+    weights: Weights,
+    unravel: Callable[[Array], Position],
+) -> Callable[[Array], Array]:
+    """The surrogate's density: the prior as it is, the likelihood expanded.
+
+    Always to second order: a straight line has no posterior. It needs no data but the
+    expansion's exact rows, where it has some.
+
+    :return: a function of a flat position, up to a constant.
+    """
+    some = {name: jnp.zeros(1, jnp.int32) for name in target.plates}
+    some |= expansion.exact_rows
+
+    def density(flat: Array) -> Array:
+        z = unravel(flat)
+        phi, _ = ravel_pytree(coordinates.of(target, z))
+        terms = target.terms(z, some)
+        polynomial = expansion.polynomial(phi - expansion.center)
+        likelihood = polynomial
+        for values in expansion.exact_values(terms.rows):
+            likelihood = likelihood + values.sum()
+        return weights.known(terms) + weights.likelihood * likelihood
+
+    return density
+
+
+def _derivatives(
+    fn: Callable[[Array], Any], direction: Array, order: int
+) -> Callable[[Array], list[Any]]:
+    """``x -> [value, first directional derivative, ...]`` of a function at ``x``."""
+
+    def nest(k: int) -> Callable[[Array], list[Any]]:
+        if k == 0:
+            return lambda x: [fn(x)]
+
+        def value_and_next(x: Array) -> list[Any]:
+            values, tangents = jax.jvp(nest(k - 1), (x,), (direction,))
+            return [*values, tangents[-1]]
+
+        return value_and_next
+
+    return nest(order)
+
+
+def _minus_polynomial(rows: Any, derivatives: list[Any]) -> Any:
+    residual, factorial = rows, 1.0
+    for k, derivative in enumerate(derivatives):
+        factorial *= max(k, 1)
+        residual = jax.tree.map(
+            lambda r, d, f=factorial: r - d / f, residual, derivative
+        )
+    return residual
+
+
+def _remainder(
+    fn: Callable[[Array], Any], center: Array, displacement: Array, order: int
+) -> Any:
+    """The residual as an integral: Gauss-Jacobi quadrature of the next derivative.
+
+    ``r = integral over [0, 1] of (1 - t) ** q / q! * l^(q + 1)(t)`` along the straight
+    line from the centre; three nodes are exact where that derivative is a polynomial of
+    degree five in ``t``.
+    """
+    nodes, weights = gauss_jacobi(order)
+    derivatives = _derivatives(fn, displacement, order + 1)
+    dtype = displacement.dtype
+    highest = jax.vmap(lambda t: derivatives(center + t * displacement)[-1])
+    return jax.tree.map(
+        lambda d: jnp.tensordot(jnp.asarray(weights, dtype), d, 1),
+        highest(jnp.asarray(nodes, dtype)),
+    )
+
+
+def gauss_jacobi(order: int, count: int = 3) -> tuple[np.ndarray, np.ndarray]:
+    """Nodes and weights on [0, 1] for the weight ``(1 - t) ** order / order!``."""
+    from scipy.special import factorial, roots_jacobi
+
+    nodes, weights = roots_jacobi(count, order, 0)
+    return (1 + nodes) / 2, weights / 2 ** (order + 1) / factorial(order)
