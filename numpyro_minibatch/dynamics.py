@@ -66,6 +66,19 @@ class Dynamics(ABC):
     #: The power of the step size that multiplies a gradient: where the literature has a
     #: learning rate, this is ``step_size ** order``.
     order: int = 1
+    #: Whether it adapts to gradient noise that is equal in all coordinates.
+    is_thermostat: bool = False
+    #: Whether a larger friction reduces the effect of gradient noise.
+    has_friction: bool = False
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What a result records of it, for :func:`~numpyro_minibatch.diagnose`."""
+        return {
+            "gradient_steps": True,
+            "is_thermostat": self.is_thermostat,
+            "has_friction": self.has_friction,
+        }
 
     @property
     def keeps_force(self) -> bool:
@@ -198,6 +211,7 @@ class _SGHMC(Dynamics):
     white_step_size = 0.3
     default_num_steps = 10
     order = 2
+    has_friction = True
 
     @property
     def keeps_force(self) -> bool:
@@ -336,6 +350,7 @@ class _NoseHoover(Dynamics):
     white_step_size = 0.3
     default_num_steps = 10
     order = 2
+    is_thermostat = True
 
     @property
     def keeps_force(self) -> bool:

@@ -62,6 +62,7 @@ def to_inference_data(
     kernel read.
 
     The attributes of ``posterior`` say what was sampled: ``kernel``, ``settings``,
+    ``facts`` (of the settings what :func:`~numpyro_minibatch.diagnose` reads),
     ``temperature``, ``plates`` and ``batch_sizes`` (JSON), and ``target``, for example
     ``"prior * likelihood ** (1 / 100)"``: the draws of a tempered run are called
     ``posterior`` like any others, but they are not draws of the posterior.
@@ -542,6 +543,7 @@ def _attrs(mcmc: Any, run: Run, labels: _Labels) -> dict[str, Any]:
         return attrs
     settings = dict(getattr(kernel, "settings", {}))
     attrs["settings"] = json.dumps(settings, default=repr)
+    attrs["facts"] = json.dumps(getattr(kernel, "facts", {}))
     attrs["plates"] = json.dumps(kernel.plates)
     attrs["batch_sizes"] = json.dumps(kernel.batch_sizes)
     temperature = getattr(kernel, "temperature", None)

@@ -45,6 +45,15 @@ class AcceptanceTest(ABC):
     def max_variance(self) -> float:
         """The largest variance of a log ratio that is in the domain of the test."""
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What a result records of it, for :func:`~numpyro_minibatch.diagnose`."""
+        return {
+            "decides": True,
+            "highest_accept_prob": self.highest_accept_prob,
+            "max_variance": self.max_variance,
+        }
+
     @abstractmethod
     def probability(self, log_ratio: Estimate) -> Array:
         """Probability of acceptance given the estimate; NaN where that is undefined.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from numbers import Integral
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -82,6 +82,9 @@ class Scheme:
 
     size: int | tuple[tuple[str, int], ...] | None = None
 
+    #: whether a decision reads every row, so that its estimate has no variance
+    reads_all_rows = False
+
     def __post_init__(self) -> None:
         size = self.size
         # a tuple of pairs is what `replace` hands back
@@ -136,6 +139,20 @@ class Scheme:
     def sequential(self) -> bool:
         """Whether a test may stop the reading after each slice of distinct rows."""
         return False
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What a result records of the scheme, for :func:`~numpyro_minibatch.diagnose`.
+
+        They follow from what the scheme does, so that a subclass need not say them.
+        """
+        return {
+            "sizes_itself": not self.single_round,
+            "reads_all_rows": self.reads_all_rows,
+            # the variance of a mean of m rows is then that of one row over m, whatever
+            # the number of rows that there are
+            "with_replacement": bool(self.fpc(1, 2) == 1.0),
+        }
 
     def first(self, plates: Mapping[str, int]) -> dict[str, Array]:
         """The rows of each plate that a decision reads at first."""
@@ -215,6 +232,8 @@ class Scheme:
 @dataclass(frozen=True)
 class FullBatch(Scheme):
     """All rows in chunks; see :func:`full`."""
+
+    reads_all_rows = True
 
     @property
     def single_round(self) -> bool:

@@ -92,9 +92,10 @@ class Pilot(NamedTuple):
 
     @property
     def report(self) -> dict[str, Any]:
-        """Everything but the tables."""
+        """Everything but the tables, and the noise below which neither matters."""
         tables = "scheme", "designs", "scores", "scan"
-        return {k: v for k, v in self._asdict().items() if k not in tables}
+        measured = {k: v for k, v in self._asdict().items() if k not in tables}
+        return {**measured, "quiet_sd": QUIET}
 
 
 def run_pilot(

@@ -65,6 +65,11 @@ def _pair(first: Array, second: Array) -> Array:
 class Shared:
     """One batch for both positions: the noise is that of the rows' differences."""
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What a result records of the estimator."""
+        return {"keeps_estimate": False, "exact_decisions": False}
+
     def init(self, reader: Reader, key: Array, z: Array) -> Any:
         """What is kept with the first position: nothing."""
         return ()
@@ -138,6 +143,11 @@ class Exact:
     """
 
     max_rows: int = 2**24  # 64 MB of float32
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What a result records of the estimator."""
+        return {"keeps_estimate": False, "exact_decisions": True}
 
     def init(self, reader: Reader, key: Array, z: Array) -> Terms | tuple[()]:
         """The terms of the first position, of all rows of each plate."""
@@ -237,6 +247,15 @@ class Augmented:
 
     penalty: bool = True
     max_variance: float = 1.0
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What a result records of the estimator."""
+        return {
+            "keeps_estimate": True,
+            "exact_decisions": False,
+            "max_variance": self.max_variance,
+        }
 
     def init(self, reader: Reader, key: Array, z: Array) -> Remembered:
         """The first position's log weight, from one batch."""

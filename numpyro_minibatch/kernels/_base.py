@@ -202,6 +202,16 @@ class MinibatchKernel(MCMCKernel):
             **({"pilot": self._report} if self._report else {}),
         }
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What :func:`~numpyro_minibatch.diagnose` has to know: each part says its own.
+
+        Numbers, booleans, names, and lists and dicts of them. They are stored with the
+        result, as JSON.
+        """
+        scheme = self._plan.scheme if self._plan else self._scheme
+        return {**scheme.facts, **({"pilot": self._report} if self._report else {})}
+
     def _require_layout(self) -> Layout:
         if self._layout is None:
             raise RuntimeError(

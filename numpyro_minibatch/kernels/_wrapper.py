@@ -70,6 +70,11 @@ class OuterKernel(MCMCKernel):
         """The settings that define what the kernel does, for records."""
         return {**self._inner.settings, "inner": type(self._inner).__name__}
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What :func:`~numpyro_minibatch.diagnose` has to know."""
+        return self._inner.facts
+
     @abstractmethod
     def _identity(self) -> tuple[Hashable, ...]:
         """Everything the constructor was given, hashable."""

@@ -315,6 +315,24 @@ class AMAGOLD(MinibatchKernel):
         }
 
     @property
+    def facts(self) -> dict[str, Any]:
+        """What :func:`~numpyro_minibatch.diagnose` has to know."""
+        facts = {
+            **super().facts,
+            **self._dynamics.facts,
+            "num_steps": self._num_steps,
+            "has_step_size": True,
+        }
+        if self._correction is None:
+            return facts
+        return {
+            **facts,
+            **self._acceptance.facts,
+            **self._estimator.facts,
+            "target_accept_prob": self._target_accept_prob,
+        }
+
+    @property
     def _decisions(self) -> dict[str, Any]:
         """How is decided, if it is."""
         if self._correction is None:

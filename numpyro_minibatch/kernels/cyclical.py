@@ -269,6 +269,15 @@ class Cyclical(OuterKernel):
             "scale_by_n": self._scale_by_n,
         }
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What :func:`~numpyro_minibatch.diagnose` has to know."""
+        return {
+            **super().facts,
+            "num_steps": self.num_steps,
+            "samples_per_cycle": self.samples_per_cycle,
+        }
+
     def get_diagnostics_str(self, state: CyclicalState) -> str:
         """What the progress bar shows."""
         return (

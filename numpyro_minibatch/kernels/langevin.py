@@ -221,6 +221,11 @@ class SGMCMC(MinibatchKernel):
             "preconditioner": repr(self._preconditioner),
         }
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What :func:`~numpyro_minibatch.diagnose` has to know."""
+        return {**super().facts, **self._dynamics.facts, "num_steps": self._num_steps}
+
     def get_diagnostics_str(self, state: SGMCMCState) -> str:
         """What the progress bar shows."""
         return (

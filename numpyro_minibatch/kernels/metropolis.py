@@ -351,6 +351,18 @@ class MinibatchMH(MinibatchKernel):
         }
 
     @property
+    def facts(self) -> dict[str, Any]:
+        """What :func:`~numpyro_minibatch.diagnose` has to know."""
+        return {
+            **super().facts,
+            **self._proposal.facts,
+            **self._acceptance.facts,
+            **self._estimator.facts,
+            "target_accept_prob": self._target_accept_prob,
+            "num_steps": self._num_steps,
+        }
+
+    @property
     def _max_variance(self) -> float:
         return getattr(self._estimator, "max_variance", self._acceptance.max_variance)
 

@@ -305,6 +305,11 @@ class ReplicaExchange(OuterKernel):
             "adapt_ladder": self._adapt_ladder,
         }
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What :func:`~numpyro_minibatch.diagnose` has to know."""
+        return {**super().facts, "temperatures": list(self._ladder)}
+
     def get_diagnostics_str(self, state: ReplicaExchangeState) -> str:
         """What the progress bar shows."""
         sums, number = state.rejected[..., 0, :], state.rejected[..., 1, :]

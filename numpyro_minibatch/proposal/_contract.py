@@ -83,6 +83,14 @@ class Proposal(ABC):
     #: step size to start from
     default_step_size = 1.0
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What a result records of it, for :func:`~numpyro_minibatch.diagnose`."""
+        return {
+            "has_step_size": self.adapts_step_size,
+            "uses_surrogate": self.uses_surrogate,
+        }
+
     @abstractmethod
     def propose(
         self, key: Array, z: Array, step_size: Array, landscape: Landscape

@@ -343,6 +343,17 @@ class MINTEE(MinibatchKernel):
         }
 
     @property
+    def facts(self) -> dict[str, Any]:
+        """What :func:`~numpyro_minibatch.diagnose` has to know."""
+        return {
+            **self._scheme.facts,
+            "temperatures": list(self.temperatures),
+            "rung_batch_sizes": list(self.rung_batch_sizes),
+            "jump_prob": self._settings.jump_prob,
+            "num_steps": self._settings.num_steps,
+        }
+
+    @property
     def pilot(self) -> dict[str, Any]:
         """What the search before the run found, and the ladder made of it."""
         return dict(self._report)
