@@ -13,6 +13,7 @@ os.environ.setdefault("TQDM_DISABLE", "1")
 
 import numpyro_minibatch  # noqa: E402
 from numpyro_minibatch._version import __version__  # noqa: E402
+from numpyro_minibatch.diagnostics import advice_table  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))  # for _gallery
@@ -106,6 +107,14 @@ def skip_field(app, what, name, obj, skip, options):
     return True if alias else None
 
 
+def write_tables(app, page, source):
+    """Put tables that the package knows into the pages that ask for them."""
+    mark = "<!-- the table of all advice -->"
+    if mark in source[0]:
+        source[0] = source[0].replace(mark, advice_table())
+
+
 def setup(app):
+    app.connect("source-read", write_tables)
     app.connect("missing-reference", find_short_name)
     app.connect("autodoc-skip-member", skip_field)

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import re
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -27,10 +28,11 @@ from numpyro_minibatch import (
     diagnostics,
     dynamics,
     estimate,
+    proposal,
     to_inference_data,
 )
 from numpyro_minibatch.diagnostics import (
-    _advice,
+    _acceptance,
     log_ratio_rows,
     normal_error_bound,
     normality,
@@ -39,35 +41,22 @@ from numpyro_minibatch.inference_data import as_inference_data
 
 CHAINS, DRAWS, N, M = 4, 500, 10_000, 100
 
-# What kernels record of their settings.
+# What kernels record of their parts.
 PENALTY = {
-    "batch": repr(batch.without_replacement(M)),
-    "temperature": 1.0,
-    "temper_prior": False,
-    "estimate": repr(estimate.shared()),
-    "acceptance": repr(accept.penalty()),
-    "max_variance": 1.0,
+    **batch.without_replacement(M).facts,
+    **proposal.random_walk().facts,
+    **accept.penalty().facts,
+    **estimate.shared().facts,
     "target_accept_prob": 0.3,
 }
-METROPOLIS = PENALTY | {"acceptance": repr(accept.metropolis()), "max_variance": 0.0}
-BARKER = PENALTY | {"acceptance": repr(accept.barker()), "max_variance": 0.0}
-COMPENSATED = PENALTY | {
-    "acceptance": repr(accept.compensated_barker()),
-    "target_accept_prob": 0.2,
-}
-AUGMENTED = PENALTY | {"estimate": repr(estimate.augmented())}
-LANGEVIN = {
-    "batch": repr(batch.without_replacement(M)),
-    "temperature": 1.0,
-    "temper_prior": False,
-    "dynamics": repr(dynamics.sgld()),
-    "num_steps": 1,
-}
-CORRECTED = PENALTY | {
-    "dynamics": repr(dynamics.sghmc(0.5, "midpoint")),
-    "correction": repr("minibatch"),
-    "target_accept_prob": 0.8,
-}
+METROPOLIS = PENALTY | accept.metropolis().facts
+BARKER = PENALTY | accept.barker().facts
+COMPENSATED = PENALTY | accept.compensated_barker().facts | {"target_accept_prob": 0.2}
+AUGMENTED = PENALTY | estimate.augmented().facts
+LANGEVIN = batch.without_replacement(M).facts | dynamics.sgld().facts
+CORRECTED = (
+    PENALTY | dynamics.sghmc(0.5, "midpoint").facts | {"target_accept_prob": 0.8}
+)
 UNDECIDED = dict.fromkeys(
     ("acceptance_rate", "log_ratio", "log_ratio_variance", "reliable")
 )
@@ -85,7 +74,7 @@ def dataset(variables: dict[str, Any], attrs: dict[str, Any]) -> xr.Dataset:
 
 def result(
     draws: Any = None,
-    settings: dict[str, Any] = PENALTY,
+    facts: dict[str, Any] = PENALTY,
     plates: dict[str, int] | None = None,
     batch_sizes: dict[str, int] | None = None,
     temperature: float = 1.0,
@@ -102,7 +91,7 @@ def result(
         "temperature": temperature,
         "plates": json.dumps(plates or {"data": N}),
         "batch_sizes": json.dumps(batch_sizes or {"data": M}),
-        "settings": json.dumps(settings),
+        "facts": json.dumps(facts),
         "thinning": 1,
     }
     recorded = {
@@ -247,8 +236,8 @@ def test_a_result_without_what_is_asked_for() -> None:
 
 
 def test_nothing_is_said_of_a_run_that_is_well() -> None:
-    for settings in (PENALTY, METROPOLIS, BARKER, AUGMENTED, COMPENSATED):
-        found = diagnose(result(settings=settings))
+    for facts in (PENALTY, METROPOLIS, BARKER, AUGMENTED, COMPENSATED):
+        found = diagnose(result(facts=facts))
         assert found.advice == ()
         assert found.notes == ()
 
@@ -274,8 +263,8 @@ def test_noise_outside_the_domain() -> None:
     assert "batch_size=920 instead of 100" in text
     assert "temperature=10" in text
     assert "temperature=1000" in advice(**NOISY, temperature=100.0)
-    replacing = PENALTY | {"batch": repr(batch.with_replacement(M))}
-    assert "batch_size=1000 instead" in advice(**NOISY, settings=replacing)
+    replacing = PENALTY | batch.with_replacement(M).facts
+    assert "batch_size=1000 instead" in advice(**NOISY, facts=replacing)
 
 
 def test_noise_of_several_plates() -> None:
@@ -284,7 +273,7 @@ def test_noise_of_several_plates() -> None:
 
 
 def test_noise_that_the_barker_test_absorbs() -> None:
-    text = advice(**NOISY, settings=COMPENSATED)
+    text = advice(**NOISY, facts=COMPENSATED)
     # noise does not cost acceptance here: a quarter of the noise, a quarter of the jump
     z = np.random.default_rng(0).normal(size=100_000)
     rate = 1 / (1 + np.exp(0.25 + math.sqrt(0.5) * z))
@@ -302,13 +291,15 @@ def test_noise_when_the_steps_say_nothing() -> None:
     assert "batch_size" not in text and "temperature=" not in text
 
 
-@pytest.mark.parametrize("scheme", [batch.pilot(M), batch.growing(M)])
+@pytest.mark.parametrize(
+    "scheme", [batch.pilot(M), batch.growing(M), batch.growing(M, factor=2.0)]
+)
 def test_noise_of_batches_that_grow(scheme: batch.Scheme) -> None:
-    text = advice(**NOISY, settings=COMPENSATED | {"batch": repr(scheme)})
+    text = advice(**NOISY, facts=COMPENSATED | scheme.facts)
     assert "target_accept_prob" in text and "temperature=4" in text
     assert "MHMinibatch" not in text and "batch_size" not in text
-    small = PENALTY | {"batch": repr(scheme), "target_accept_prob": 0.95}
-    text = advice(**NOISY | {"log_ratio": 0.1}, settings=small)
+    small = PENALTY | scheme.facts | {"target_accept_prob": 0.95}
+    text = advice(**NOISY | {"log_ratio": 0.1}, facts=small)
     assert text.endswith("Write a higher temperature.")
 
 
@@ -320,15 +311,15 @@ def test_log_ratios_that_are_not_numbers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "heat", "better"),
+    ("facts", "heat", "better"),
     [(METROPOLIS, 1.46, "accept.penalty()"), (BARKER, 1.21, "compensated_barker()")],
 )
 def test_noise_that_the_test_ignores(
-    settings: dict[str, Any], heat: float, better: str
+    facts: dict[str, Any], heat: float, better: str
 ) -> None:
-    text = advice(settings=settings, reliable=0.0, log_ratio_variance=1.0)
+    text = advice(facts=facts, reliable=0.0, log_ratio_variance=1.0)
     assert f"looks like {heat} times" in text and better in text
-    assert not advice(settings=settings, reliable=0.95, log_ratio_variance=1.0)
+    assert not advice(facts=facts, reliable=0.95, log_ratio_variance=1.0)
 
 
 def test_how_hot_ignored_noise_looks() -> None:
@@ -344,29 +335,31 @@ def test_how_hot_ignored_noise_looks() -> None:
 
     for sd in (0.1, 1.0, 4.0):
         expected = heat(lambda v: np.exp(np.minimum(v, 0)), sd)
-        assert _advice._metropolis_heat(sd) == pytest.approx(expected, rel=1e-3)
+        assert _acceptance.metropolis_temperature(sd) == pytest.approx(
+            expected, rel=1e-3
+        )
         expected = heat(lambda v: 1 / (1 + np.exp(-v)), sd)
-        assert _advice._barker_heat(sd) == pytest.approx(expected, rel=1e-3)
+        assert _acceptance.barker_temperature(sd) == pytest.approx(expected, rel=1e-3)
 
 
 def test_a_chain_held_by_lucky_estimates() -> None:
     held = {"log_ratio_variance": 18.0, "acceptance_rate": 0.02, "reliable": 0.0}
-    found = diagnose(result(settings=AUGMENTED, **held))
+    found = diagnose(result(facts=AUGMENTED, **held))
     (text,) = found.advice
     # sd 3 each: acceptance at most 2 * Phi(-3 / sqrt(2))
     assert "noise of sd 3" in text and "0.034" in text
     assert "estimate='shared'" in text
     assert "batch_size=840 instead of 100" in text and "temperature=3" in text
     frozen = {"mu": np.ones((CHAINS, DRAWS))}
-    assert len(diagnose(result(frozen, settings=AUGMENTED, **held)).advice) == 1
-    moving = advice(settings=AUGMENTED, **held | {"acceptance_rate": 0.2})
+    assert len(diagnose(result(frozen, facts=AUGMENTED, **held)).advice) == 1
+    moving = advice(facts=AUGMENTED, **held | {"acceptance_rate": 0.2})
     assert moving.startswith("100% of the decisions")
     assert "estimate='shared'" in moving and "temperature=3" in moving
     assert "target_accept_prob" not in moving
 
 
 @pytest.mark.parametrize(
-    ("settings", "rate", "expected"),
+    ("facts", "rate", "expected"),
     [
         (PENALTY, 0.04, "is 0.04, so most"),
         (PENALTY, 0.06, ""),
@@ -378,8 +371,8 @@ def test_a_chain_held_by_lucky_estimates() -> None:
         ({}, 0.99, ""),  # not a kernel of this package
     ],
 )
-def test_acceptance(settings: dict[str, Any], rate: float, expected: str) -> None:
-    text = advice(settings=settings, acceptance_rate=rate)
+def test_acceptance(facts: dict[str, Any], rate: float, expected: str) -> None:
+    text = advice(facts=facts, acceptance_rate=rate)
     assert expected in text
     assert bool(text) == bool(expected)
 
@@ -460,10 +453,232 @@ def test_notes() -> None:
     assert "num_chains=4" in note
     (note,) = diagnose(result(batch_sizes={"data": N})).notes
     assert f"all {N} rows" in note
-    everything = PENALTY | {"batch": repr(batch.full())}
-    found = diagnose(result(batch_sizes={"data": 20}, settings=everything))
+    everything = PENALTY | batch.full().facts
+    found = diagnose(result(batch_sizes={"data": 20}, facts=everything))
     assert found.batch_sizes == {"data": N}
     assert len(found.notes) == 1 and not found.advice
+
+
+# facts ------------------------------------------------------------------------------
+
+
+class Doubtful(accept.AcceptanceTest):
+    """A test of a user: accepts half of everything, and takes no noise."""
+
+    max_variance = 0.0
+    highest_accept_prob = 0.5
+
+    def probability(self, log_ratio: Any) -> Any:
+        return jnp.full_like(log_ratio.value, 0.5)
+
+
+class Doubling(batch.Scheme):
+    """A scheme of a user, whose batches grow."""
+
+    single_round = False  # type: ignore[assignment]
+
+
+def test_parts_of_a_user_are_diagnosed_by_what_they_do() -> None:
+    given = MINT(lambda: None, temperature=2.0, batch=Doubling(M)).facts
+    text = advice(**NOISY, facts=given)
+    assert "MHMinibatch" not in text and "batch_size" not in text
+    facts = PENALTY | Doubtful().facts
+    text = advice(facts=facts, reliable=0.0, log_ratio_variance=1.0)
+    assert "compensated_barker()" in text
+    assert "is 0.48 of at most 0.5" in advice(facts=facts, acceptance_rate=0.48)
+
+
+def test_facts_are_found_in_a_file(tmp_path: Any) -> None:
+    idata = result(**NOISY, facts=PENALTY | {"pilot": MEASURED})
+    where = tmp_path / "run.nc"
+    idata.to_netcdf(where)
+    if isinstance(idata, xr.DataTree):
+        found = xr.open_datatree(where)
+    else:
+        import arviz as az
+
+        found = az.from_netcdf(where)
+    again, before = diagnose(found), diagnose(idata)
+    assert again.advice == before.advice != ()
+    assert str(again) == str(before)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "test", "estimator"),
+    [
+        (batch.without_replacement(M), accept.penalty(), estimate.shared()),
+        (batch.with_replacement(M), accept.metropolis(), estimate.augmented()),
+        (batch.growing(M, factor=2.0), accept.barker(), estimate.shared()),
+        (batch.pilot(M), accept.compensated_barker(), estimate.shared()),
+        (batch.full(), accept.penalty(), estimate.exact()),
+    ],
+)
+def test_results_without_facts_are_diagnosed_as_before(
+    scheme: batch.Scheme, test: accept.AcceptanceTest, estimator: Any
+) -> None:
+    """Of older results only the printed form of the parts is known."""
+    now = PENALTY | scheme.facts | test.facts | estimator.facts
+    older = {
+        "batch": repr(scheme),
+        "estimate": repr(estimator),
+        "acceptance": repr(test),
+        "max_variance": now["max_variance"],
+        "target_accept_prob": 0.3,
+    }
+    idata = result(**NOISY, facts=now)
+    expected = diagnose(idata)
+    for group in ("posterior", "sample_stats"):
+        attrs = idata[group].attrs
+        del attrs["facts"]
+        attrs["settings"] = json.dumps(older)
+    assert str(diagnose(idata)) == str(expected)
+
+
+# stays and tails --------------------------------------------------------------------
+
+
+def independence_chains(
+    events: float, draws: int, rng: np.random.Generator
+) -> np.ndarray:
+    """Chains of an independence sampler whose weights grow in the left tail.
+
+    The target is the logarithm of a gamma variable of shape ``events``, as of a rate
+    with so many events, and the proposal its normal approximation at the mode.
+    """
+    s = 1 / math.sqrt(events)
+    z, out = rng.normal(size=CHAINS), np.empty((CHAINS, draws))
+
+    def log_weight(z: np.ndarray) -> np.ndarray:
+        return events * (z * s - np.expm1(z * s)) + 0.5 * z**2
+
+    for t in range(-200, draws):
+        new = rng.normal(size=CHAINS)
+        accepted = np.log(rng.uniform(size=CHAINS)) < log_weight(new) - log_weight(z)
+        z = np.where(accepted, new, z)
+        if t >= 0:
+            out[:, t] = z
+    return out
+
+
+def of_draws(draws: np.ndarray) -> diagnostics.Diagnosis:
+    """The diagnosis of draws of which nothing else is known."""
+    return diagnose(as_inference_data({"posterior": dataset({"x": draws}, {})}, {}))
+
+
+def test_independent_draws_know_what_they_know() -> None:
+    rng = np.random.default_rng(0)
+    draws = rng.normal(2.0, 3.0, size=(CHAINS, 5000))
+    known = of_draws(draws).precision.isel(parameter=0)
+    number = draws.size
+    # each within the error of the estimated autocorrelations, about 2 / sqrt(number)
+    for name in ("mean", "sd", "q5", "q95"):
+        assert float(known[f"ess_{name}"]) == pytest.approx(number, rel=0.1)
+    assert float(known["mcse_mean"]) == pytest.approx(3 / math.sqrt(number), rel=0.06)
+    assert float(known["mcse_sd"]) == pytest.approx(3 / math.sqrt(2 * number), rel=0.08)
+    density = norm.pdf(norm.ppf(0.05)) / 3
+    expected = math.sqrt(0.05 * 0.95 / number) / density
+    for name in ("q5", "q95"):
+        # a difference of order statistics some fifty ranks apart
+        assert float(known[f"mcse_{name}"]) == pytest.approx(expected, rel=0.5)
+
+
+@pytest.mark.parametrize("rho", [0.7, -0.7])
+def test_effective_sample_sizes_of_an_autoregression(rho: float) -> None:
+    """Of means and squares the closed forms, and never more than there are draws."""
+    rng = np.random.default_rng(1)
+    draws = 4000
+    x = rng.normal(size=(CHAINS, draws))
+    for t in range(1, draws):
+        x[:, t] = rho * x[:, t - 1] + math.sqrt(1 - rho**2) * x[:, t]
+    found = of_draws(x)
+    number = CHAINS * draws
+    mean = min(number * (1 - rho) / (1 + rho), number)
+    assert float(found.precision["ess_mean"][0]) == pytest.approx(mean, rel=0.15)
+    squares = number * (1 - rho**2) / (1 + rho**2)
+    assert found.min_ess_sd == pytest.approx(squares, rel=0.15)
+    assert found.min_ess_bulk <= number
+    # a chain that moves at each draw has no stays
+    assert found.staying == 0 and math.isnan(found.tail_stay)
+
+
+def test_stays_of_a_chain_with_known_weights() -> None:
+    """With 5 events nearly all runs are told, with 100 hardly any."""
+    rng = np.random.default_rng(2)
+    told = {5: 0, 100: 0}
+    for events in told:
+        for _ in range(20):
+            found = of_draws(independence_chains(events, 1000, rng))
+            told[events] += any("the tails are not known" in a for a in found.advice)
+    # of 200 such runs 0.93 and 0.00; the first bound has a probability of 2e-3
+    assert told[5] >= 15 and told[100] <= 1
+
+
+def test_stays_of_a_random_walk_are_no_fault() -> None:
+    rng = np.random.default_rng(3)
+    z, draws = rng.normal(size=CHAINS), np.empty((CHAINS, 1000))
+    for t in range(1000):
+        new = z + 2.4 * rng.normal(size=CHAINS)
+        accepted = np.log(rng.uniform(size=CHAINS)) < 0.5 * (z**2 - new**2)
+        draws[:, t] = z = np.where(accepted, new, z)
+    found = of_draws(draws)
+    assert found.staying > 0.4 and found.tail_stay < 1.05
+    assert found.longest_stay < found.usual_stay
+    assert not any("the tails" in a for a in found.advice)
+
+
+def test_log_ratios_show_weights_that_grow_in_the_tails() -> None:
+    """The log weight at 2.5 sd, less that at the mean, from the recorded ratios."""
+    rng = np.random.default_rng(4)
+    z = rng.normal(size=(CHAINS, DRAWS))
+    facts = PENALTY | {"uses_surrogate": True, "num_steps": 1, "pilot": MEASURED}
+    for slope in (0.0, 0.05):
+        log_weight = slope * z**3
+        ratio = np.zeros_like(z)
+        ratio[:, 1:] = rng.normal(0, 0.2, (CHAINS, DRAWS - 1)) - log_weight[:, :-1]
+        found = diagnose(result({"x": z}, facts, log_ratio=ratio))
+        expected = math.exp(slope * 2.5**3)  # the sd of the fit there is about 0.02
+        assert found.tail_weight == pytest.approx(expected, rel=0.15)
+        # nothing is said where no stay shows in the variance
+        assert not any("the tails" in a for a in found.advice)
+
+
+# what advice says -------------------------------------------------------------------
+
+
+def test_checks_that_are_off_by_little_do_not_advise() -> None:
+    pilot = PENALTY | {"pilot": MEASURED}
+    usual = {"log_ratio_variance": 0.01}
+    little = {"check_rms_error": 0.061, "check_rms_z": 3.5}
+    found = diagnose(result(facts=pilot, **usual, **little))
+    assert not found.advice
+    # by simulation of the penalty test
+    x = 0.061 * np.random.default_rng(0).normal(size=1_000_000)
+    s = 0.061 / 3.5
+    rates = [np.exp(np.minimum(e * x / 0.061 - s**2 / 2, 0)).mean() for e in (0.061, s)]
+    assert found.check_change == pytest.approx(rates[1] - rates[0], abs=3e-4)
+
+
+def test_a_start_that_was_given_is_named() -> None:
+    still = {"x": np.ones((CHAINS, DRAWS)), "y": np.zeros((CHAINS, DRAWS))}
+    facts = PENALTY | {"pilot": MEASURED | {"gaussian": False}, "start_given": True}
+    text = advice(draws=still, facts=facts, acceptance_rate=0.0)
+    assert "init_params" in text and "funnel" not in text
+
+
+def test_no_advice_says_that_the_draws_are_right() -> None:
+    coarse = PENALTY | {"pilot": MEASURED | {"residual_sd": 1.5}}
+    assert "are right" not in advice(facts=coarse, log_ratio_variance=0.01)
+
+
+def test_the_table_of_the_documentation_has_all_advice() -> None:
+    """It is built from the rules, so that a new one needs no edit of the page."""
+    rows = diagnostics.advice_table().splitlines()[2:]
+    assert len(rows) > 20 and len(set(rows)) == len(rows)
+    assert all(row.count(" | ") == 2 and row.startswith("| *") for row in rows)
+    docs = Path(__file__).resolve().parent.parent / "docs"
+    mark = "<!-- the table of all advice -->"
+    assert mark in (docs / "troubleshooting.md").read_text()
+    assert mark in (docs / "conf.py").read_text()
 
 
 # a real run -------------------------------------------------------------------------
@@ -667,49 +882,47 @@ def test_rows_of_a_target() -> None:
 
 
 def test_gradient_noise_that_nothing_corrects() -> None:
-    found = diagnose(result(settings=LANGEVIN, noise_ratio=100.0, **UNDECIDED))
+    found = diagnose(result(facts=LANGEVIN, noise_ratio=100.0, **UNDECIDED))
     assert not found.advice and found.noise_ratio == 100.0
     assert "its variance is 1 / 100 of what steps inject" in str(found)
     # T (1 + 1 / 2): standard deviations sqrt(1.5) times as large
-    text = advice(settings=LANGEVIN, noise_ratio=2.0, **UNDECIDED)
+    text = advice(facts=LANGEVIN, noise_ratio=2.0, **UNDECIDED)
     assert "about 22% too large" in text
     assert "a step_size 0.2 times as large" in text
     assert "batch_size=" in text and "AMAGOLD(model)" in text
     assert "friction" not in text
-    with_friction = LANGEVIN | {"dynamics": repr(dynamics.sghmc())}
-    assert "friction" in advice(settings=with_friction, noise_ratio=2.0, **UNDECIDED)
-    thermostat = LANGEVIN | {"dynamics": repr(dynamics.nose_hoover())}
-    text = advice(settings=thermostat, noise_ratio=2.0, **UNDECIDED)
+    with_friction = LANGEVIN | dynamics.sghmc().facts
+    assert "friction" in advice(facts=with_friction, noise_ratio=2.0, **UNDECIDED)
+    thermostat = LANGEVIN | dynamics.nose_hoover().facts
+    text = advice(facts=thermostat, noise_ratio=2.0, **UNDECIDED)
     assert "alike in all coordinates" in text and "too large" not in text
     # of the full batch there is none, and AMAGOLD corrects for it
-    exact = diagnose(result(settings=LANGEVIN, noise_ratio=np.inf, **UNDECIDED))
+    exact = diagnose(result(facts=LANGEVIN, noise_ratio=np.inf, **UNDECIDED))
     assert np.isnan(exact.noise_ratio) and not exact.advice
-    assert not advice(settings=CORRECTED, noise_ratio=2.0, acceptance_rate=0.8)
+    assert not advice(facts=CORRECTED, noise_ratio=2.0, acceptance_rate=0.8)
 
 
 def test_the_worst_chain_says_how_noisy_gradients_are() -> None:
     last = np.array([50.0, 4.0, 60.0, 70.0])
     ratio = np.full((CHAINS, DRAWS), 1e-3)  # before the first ones had converged
     ratio[:, -1] = last
-    found = diagnose(result(settings=LANGEVIN, noise_ratio=ratio, **UNDECIDED))
+    found = diagnose(result(facts=LANGEVIN, noise_ratio=ratio, **UNDECIDED))
     assert found.noise_ratio == 4.0
 
 
 def test_a_correction_that_is_too_noisy() -> None:
     stats = {"log_ratio_variance": 9.0, "reliable": 0.2, "acceptance_rate": 0.7}
-    text = advice(settings=CORRECTED, **stats)
+    text = advice(facts=CORRECTED, **stats)
     assert 'correction="exact"' in text and "correction=batch.growing(500)" in text
     assert "MHMinibatch" not in text
 
 
 def test_small_batches_are_fine_for_gradients() -> None:
     few = {"data": 16}
-    assert not advice(
-        settings=LANGEVIN, batch_sizes=few, noise_ratio=100.0, **UNDECIDED
-    )
-    exact = CORRECTED | {"correction": "'exact'", "estimate": repr(estimate.exact())}
-    assert not advice(settings=exact, batch_sizes=few, acceptance_rate=0.8)
-    assert "16 rows" in advice(settings=CORRECTED, batch_sizes=few, acceptance_rate=0.8)
+    assert not advice(facts=LANGEVIN, batch_sizes=few, noise_ratio=100.0, **UNDECIDED)
+    exact = CORRECTED | estimate.exact().facts
+    assert not advice(facts=exact, batch_sizes=few, acceptance_rate=0.8)
+    assert "16 rows" in advice(facts=CORRECTED, batch_sizes=few, acceptance_rate=0.8)
 
 
 MEASURED = {  # by the pilot of a control variate
@@ -725,14 +938,14 @@ MEASURED = {  # by the pilot of a control variate
 
 def test_small_batches_are_fine_where_the_pilot_found_little_noise() -> None:
     few = {"batch_sizes": {"data": 16}, "log_ratio_variance": 0.01}
-    assert not advice(settings=PENALTY | {"pilot": MEASURED}, **few)
+    assert not advice(facts=PENALTY | {"pilot": MEASURED}, **few)
     noisy = MEASURED | {"batch_sd_95": 0.3}
-    assert "16 rows" in advice(settings=PENALTY | {"pilot": noisy}, **few)
+    assert "16 rows" in advice(facts=PENALTY | {"pilot": noisy}, **few)
 
 
 def test_trajectories_that_hold_the_tails() -> None:
     held = PENALTY | {"pilot": MEASURED | {"surrogate_stuck": 0.004}}
-    text = advice(settings=held, log_ratio_variance=0.01)
+    text = advice(facts=held, log_ratio_variance=0.01)
     assert "rejected from 0.4% of its draws" in text and "non-centred" in text
 
 
@@ -754,32 +967,27 @@ def test_what_the_pilot_and_the_checks_saw(
     measured: dict[str, float], stats: dict[str, float], message: str
 ) -> None:
     usual = {"check_rms_error": 0.01, "check_rms_z": 1.0, "log_ratio_variance": 0.01}
-    assert not advice(settings=PENALTY | {"pilot": MEASURED}, **usual)
-    text = advice(settings=PENALTY | {"pilot": MEASURED | measured}, **usual | stats)
+    assert not advice(facts=PENALTY | {"pilot": MEASURED}, **usual)
+    text = advice(facts=PENALTY | {"pilot": MEASURED | measured}, **usual | stats)
     assert message in text
 
 
 def test_no_decisions_no_advice_on_them() -> None:
     """AMAGOLD without a correction, and exact decisions with a control variate."""
-    undecided = {k: v for k, v in CORRECTED.items() if k not in PENALTY} | {
-        "correction": "None"
-    }
+    undecided = LANGEVIN | dynamics.sghmc(0.5, "midpoint").facts
     certain = {"acceptance_rate": 1.0, "log_ratio_variance": 0.0}
     few = {"data": 16}
-    assert not advice(settings=undecided, noise_ratio=100.0, batch_sizes=few, **certain)
-    exact = CORRECTED | {
-        "correction": "'exact'",
-        "estimate": repr(estimate.exact()),
-        "pilot": MEASURED | {"batch_sd": 0.3, "batch_sd_95": 0.4},
-    }
-    assert not advice(settings=exact, acceptance_rate=0.8, log_ratio_variance=0.0)
-    everything = LANGEVIN | {"batch": repr(batch.full())}
-    found = diagnose(result(settings=everything, noise_ratio=np.inf, **UNDECIDED))
+    assert not advice(facts=undecided, noise_ratio=100.0, batch_sizes=few, **certain)
+    pilot = {"pilot": MEASURED | {"batch_sd": 0.3, "batch_sd_95": 0.4}}
+    exact = CORRECTED | estimate.exact().facts | pilot
+    assert not advice(facts=exact, acceptance_rate=0.8, log_ratio_variance=0.0)
+    everything = LANGEVIN | batch.full().facts
+    found = diagnose(result(facts=everything, noise_ratio=np.inf, **UNDECIDED))
     assert not any("decision is exact" in note for note in found.notes)
 
 
 def test_a_rung_that_ignores_its_noise() -> None:
     """What is said of a kernel is said of it as the coldest rung."""
     stats = {"reliable": 0.0, "log_ratio_variance": 4.0, "swap_reliable": 1.0}
-    text = advice(settings=METROPOLIS | {"inner": "MinibatchMH"}, **stats)
+    text = advice(facts=METROPOLIS | {"temperatures": [1.0, 2.0]}, **stats)
     assert "takes log ratios for exact" in text

@@ -67,7 +67,6 @@ ALLOWED: dict[str, set[str]] = {
         "_internal",
         "_model",
         "batch",
-        "control_variate",
         "inference_data",
         "target",
     },

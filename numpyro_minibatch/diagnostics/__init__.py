@@ -1,18 +1,20 @@
 """Numbers and advice: what a run on minibatches was worth, and what to change."""
 
-from numpyro_minibatch.diagnostics._diagnose import (
-    Diagnosis,
+from numpyro_minibatch.diagnostics._diagnose import diagnose
+from numpyro_minibatch.diagnostics._diagnosis import Diagnosis
+from numpyro_minibatch.diagnostics._diagnosis import advice_table as advice_table
+from numpyro_minibatch.diagnostics._effective import (
+    effective_sample_size as effective_sample_size,
+)
+from numpyro_minibatch.diagnostics._effective import precision
+from numpyro_minibatch.diagnostics._ladder import mean_rates as mean_rates
+from numpyro_minibatch.diagnostics._normality import (
     Normality,
-    diagnose,
     log_ratio_rows,
     normal_error_bound,
     normality,
-    ring_occupancy,
 )
-from numpyro_minibatch.diagnostics._diagnose import (
-    effective_sample_size as effective_sample_size,
-)
-from numpyro_minibatch.diagnostics._diagnose import mean_rates as mean_rates
+from numpyro_minibatch.diagnostics._rings import ring_occupancy
 
 __all__ = [
     "Diagnosis",
@@ -21,5 +23,6 @@ __all__ = [
     "log_ratio_rows",
     "normal_error_bound",
     "normality",
+    "precision",
     "ring_occupancy",
 ]

@@ -150,6 +150,7 @@ class MinibatchKernel(MCMCKernel):
         self._plan: Plan | None = None
         self._moved = False  # to another temperature than that of the set-up
         self._report: dict[str, Any] = {}
+        self._start_given = False  # or left to the set-up of the control variate
         self._prepared: tuple[Any, Seen, Prepared] | None = None
 
     # what the driver and the analysis read -----------------------------------------
@@ -210,7 +211,18 @@ class MinibatchKernel(MCMCKernel):
         result, as JSON.
         """
         scheme = self._plan.scheme if self._plan else self._scheme
-        return {**scheme.facts, **({"pilot": self._report} if self._report else {})}
+        if not self._report:
+            return dict(scheme.facts)
+        measured = {
+            name: value.item() if isinstance(value, np.generic) else value
+            for name, value in self._report.items()
+            if isinstance(value, bool | int | float | str | np.generic)
+        }
+        return {
+            **scheme.facts,
+            "pilot": measured,
+            "start_given": self._start_given,
+        }
 
     def _require_layout(self) -> Layout:
         if self._layout is None:
@@ -545,6 +557,7 @@ class MinibatchKernel(MCMCKernel):
             self._plan, self._report = prepared.plan, prepared.report
             surrogate = prepared.surrogate
             starts = init_params is None and self._init_strategy is init_to_uniform
+            self._start_given = not starts
             if starts and prepared.starts is not None:
                 rng_key, start_key = _split(rng_key, vectorized)
                 init_params = prepared.start(start_key)

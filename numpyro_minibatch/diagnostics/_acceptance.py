@@ -1,0 +1,335 @@
+"""Decisions on minibatches: how often moves are accepted, and how noisy that is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+from scipy.special import erfcx, expit
+from scipy.stats import norm
+
+from numpyro_minibatch.diagnostics._run import (
+    Family,
+    Numbers,
+    Rule,
+    Run,
+    round_up,
+    show,
+)
+from numpyro_minibatch.diagnostics._setup import Setup
+
+__all__ = ["FAMILY", "Acceptance", "is_frozen", "larger_batch"]
+
+_RELIABLE = 0.9  # share of decisions inside the test's domain below which to speak up
+_NORMAL_ROWS = 50  # rows below which neither a mean nor its variance is to be trusted
+
+# nodes and weights for means over a standard normal variable
+_NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(80)
+_WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Acceptance(Numbers):
+    """How often moves are accepted, and the noise of the log ratios.
+
+    :param acceptance_rate: the mean acceptance rate.
+    :param unreliable: the share of the decisions whose noise was outside the domain of
+        the acceptance test.
+    :param diverging: the share of the draws where the log density is not finite.
+    :param mean_log_ratio: the mean of the log ratios; half the mean square of what they
+        are without noise, with the other sign.
+    :param noise_sd_median: the median standard deviation of the log ratios.
+    :param noise_sd_95: their 95% quantile.
+    """
+
+    acceptance_rate: float
+    unreliable: float
+    diverging: float
+    mean_log_ratio: float
+    noise_sd_median: float
+    noise_sd_95: float
+
+    @classmethod
+    def measure(cls, run: Run) -> Self:
+        noise = run.finite("log_ratio_variance")
+        if run.flag("uses_surrogate", bool(run.pilot)) and (noise > 0).any():
+            noise = noise[noise > 0]  # a proposal that stays is no decision
+        median, high = np.quantile(np.sqrt(noise), [0.5, 0.95])
+        return cls(
+            acceptance_rate=run.mean("acceptance_rate"),
+            unreliable=1.0 - run.mean("reliable"),
+            diverging=run.mean("diverging"),
+            mean_log_ratio=float(run.finite("log_ratio").mean()),
+            noise_sd_median=float(median),
+            noise_sd_95=float(high),
+        )
+
+    def lines(self) -> Iterator[tuple[str, str]]:
+        yield "acceptance rate", show("{:.2f}", self.acceptance_rate)
+        yield "unreliable", show("{:.1%} of the decisions", self.unreliable)
+        yield "diverging", show("{:.1%} of the draws", self.diverging)
+        yield (
+            "noise sd",
+            show("median {:.2g}, 95% {:.2g}", self.noise_sd_median, self.noise_sd_95),
+        )
+
+
+def is_frozen(run: Run) -> bool:
+    """Whether kept estimates are too noisy for the chain to move."""
+    d = run.measured(Acceptance)
+    kept = run.flag("keeps_estimate")
+    return kept and d.acceptance_rate < 0.1 and d.noise_sd_median > 1
+
+
+# noise ------------------------------------------------------------------------------
+
+
+def _advise_noise(run: Run) -> Iterator[str]:
+    d, limit = run.measured(Acceptance), run.number("max_variance")
+    if not (limit > 0 and d.unreliable > 1 - _RELIABLE) or is_frozen(run):
+        return
+    if d.acceptance_rate == 0 and run.flag("start_given"):
+        return  # the noise is that of a start far outside of the posterior
+    high = d.noise_sd_95**2 / (2 if run.flag("keeps_estimate") else 1)
+    seen = f"{d.unreliable:.0%} of the decisions were unreliable: "
+    if not high > limit:
+        yield (
+            f"{seen}not because their noise is large, but because log ratios were not "
+            "numbers. Look for parameters at which the model overflows."
+        )
+        return
+    if run.flag("gradient_steps"):
+        ways = ['correction="exact"', "correction=batch.growing(500)"]
+        ways += _less_noise(run, high / limit, math.sqrt(high))
+        yield (
+            f"{seen}their noise has sd {math.sqrt(high):.2g} at 95%, and the test "
+            f"takes {math.sqrt(limit):.2g}. Write {', or '.join(ways)}."
+        )
+        return
+    ways = list(_ways_to_less_noise(run, high))
+    yield (
+        f"{seen}their noise has sd {math.sqrt(high):.2g} at 95%, and the test takes "
+        f"{math.sqrt(limit):.2g}. Its variance goes like step_size**2 / "
+        f"(rows * temperature**2), and step sizes adapt. Write "
+        f"{', or '.join(ways) or 'a higher temperature'}."
+    )
+
+
+def _ways_to_less_noise(run: Run, high: float) -> Iterator[str]:
+    """What brings the 95% quantile of the noise variance, ``high``, into the domain."""
+    d, limit = run.measured(Acceptance), run.number("max_variance")
+    highest, aim = run.number("highest_accept_prob"), run.number("target_accept_prob")
+    if run.flag("keeps_estimate"):
+        # the noise of a log density, which does not depend on the step size
+        factor = high / limit
+        yield "estimate='shared'"
+        yield from _less_noise(run, factor, math.sqrt(factor))
+        return
+    # With many parameters a log ratio without noise is normal with mean -jump / 2 and
+    # variance jump, which is proportional to step_size**2; the noise adds ratio * jump
+    # to the variance. The penalty test accepts 2 * Phi(-sqrt(all) / 2), so when the
+    # noise falls, a step size that adapts to a rate of acceptance grows until
+    # jump * (1 + ratio) is what it was.
+    typical = d.noise_sd_median**2
+    jump = max(-2 * d.mean_log_ratio, 1e-3 * typical)
+    ratio = typical / jump
+    paid = 1.0 if highest == 1 else 0.0  # Barker's test does not pay for the noise
+    domain = limit * typical / high
+    slower = domain * (1 / ratio + paid)
+    if paid:
+        rate = 2 * norm.cdf(-math.sqrt(slower) / 2)
+    else:
+        rate = _WEIGHTS @ expit(math.sqrt(slower) * _NODES - slower / 2)
+    if rate > aim and run.flag("has_step_size", True):
+        rate = min(rate, 0.9 * highest)
+        yield f"target_accept_prob={rate:.2f} instead of {aim:g} (smaller steps)"
+    if not run.flag("sizes_itself"):
+        yield "MHMinibatch, whose batches have the size that each decision needs"
+    if d.mean_log_ratio < 0:
+        factor = ratio * (jump * (1 + paid * ratio) / domain - paid)
+        yield from _less_noise(run, factor, factor)
+
+
+def _less_noise(run: Run, batch: float, temperature: float) -> Iterator[str]:
+    """Larger batches and a higher temperature, by these factors."""
+    larger = larger_batch(run, batch)
+    if larger:
+        yield f"about {larger}"
+    hotter = run.measured(Setup).temperature * temperature
+    yield f"about temperature={round_up(hotter)}"
+
+
+def larger_batch(run: Run, factor: float) -> str:
+    """The batch sizes that bring the variance down by a factor, as a setting."""
+    d = run.measured(Setup)
+    if not d.batch_sizes or run.flag("sizes_itself") or run.flag("reads_all_rows"):
+        return ""
+    sizes = {}
+    for name, rows in d.batch_sizes.items():
+        size = d.plates[name]
+        wanted = rows * factor
+        if not run.flag("with_replacement"):
+            # the variance of rows drawn without replacement goes like 1 / m - 1 / N
+            wanted = 1 / ((1 / rows - 1 / size) / factor + 1 / size)
+        sizes[name] = min(round_up(wanted), size)
+    new, old = sizes, dict(d.batch_sizes)
+    return (
+        f"batch_size={new} instead of {old}"
+        if len(sizes) > 1
+        else f"batch_size={[*new.values()][0]} instead of {[*old.values()][0]}"
+    )
+
+
+def _advise_ignored_noise(run: Run) -> Iterator[str]:
+    d = run.measured(Acceptance)
+    if not (run.number("max_variance") == 0 and d.unreliable > 1 - _RELIABLE):
+        return
+    sd = d.noise_sd_median
+    if run.number("highest_accept_prob") < 1:
+        test, better = "barker", "accept.compensated_barker()"
+        temperature = barker_temperature(sd)
+    else:
+        test, better = "metropolis", "accept.penalty()"
+        temperature = metropolis_temperature(sd)
+    yield (
+        f"accept.{test}() takes log ratios for exact, and these had noise of sd "
+        f"{sd:.2g} (median): to small moves that looks like {temperature:.3g} times "
+        f"the temperature, so the draws spread too far. Write acceptance={better}"
+        f"{', or penalty=True for MINT' if test == 'metropolis' else ''}."
+    )
+
+
+def metropolis_temperature(sd: float) -> float:
+    """The temperature that small moves have under a Metropolis test with noise.
+
+    The slope at 0 of the log of A(delta) / A(-delta), A being the probability of
+    acceptance averaged over normal noise, is what detailed balance wants to be 1.
+    """
+    r = 0.5 * erfcx(sd / math.sqrt(2))  # exp(sd ** 2 / 2) * Phi(-sd)
+    return float((0.5 + r) / (2 * r))
+
+
+def barker_temperature(sd: float) -> float:
+    """The same for Barker's test, where the slope is four times a mean."""
+    p = expit(sd * _NODES)
+    return float(1 / (4 * (_WEIGHTS @ (p * (1 - p)))))
+
+
+def _advise_frozen(run: Run) -> Iterator[str]:
+    if not is_frozen(run):
+        return
+    d = run.measured(Acceptance)
+    each = d.noise_sd_median / math.sqrt(2)  # the log ratio has the noise of two
+    most = 2 * norm.cdf(-each / math.sqrt(2))
+    ways = ["estimate='shared'", *_less_noise(run, each**2, each)]
+    yield (
+        "the chain is held by lucky estimates: with estimate='augmented' each log "
+        f"density has noise of sd {each:.2g}, which alone limits acceptance to "
+        f"{most:.2g} (it was {d.acceptance_rate:.2g}). Write {', or '.join(ways)}."
+    )
+
+
+def _advise_small_batch(run: Run) -> Iterator[str]:
+    # of little noise, which the pilot has measured on all rows, nothing need be known
+    quiet = run.pilot.get("batch_sd_95", math.inf) <= run.pilot.get("quiet_sd", 0.25)
+    if quiet or not run.decides_on_batches:
+        return
+    d = run.measured(Setup)
+    for name, rows in d.batch_sizes.items():
+        if rows < min(_NORMAL_ROWS, d.plates.get(name, rows)):
+            yield (
+                f"a batch of {rows} rows of plate {name!r} is small for its mean to be "
+                f"normal and its variance to be known. Write batch_size={_NORMAL_ROWS} "
+                "or more, or check the rows with diagnostics.normality."
+            )
+
+
+# acceptance -------------------------------------------------------------------------
+
+
+def _advise_acceptance(run: Run) -> Iterator[str]:
+    d = run.measured(Acceptance)
+    rate = d.acceptance_rate
+    if not run.flag("decides") or math.isnan(rate) or is_frozen(run):
+        return
+    if not run.flag("has_step_size", True):
+        return  # nothing to set; the better the more is accepted
+    highest, wanted = (
+        run.number("highest_accept_prob"),
+        run.number("target_accept_prob"),
+    )
+    aim = f"or a longer num_warmup with adapt_step_size=True, which aims at {wanted:g}"
+    if rate < 0.05:
+        yield (
+            f"the acceptance rate is {rate:.2g}, so most draws repeat the "
+            f"one before. Write a smaller step_size, {aim}."
+        )
+    if rate > max(0.95 * highest, wanted + 0.05):
+        yield (
+            f"the acceptance rate is {rate:.2g} of at most {highest:g}: "
+            f"the steps are so small that the chain hardly moves. Write a larger "
+            f"step_size, {aim}."
+        )
+
+
+def _advise_diverging(run: Run) -> Iterator[str]:
+    d, setup = run.measured(Acceptance), run.measured(Setup)
+    if d.diverging > 0:
+        count = round(d.diverging * setup.num_chains * setup.num_draws)
+        yield (
+            f"the log density was not finite at {count} draws ({d.diverging:.2g} of "
+            "them). Look for parameters that overflow the model, and write tighter "
+            "priors, a smaller step_size or "
+            "init_strategy=init_to_value(values=...)."
+        )
+
+
+FAMILY = Family(
+    Acceptance,
+    (
+        Rule(
+            "N % of the decisions were unreliable",
+            "their noise was outside what the test takes, so detailed balance is "
+            "approximate",
+            "larger batches, a higher temperature, shorter steps; "
+            "[control variates](control-variates.md)",
+            _advise_noise,
+        ),
+        Rule(
+            "accept.metropolis() takes log ratios for exact",
+            "a test without a penalty on estimates with noise: the draws spread too "
+            "far, by the factor that it names",
+            "`accept.penalty()`",
+            _advise_ignored_noise,
+        ),
+        Rule(
+            "the chain is held by lucky estimates",
+            '`estimate="augmented"` keeps an estimate that was too good, and rejects '
+            "everything else",
+            '`estimate="shared"`, the default',
+            _advise_frozen,
+        ),
+        Rule(
+            "the acceptance rate is",
+            "the step size did not settle, or was given",
+            "a longer warmup",
+            _advise_acceptance,
+        ),
+        Rule(
+            "the log density was not finite at",
+            "divergences: overflow somewhere in the model",
+            "tighter priors, `init_strategy`",
+            _advise_diverging,
+        ),
+        Rule(
+            "a batch of m rows ... is small",
+            "below 50 rows neither normality nor the variance is to be trusted, unless "
+            "a pilot found a noise of at most 0.25",
+            "a larger batch",
+            _advise_small_batch,
+        ),
+    ),
+)

@@ -1,0 +1,85 @@
+"""Gradient steps: what the noise of their gradients does to the draws."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+
+from numpyro_minibatch.diagnostics._acceptance import larger_batch
+from numpyro_minibatch.diagnostics._run import Family, Numbers, Rule, Run, show
+
+__all__ = ["FAMILY", "Gradients"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gradients(Numbers):
+    """The noise of gradients.
+
+    :param noise_ratio: the variance of the noise that gradient steps inject over
+    that of their gradients, where it is smallest; its inverse is about the relative
+    error of the temperature that nothing corrects.
+    """
+
+    noise_ratio: float
+
+    @classmethod
+    def measure(cls, run: Run) -> Self:
+        # where steps change in cycles, of a whole one: its last steps are too short to
+        # say anything
+        each = run.number("samples_per_cycle")
+        values = run.last("noise_ratio", int(each) if each >= 1 else 1)
+        values = values[np.isfinite(values)]
+        return cls(noise_ratio=float(values.min()) if values.size else math.nan)
+
+    def lines(self) -> Iterator[tuple[str, str]]:
+        yield (
+            "gradient noise",
+            show("its variance is 1 / {:.3g} of what steps inject", self.noise_ratio),
+        )
+
+
+def _advise_gradient_noise(run: Run) -> Iterator[str]:
+    """What no correction makes good: the noise of the gradients heats the draws."""
+    ratio = run.measured(Gradients).noise_ratio
+    uncorrected = run.flag("gradient_steps") and not run.flag("decides")
+    if not uncorrected or not ratio < 10:
+        return
+    excess = 1.0 / ratio
+    wider = 100 * (math.sqrt(1 + excess) - 1)
+    factor = 0.1 * ratio
+    larger = larger_batch(run, 1 / factor)
+    or_larger = f", {larger}" if larger else ""
+    if run.flag("is_thermostat"):
+        yield (
+            f"the noise of the gradients has {excess:.2g} times the variance of what "
+            "the thermostat's steps inject. It makes up for noise that is alike in all "
+            f"coordinates, and for no other. Compare with step_size {factor:.2g} times "
+            f"as large{or_larger}."
+        )
+        return
+    friction = ", a larger friction" if run.flag("has_friction") else ""
+    yield (
+        f"the noise of the gradients has {excess:.2g} times the variance of what steps "
+        "inject, and heats the draws by as much: where it is largest their standard "
+        f"deviations are about {wider:.0f}% too large. Write a step_size {factor:.2g} "
+        f"times as large{friction}{or_larger}, "
+        'control_variate="taylor2" for one tall mode, or AMAGOLD(model), which '
+        "corrects for it."
+    )
+
+
+FAMILY = Family(
+    Gradients,
+    (
+        Rule(
+            "the noise of the gradients has x times the variance of what steps inject",
+            "draws of SGLD or SGHMC are too hot by that",
+            "smaller steps, more friction, a control variate, AMAGOLD",
+            _advise_gradient_noise,
+        ),
+    ),
+)

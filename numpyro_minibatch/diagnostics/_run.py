@@ -1,0 +1,193 @@
+"""A result as the diagnoses see it: draws, statistics, and facts about the kernel."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple, Self, TypeVar
+
+import numpy as np
+import xarray as xr
+
+from numpyro_minibatch.diagnostics._older import facts_of_settings
+
+__all__ = ["Family", "Numbers", "Rule", "Run", "by_place", "round_up", "show"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Numbers:
+    """The numbers of one family of diagnoses; its fields are those of a Diagnosis."""
+
+    @classmethod
+    def measure(cls, run: Run) -> Self:
+        """The numbers of a run; NaN or empty where it has none.
+
+        :param run: the run.
+        """
+        raise NotImplementedError
+
+    def lines(self) -> Iterator[tuple[str, str]]:
+        """What is printed of them: a name and a text, empty where there is nothing."""
+        return iter(())
+
+
+N = TypeVar("N", bound=Numbers)
+
+
+class Rule(NamedTuple):
+    """Something that can be wrong with a run.
+
+    :param begins: how the advice begins, for the table of the documentation.
+    :param means: what is wrong then.
+    :param helps: what to change.
+    :param find: the advice on a run, none where nothing is wrong.
+    """
+
+    begins: str
+    means: str
+    helps: str
+    find: Any  # Callable[[Run], Iterator[str]]
+
+
+class Family(NamedTuple):
+    """Diagnoses that belong together: one file has their numbers, rules and words.
+
+    :param numbers: what is measured.
+    :param rules: what can be wrong.
+    :param notes: functions from a run to what to keep in mind.
+    """
+
+    numbers: type[Numbers]
+    rules: tuple[Rule, ...] = ()
+    notes: tuple[Any, ...] = ()
+
+
+class Run:
+    """The draws and statistics of a run, and what its kernel recorded of itself.
+
+    :param posterior: the draws that are analysed.
+    :param stats: the statistics of the draws; empty if there are none.
+    """
+
+    def __init__(self, posterior: xr.Dataset, stats: xr.Dataset) -> None:
+        self.posterior = posterior
+        self.stats = stats
+        self.attrs = posterior.attrs
+        self._measured: dict[type[Numbers], Numbers] = {}
+
+    def measured(self, family: type[N]) -> N:
+        """The numbers of a family, which are computed once.
+
+        :param family: the class of its numbers.
+        """
+        if family not in self._measured:
+            self._measured[family] = family.measure(self)
+        found = self._measured[family]
+        assert isinstance(found, family)
+        return found
+
+    # what the kernel recorded ---------------------------------------------------------
+
+    @cached_property
+    def facts(self) -> Mapping[str, Any]:
+        """Numbers, booleans and names that the kernel and its parts recorded."""
+        if "facts" in self.attrs:
+            return json.loads(self.attrs["facts"])
+        return facts_of_settings(json.loads(self.attrs.get("settings", "{}")))
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        """A recorded fact that holds or does not.
+
+        :param name: its name.
+        :param default: where it is not recorded.
+        """
+        return bool(self.facts.get(name, default))
+
+    def number(self, name: str, default: float = math.nan) -> float:
+        """A recorded number.
+
+        :param name: its name.
+        :param default: where it is not recorded.
+        """
+        return float(self.facts.get(name, default))
+
+    @property
+    def pilot(self) -> Mapping[str, Any]:
+        """What the set-up of a control variate measured; empty without one."""
+        return self.facts.get("pilot", {})
+
+    @property
+    def decides_on_batches(self) -> bool:
+        """Whether there are accept/reject steps that do not read all rows."""
+        return self.flag("decides") and not self.flag("exact_decisions")
+
+    # statistics -----------------------------------------------------------------------
+
+    @property
+    def thinning(self) -> int:
+        """How many draws were made for each that was kept."""
+        return int(self.attrs.get("thinning", 1))
+
+    def mean(self, name: str) -> float:
+        """The mean of a statistic over all draws; NaN without it."""
+        found = self.stats.get(name)
+        return math.nan if found is None else float(found.astype(float).mean())
+
+    def finite(self, name: str) -> np.ndarray:
+        """The finite values of a statistic; one NaN if there are none."""
+        found = self.stats.get(name)
+        values = np.empty(0) if found is None else found.values.astype(float)
+        kept = values[np.isfinite(values)]
+        return kept if kept.size else np.array([math.nan])
+
+    def last(self, name: str, draws: int = 1) -> np.ndarray:
+        """The last values of a statistic in each chain; empty without it.
+
+        :param name: the statistic.
+        :param draws: of how many draws.
+        """
+        found = self.stats.get(name)
+        if found is None:
+            return np.empty(0)
+        return found.isel(draw=slice(-draws, None)).values.astype(float)
+
+    # parameters -----------------------------------------------------------------------
+
+    @cached_property
+    def parameters(self) -> tuple[np.ndarray, list[str]]:
+        """All scalars, shape ``(chain, draw, parameter)``, and their names."""
+        columns, names = [], []
+        for name, values in self.posterior.data_vars.items():
+            values = values.transpose("chain", "draw", ...)
+            columns.append(values.values.reshape(*values.shape[:2], -1).astype(float))
+            labels = [values[dim].values for dim in values.dims[2:]]
+            for place in np.ndindex(*values.shape[2:]):
+                which = ", ".join(
+                    str(label[i]) for label, i in zip(labels, place, strict=True)
+                )
+                names.append(f"{name}[{which}]" if which else str(name))
+        return np.concatenate(columns, axis=-1), names
+
+
+def by_place(stats: xr.Dataset, name: str) -> np.ndarray | None:
+    """A statistic of each rung or pair, the draws of all chains in one axis."""
+    if name not in stats or not stats[name].size:
+        return None  # a ladder of one rung has no pairs
+    return stats[name].values.reshape(-1, stats[name].shape[-1])
+
+
+# words ------------------------------------------------------------------------------
+
+
+def show(text: str, *numbers: float) -> str:
+    """The text with its numbers, or nothing if one of them is NaN."""
+    return "" if any(map(math.isnan, numbers)) else text.format(*numbers)
+
+
+def round_up(value: float) -> int:
+    """Up to two significant digits."""
+    unit = 10 ** max(0, math.floor(math.log10(max(value, 1))) - 1)
+    return math.ceil(value / unit) * unit
