@@ -100,7 +100,7 @@ def normal_error_bound(rows: Any, batch_size: int | None = None) -> float:
     .. doctest::
 
         >>> import jax
-        >>> from numpyro_minibatch.diagnostics._diagnose import normal_error_bound
+        >>> from numpyro_minibatch.diagnostics import normal_error_bound
         >>> rows = jax.random.normal(jax.random.key(0), (100_000,))
         >>> round(normal_error_bound(rows, batch_size=100), 1)
         1.2
@@ -140,7 +140,7 @@ def normality(
     .. doctest::
 
         >>> import jax, jax.numpy as jnp
-        >>> from numpyro_minibatch.diagnostics._diagnose import normality
+        >>> from numpyro_minibatch.diagnostics import normality
         >>> rows = jax.random.normal(jax.random.key(0), (10_000,))
         >>> normality(rows, 100, jax.random.key(1)).distance < 0.03
         True
@@ -219,7 +219,7 @@ def log_ratio_rows(
     .. doctest::
 
         >>> import jax.numpy as jnp, numpyro, numpyro.distributions as dist
-        >>> from numpyro_minibatch.diagnostics._diagnose import log_ratio_rows
+        >>> from numpyro_minibatch.diagnostics import log_ratio_rows
 
         >>> def model(y):
         ...     mu = numpyro.sample("mu", dist.Normal(0, 10))
