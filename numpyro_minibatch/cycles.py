@@ -245,7 +245,7 @@ def _sampled(
     replayed = Run.of(run) if is_mcmc else Run.of_kernel(kernel, args, model_kwargs)
     target: Any = replayed.target
     if target is None and replayed.of_package:
-        target = replayed.kernel._make_target((), {})
+        target = replayed.kernel.make_target((), {})
     if not replayed.of_package or target is None:
         raise ValueError(
             "densities needs a run of a kernel of numpyro_minibatch, got "

@@ -93,8 +93,8 @@ def test_double_well():
 class NoFlip(AMAGOLD):
     """The momentum of a rejected draw goes on instead of turning round."""
 
-    def _transition(self, target, state):
-        new = super()._transition(target, state)
+    def transition(self, target, state):
+        new = super().transition(target, state)
         rejected = jnp.all(new.z == state.z)
         momentum = jnp.where(rejected, -new.momentum, new.momentum)
         return new._replace(momentum=momentum)

@@ -1992,7 +1992,7 @@ def test_numpy_integers_are_accepted(size: Any) -> None:
     )
     named = MINT(regression, batch_size={"data": size}, temperature=1.0)
     assert named == MINT(regression, batch_size={"data": 10}, temperature=1.0)
-    assert type(named._scheme.widths["data"]) is int
+    assert type(named._batch.widths["data"]) is int
     assert batch.pilot(size) == batch.pilot(10)
     assert target(sizes=size).plates == {"data": 10}
 

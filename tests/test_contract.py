@@ -46,7 +46,7 @@ from numpyro_minibatch import (
     proposal,
     schedule,
 )
-from numpyro_minibatch.kernels._base import MinibatchKernel
+from numpyro_minibatch.kernels import MinibatchKernel
 
 # the warmup is short because the adaptation of the step size amplifies rounding: in a
 # hundred draws from 1e-16 to 1e-4

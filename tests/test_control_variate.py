@@ -622,7 +622,7 @@ def test_a_surrogate_with_leaders_has_tails(monkeypatch):
         poisson_model, control_variate=control_variate.taylor2(exact_rows=8)
     )
     kernel.init(random.key(0), 10, None, data, {})
-    surrogate = kernel._prepared[2].surrogate
+    surrogate = kernel._run.prepared[2].surrogate
     expansion, root = surrogate.expansion, np.asarray(surrogate.root)
     kept = expansion.exact["data"]
     assert kept.share is not None and 2 <= len(kept.rows) <= 8
@@ -647,7 +647,7 @@ def test_a_surrogate_with_leaders_has_tails(monkeypatch):
     variate = control_variate.taylor2(exact_rows=8)
     kernel = MinibatchMH(poisson_model, control_variate=variate)
     kernel.init(random.key(0), 10, None, data, {})
-    kept = kernel._prepared[2].surrogate.expansion.exact["data"]
+    kept = kernel._run.prepared[2].surrogate.expansion.exact["data"]
     assert kept.share is None and len(kept.rows) == 8
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -121,10 +121,10 @@ def test_parts_of_a_cycle(settings: Any, expected: tuple[int, ...]) -> None:
 def test_draws_are_placed_in_their_cycles() -> None:
     """Steps before each draw, of its own and the number of its cycle, and no gaps."""
     kernel = kernel_of(cycle_length=60, samples_per_cycle=3, explore=0.2)
-    kernel._num_warmup = 6
     length = kernel._shape.piece
     cycle, before, pieces = (
-        np.asarray(x) for x in jax.vmap(kernel._place)(jnp.arange(10))
+        np.asarray(x)
+        for x in jax.vmap(partial(kernel._cycles.place, num_warmup=6))(jnp.arange(10))
     )
     np.testing.assert_array_equal(cycle, [-2, -2, -2, -1, -1, -1, 0, 0, 0, 1])
     np.testing.assert_array_equal(pieces[:3] * length, [52, 4, 4])
@@ -411,7 +411,7 @@ def test_exploration_of_one_chain_costs_no_other() -> None:
     state = kernel.init(keys, 0, start_of(np.zeros(3)), (), {})
 
     def each(state: Any) -> Any:
-        return kernel._transition(FLAT, state)
+        return kernel.transition(FLAT, state)
 
     shared = list(conditions(jax.make_jaxpr(lambda s: kernel.sample(s, (), {}))(state)))
     alone = list(conditions(jax.make_jaxpr(jax.vmap(each))(state)))

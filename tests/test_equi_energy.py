@@ -146,7 +146,7 @@ def energies_of(
     built = kernel(**FULL)
     built.init(random.key(0), 0, jnp.zeros(()), (), {})
     _, unravel = ravel_pytree(jnp.zeros(()))
-    reader = built._reader(TARGET, unravel)
+    reader = built.reader(TARGET, unravel)
     number = len(nested.sizes)
 
     def one(key: Any) -> Energies:

@@ -165,11 +165,11 @@ def test_a_rung_is_the_kernel_of_numpyro() -> None:
     kernel = ReplicaExchange(inner, temperatures=[1.0, 4.0])
     state = kernel.init(random.key(0), 10, None, (x, y), {})
     rung = kernel.inner
-    target = rung._make_target((x, y), {})
+    target = rung.make_target((x, y), {})
     here = jax.tree.map(lambda value: value[0], state.replicas)
     there = jax.tree.map(lambda value: value[1], state.replicas)
-    arrived = rung._arrive(target, here, there, random.key(1))
-    moved = rung._transition(target, arrived)
+    arrived = rung.arrive(target, here, there, random.key(1))
+    moved = rung.transition(target, arrived)
     plain = HMC(model, num_steps=3, trajectory_length=None, step_size=0.2)
     plain.init(random.key(0), 10, None, (x, y), {})
     expected = plain.sample(
@@ -182,7 +182,9 @@ def test_a_rung_is_the_kernel_of_numpyro() -> None:
     np.testing.assert_allclose(moved.z["b"], expected.z["b"], rtol=1e-5)
     assert not np.allclose(moved.z["b"], there.z["b"])
     # each rung begins with the energy of its own temperature
-    hot = rung.at(4.0)._potential(rung.at(4.0)._reader(target, lambda z: {"b": z}))
+    hot = rung.with_temperature(4.0)._potential(
+        rung.with_temperature(4.0).reader(target, lambda z: {"b": z})
+    )
     np.testing.assert_allclose(there.inner.potential_energy, hot(there.z), rtol=1e-5)
 
 
@@ -340,9 +342,9 @@ def test_rungs_that_moved_have_energies_of_where_they_are() -> None:
     state = step(state)
     rung = kernel.inner
     for place in range(3):
-        at = rung.at(heat[place])
-        target = rung._make_target((x, y), {})
-        potential = at._potential(at._reader(target, lambda z: {"b": z}))
+        at = rung.with_temperature(heat[place])
+        target = rung.make_target((x, y), {})
+        potential = at._potential(at.reader(target, lambda z: {"b": z}))
         here = jax.tree.map(lambda value, k=place: value[k], state.replicas)
         np.testing.assert_allclose(
             here.inner.potential_energy, potential(here.z), rtol=1e-4

@@ -83,7 +83,7 @@ for where in (None, mesh):
     settings = dict(num_warmup=20, num_samples=20, num_chains=2, progress=False)
     draws = t.values(sample(kernel, t.X, t.Y > 0, **settings, mesh=where))
     pilot = {{k: v for k, v in kernel.pilot.items() if isinstance(v, float)}}
-    sums = jax.tree.leaves(kernel._prepared[2].surrogate.expansion)
+    sums = jax.tree.leaves(kernel._run.prepared[2].surrogate.expansion)
     found.append({{**draws, **pilot, **dict(enumerate(sums))}})
 one, two = found
 for name in one:

@@ -314,13 +314,17 @@ def test_a_thermostat_stays_with_its_rung() -> None:
         memory=Thermostat(here.memory.momentum, jnp.array(7.0), jnp.array([1.0]))
     )
     there = there._replace(memory=there.memory._replace(force=jnp.array([2.0])))
-    arrived = kernel.at(4.0)._arrive(TARGET, here, there, random.key(3))
+    arrived = kernel.with_temperature(4.0).arrive(TARGET, here, there, random.key(3))
     assert arrived.memory.friction == 7.0 and arrived.z == there.z
     # that of the position at this temperature: what comes along has another one's
     assert arrived.memory.force not in (1.0, 2.0)
     assert arrived.memory.momentum not in (here.memory.momentum, there.memory.momentum)
     momenta = jax.vmap(
-        lambda key: kernel.at(4.0)._arrive(TARGET, here, there, key).memory.momentum
+        lambda key: (
+            kernel.with_temperature(4.0)
+            .arrive(TARGET, here, there, key)
+            .memory.momentum
+        )
     )(random.split(random.key(4), 20_000))
     # of variance T
     assert np.var(momenta) == pytest.approx(4.0, abs=5 * 4.0 * np.sqrt(2 / 20_000))

@@ -439,14 +439,14 @@ def test_law(name):
     z, extra = z_scores(kernel, kernel.temperature)
     assert np.abs(z).max() < 5.0, z
     assert (extra["reliable"] == 1).all() and not extra["diverging"].any()
-    rows = np.asarray(extra["num_rows"]) / kernel._num_steps
+    rows = np.asarray(extra["num_rows"]) / kernel.num_steps
     assert rows.max() <= N and rows.min() >= M
-    all_read = np.asarray(extra["num_rows"]) == N * kernel._num_steps
+    all_read = np.asarray(extra["num_rows"]) == N * kernel.num_steps
     assert all_read.any()
     if "austerity" in name:
         assert not all_read.all()  # it does stop before the end
     variance = np.asarray(extra["log_ratio_variance"])
-    if kernel._num_steps == 1:
+    if kernel.num_steps == 1:
         assert ((variance == 0) == all_read).all()
 
 

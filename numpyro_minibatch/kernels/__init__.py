@@ -1,5 +1,17 @@
-"""The kernels: each a short composition of the choices in the other modules."""
+"""The kernels: each a short composition of the choices in the other modules.
 
+:class:`MinibatchKernel` is the contract, for a kernel of your own.
+"""
+
+from numpyro_minibatch.kernels._base import MinibatchKernel
+from numpyro_minibatch.kernels._contract import (
+    InPieces,
+    KernelState,
+    NoiseDriven,
+    Pieces,
+    Start,
+    Tempered,
+)
 from numpyro_minibatch.kernels.amagold import AMAGOLD
 from numpyro_minibatch.kernels.austerity import AusterityMH
 from numpyro_minibatch.kernels.confidence import ConfidenceMH
@@ -32,7 +44,14 @@ __all__ = [
     "CyclicalMINT",
     "CyclicalSGHMC",
     "CyclicalSGLD",
+    "InPieces",
+    "KernelState",
     "MHMinibatch",
+    "MinibatchKernel",
     "MinibatchMH",
+    "NoiseDriven",
+    "Pieces",
     "ReplicaExchange",
+    "Start",
+    "Tempered",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -18,6 +18,7 @@ from numpyro_minibatch._internal.checks import describe
 from numpyro_minibatch._model.preflight import inspect_model
 from numpyro_minibatch.estimate import Reader
 from numpyro_minibatch.kernels._base import MinibatchKernel
+from numpyro_minibatch.kernels._contract import Start
 from numpyro_minibatch.target import Target
 
 __all__ = ["NumPyroKernel", "NumPyroState"]
@@ -106,13 +107,9 @@ class NumPyroKernel(MinibatchKernel):
         """The settings that define what the kernel does, for records."""
         return {**super().settings, "kernel": type(self._kernel).__name__}
 
-    def _identity(self) -> tuple[Hashable, ...]:
-        # NumPyro's kernels are equal only to themselves
-        return (*super()._identity(), self._kernel)
-
     def _setup(self, args: tuple, kwargs: Mapping[str, Any]) -> None:
         assert self._model is not None
-        self._layout, self._frozen = inspect_model(
+        layout, frozen = inspect_model(
             type(self._kernel).__name__,
             self._model,
             args,
@@ -121,13 +118,15 @@ class NumPyroKernel(MinibatchKernel):
             full=True,
             whole=True,
         )
-        shapes = zip(self._layout.latents, self._layout.shapes, strict=True)
+        self._learn(layout=layout, frozen=frozen)
+        shapes = zip(layout.latents, layout.shapes, strict=True)
         real = jnp.result_type(float)
         z = {name: jax.ShapeDtypeStruct(shape, real) for name, shape in shapes}
-        terms = jax.eval_shape(self._make_target(args, kwargs).terms, z, self._all_rows)
+        terms = jax.eval_shape(self.make_target(args, kwargs).terms, z, self._all_rows)
         observed = jax.tree.leaves((terms.likelihood, terms.rows))
-        self._num_rows = sum(part.size for part in observed)
-        if not self._num_rows and not self._temper_prior:
+        num_rows = sum(part.size for part in observed)
+        self._learn(observed_rows=num_rows)
+        if not num_rows and not self._temper_prior:
             raise ValueError(
                 f"ReplicaExchange({type(self._kernel).__name__}(model)) tempers the "
                 "likelihood, and the model has no observed site: a numpyro.factor "
@@ -137,8 +136,8 @@ class NumPyroKernel(MinibatchKernel):
 
     @property
     def _all_rows(self) -> dict[str, Array]:
-        plates = self._require_layout().plates
-        return {name: jnp.arange(size, dtype=jnp.int32) for name, size in plates}
+        sizes = self.plates.items()
+        return {name: jnp.arange(size, dtype=jnp.int32) for name, size in sizes}
 
     def _potential(self, reader: Reader) -> Callable[[Any], Array]:
         """The potential energy at this temperature, as NumPyro's kernels ask for it."""
@@ -160,21 +159,20 @@ class NumPyroKernel(MinibatchKernel):
         if isinstance(kernel, HMC) and isinstance(kernel._dense_mass, bool):
             # as it does itself of a model's sites
             kernel._dense_mass = [tuple(sorted(z))] if kernel._dense_mass else []
-        return kernel, lambda key, z: kernel.init(key, self._num_warmup, z, (), {})
+        return kernel, lambda key, z: kernel.init(key, self.num_warmup, z, (), {})
 
-    def _first_state(
-        self, reader: Reader, z: Any, flat: Array, key: Array, surrogate: Any
-    ) -> NumPyroState:
-        _, init = self._bound(reader, z)
-        key, inner_key = jax.random.split(key)
-        inner = init(inner_key, z)
+    def first_state(self, start: Start) -> NumPyroState:
+        """The state of a chain before its first draw."""
+        _, init = self._bound(start.reader, start.z)
+        key, inner_key = jax.random.split(start.key)
+        inner = init(inner_key, start.z)
         return NumPyroState(
             i=jnp.int32(0),
-            z=z,
+            z=start.z,
             rng_key=key,
             surrogate=(),
             inner=inner,
-            accept_prob=jnp.zeros((), flat.dtype),
+            accept_prob=jnp.zeros((), start.flat.dtype),
             num_steps=jnp.int32(0),
             step_size=inner.adapt_state.step_size,
             diverging=jnp.array(False),
@@ -182,9 +180,10 @@ class NumPyroKernel(MinibatchKernel):
             num_rows=jnp.int32(0),
         )
 
-    def _arrive(self, target: Target, here: Any, there: Any, key: Array) -> Any:
+    def arrive(self, target: Target, here: Any, there: Any, key: Array) -> Any:
+        """A rung's state with the position of another; see :class:`Tempered`."""
         _, unravel = ravel_pytree(there.z)
-        potential = self._potential(self._reader(target, unravel))
+        potential = self._potential(self.reader(target, unravel))
         if getattr(self._kernel, "_forward_mode_differentiation", False):
             energy, gradient = potential(there.z), jax.jacfwd(potential)(there.z)
         else:
@@ -192,9 +191,10 @@ class NumPyroKernel(MinibatchKernel):
         inner = here.inner._replace(z=there.z, potential_energy=energy, z_grad=gradient)
         return here._replace(z=there.z, inner=inner)
 
-    def _transition(self, target: Target, state: NumPyroState) -> NumPyroState:
+    def transition(self, target: Target, state: NumPyroState) -> NumPyroState:
+        """One draw of one chain."""
         _, unravel = ravel_pytree(state.z)
-        kernel, init = self._bound(self._reader(target, unravel), state.z)
+        kernel, init = self._bound(self.reader(target, unravel), state.z)
         # what `init` is told it keeps for `sample` in functions that it makes
         jax.eval_shape(init, state.rng_key, state.z)
         # the shared count, so that its adaptation stays a branch
@@ -210,5 +210,5 @@ class NumPyroKernel(MinibatchKernel):
             diverging=jnp.asarray(getattr(inner, "diverging", False)),
             lp_estimate=-inner.potential_energy,
             # and once where a swap may have brought a position
-            num_rows=(steps + 1) * self._num_rows,
+            num_rows=(steps + 1) * self._run.observed_rows,
         )

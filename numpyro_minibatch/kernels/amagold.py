@@ -10,7 +10,7 @@ makes up for the discretisation and for the noise of the gradients together.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -34,6 +34,7 @@ from numpyro_minibatch.dynamics import Moved
 from numpyro_minibatch.estimate import Comparison, Estimate, Exact, Reader, Shared
 from numpyro_minibatch.kernels._adaptation import Adaptation, AdaptState, advanced
 from numpyro_minibatch.kernels._base import MinibatchKernel
+from numpyro_minibatch.kernels._contract import Start
 from numpyro_minibatch.kernels._gradient_steps import NoiseGauge, follow
 from numpyro_minibatch.kernels.langevin import step_and_friction
 from numpyro_minibatch.preconditioner import Whitening
@@ -172,7 +173,7 @@ class AMAGOLD(MinibatchKernel):
         True
     """
 
-    _draws_once_a_step = True
+    draws_once_a_step = True
 
     def __init__(
         self,
@@ -275,7 +276,7 @@ class AMAGOLD(MinibatchKernel):
         sigma = float(momentum_variance) ** 0.5 if h is None else 1.0
         self._step_size = float(step_size) / sigma
         self._dynamics = dynamics.sghmc(float(friction) * sigma, "midpoint")
-        self._num_steps = int(num_steps)
+        self.num_steps = int(num_steps)
         self._resample_momentum = bool(resample_momentum)
         self._correction = correction
         self._adapt_step_size = bool(adapt_step_size) and correction is not None
@@ -302,16 +303,14 @@ class AMAGOLD(MinibatchKernel):
     @property
     def settings(self) -> dict[str, Any]:
         """The settings that define what the kernel does, for records."""
+        settings = {**super().settings, "correction": repr(self._correction)}
+        if self._correction is None:
+            del settings["acceptance"]  # nothing is decided
+            return settings
         return {
-            **super().settings,
-            "dynamics": repr(self._dynamics),
-            "resample_momentum": self._resample_momentum,
-            "correction": repr(self._correction),
-            **self._decisions,
-            "target_accept_prob": self._target_accept_prob,
-            "adapt_step_size": self._adapt_step_size,
-            "num_steps": self._num_steps,
-            "dense_mass": self._dense_mass,
+            **settings,
+            "estimate": repr(self._estimator),
+            "max_variance": self._acceptance.max_variance,
         }
 
     @property
@@ -320,7 +319,7 @@ class AMAGOLD(MinibatchKernel):
         facts = {
             **super().facts,
             **self._dynamics.facts,
-            "num_steps": self._num_steps,
+            "num_steps": self.num_steps,
             "has_step_size": True,
         }
         if self._correction is None:
@@ -333,47 +332,13 @@ class AMAGOLD(MinibatchKernel):
         }
 
     @property
-    def _decisions(self) -> dict[str, Any]:
-        """How is decided, if it is."""
-        if self._correction is None:
-            return {}
-        return {
-            "estimate": repr(self._estimator),
-            "acceptance": repr(self._acceptance),
-            "max_variance": self._acceptance.max_variance,
-        }
-
-    def get_diagnostics_str(self, state: AMAGOLDState) -> str:
-        """What the progress bar shows."""
-        return (
-            f"step size {jnp.mean(state.step_size):.2e}. "
-            f"acc. prob={jnp.mean(state.mean_accept_prob):.2f}. "
-            f"rows={jnp.mean(state.num_rows):.0f}"
-        )
-
-    def _identity(self) -> tuple[Hashable, ...]:
-        return (
-            *super()._identity(),
-            self._dynamics,
-            self._step_size,
-            self._num_steps,
-            self._resample_momentum,
-            self._correction,
-            self._acceptance,
-            self._adapt_step_size,
-            self._adapt_mass_matrix,
-            self._dense_mass,
-            self._target_accept_prob,
-        )
-
-    @property
     def _estimator(self) -> Exact | Shared:
         return estimate.exact() if self._correction == "exact" else estimate.shared()
 
     @property
     def _adaptation(self) -> Adaptation:
         return Adaptation(
-            num_warmup=self._num_warmup,
+            num_warmup=self.num_warmup,
             target_accept_prob=self._target_accept_prob,
             adapt_step_size=self._adapt_step_size,
             # with a control variate, the surrogate's posterior is known beforehand
@@ -381,22 +346,22 @@ class AMAGOLD(MinibatchKernel):
             dense_mass=self._dense_mass,
         )
 
-    def _first_state(
-        self, reader: Reader, z: Any, flat: Array, key: Array, surrogate: Any
-    ) -> AMAGOLDState:
-        key, index_key, momentum_key, memory_key = jax.random.split(key, 4)
+    def first_state(self, start: Start) -> AMAGOLDState:
+        """The state of a chain before its first draw."""
+        key, index_key, momentum_key, memory_key = jax.random.split(start.key, 4)
+        flat = start.flat
         adapt_state = self._adaptation.init(flat, self._step_size)
         if self._control_variate is not None:
-            adapt_state = adapt_state.with_root(surrogate.root)
+            adapt_state = adapt_state.with_root(start.surrogate.root)
         zero = jnp.zeros((), flat.dtype)
         return AMAGOLDState(
             i=jnp.int32(0),
-            z=z,
+            z=start.z,
             rng_key=key,
             index_key=index_key,
             surrogate=(),
             momentum=self._dynamics.init(momentum_key, flat, self.temperature),
-            memory=self._estimator.init(reader, memory_key, flat),
+            memory=self._estimator.init(start.reader, memory_key, flat),
             adapt_state=adapt_state,
             noise_gauge=NoiseGauge.init(flat),
             accept_prob=zero,
@@ -408,19 +373,21 @@ class AMAGOLD(MinibatchKernel):
             log_ratio_variance=zero,
             reliable=jnp.array(False),
             noise_ratio=zero,
-            num_rows=jnp.zeros((), self._rows_dtype(reader)),
+            num_rows=jnp.zeros((), self._rows_dtype(start.reader)),
         )
 
-    def _arrive(self, target: Target, here: Any, there: Any, key: Array) -> Any:
+    def arrive(self, target: Target, here: Any, there: Any, key: Array) -> Any:
+        """A rung's state with the position of another; see :class:`Tempered`."""
         momentum = self._dynamics.init(key, here.momentum, self.temperature)
         return here._replace(z=there.z, memory=there.memory, momentum=momentum)
 
-    def _transition(self, target: Target, state: AMAGOLDState) -> AMAGOLDState:
+    def transition(self, target: Target, state: AMAGOLDState) -> AMAGOLDState:
+        """One draw of one chain."""
         names = ("rng", "momentum", "noise", "measure", "rows", "accept")
         keys = dict(zip(names, jax.random.split(state.rng_key, 6), strict=True))
         z, unravel = ravel_pytree(state.z)
-        reader = self._reader(target, unravel, state.surrogate)
-        energy, temperature = self._energy(reader), self.temperature
+        reader = self.reader(target, unravel, state.surrogate)
+        energy, temperature = self.energy(reader), self.temperature
         whitening = Whitening(state.adapt_state.root)
         step_size = state.adapt_state.step_size
 
@@ -432,7 +399,7 @@ class AMAGOLD(MinibatchKernel):
             resample()
             if self._resample_momentum
             else jax.lax.cond(
-                state.i < self._num_warmup, resample, lambda: state.momentum
+                state.i < self.num_warmup, resample, lambda: state.momentum
             )
         )
 
@@ -445,8 +412,8 @@ class AMAGOLD(MinibatchKernel):
             whitening,
             constant,
             temperature,
-            self._num_steps,
-            state.i * self._num_steps,
+            self.num_steps,
+            state.i * self.num_steps,
             (keys["noise"], state.index_key),
             z,
             momentum,
@@ -459,7 +426,7 @@ class AMAGOLD(MinibatchKernel):
             (z, -momentum, state.memory, seen.log_density[0]),
         )
         gauge, rows = state.noise_gauge.updated(
-            energy, keys["measure"], z, whitening, state.i, self._num_warmup
+            energy, keys["measure"], z, whitening, state.i, self.num_warmup
         )
         return advanced(
             self._adaptation,
@@ -484,12 +451,12 @@ class AMAGOLD(MinibatchKernel):
 
     def _gradient_rows(self, reader: Reader) -> Array:
         """Rows that the gradients of a draw read."""
-        number = self._num_steps * reader.gradient_rows
+        number = self.num_steps * reader.gradient_rows
         return jnp.asarray(number, self._rows_dtype(reader))
 
     def _rows_dtype(self, reader: Reader) -> Any:
         """Integers, unless the rows of a draw could be more than an int32 counts."""
-        most = (self._num_steps + 8) * sum(reader.plates.values())
+        most = (self.num_steps + 8) * sum(reader.plates.values())
         return jnp.int32 if most < 2**31 else jnp.float32
 
     def _decide(

@@ -7,7 +7,7 @@ Draws are those of the target as the step size goes to zero.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any, NamedTuple, Self
 
 import jax
@@ -28,7 +28,9 @@ from numpyro_minibatch.control_variate import Taylor
 from numpyro_minibatch.dynamics import Dynamics
 from numpyro_minibatch.estimate import Reader
 from numpyro_minibatch.kernels._base import MinibatchKernel
+from numpyro_minibatch.kernels._contract import Pieces, Start
 from numpyro_minibatch.kernels._gradient_steps import NoiseGauge, follow
+from numpyro_minibatch.kernels._pieces import PacedKernel
 from numpyro_minibatch.preconditioner import (
     Preconditioner,
     ScaleState,
@@ -83,7 +85,7 @@ class SGMCMCState(NamedTuple):
     num_rows: Array
 
 
-class SGMCMC(MinibatchKernel):
+class SGMCMC(PacedKernel, MinibatchKernel):
     """Stochastic gradient MCMC with any of the dynamics of the package.
 
     :class:`SGLD`, :class:`SGHMC` and :class:`SGNHT` are presets of it. Nothing corrects
@@ -139,7 +141,9 @@ class SGMCMC(MinibatchKernel):
         True
     """
 
-    _draws_once_a_step = True
+    draws_once_a_step = True
+    keeps_target = False
+    _noise_temperature: Any = None  # see `with_noise_temperature`
 
     def __init__(
         self,
@@ -193,10 +197,9 @@ class SGMCMC(MinibatchKernel):
             num_steps = dynamics.default_num_steps
         check_count(name, "num_steps", num_steps)
         self._dynamics = dynamics
-        self._schedule = as_schedule(name, step_size)
-        self._num_steps = int(num_steps)
+        self._step_size = as_schedule(name, step_size)
+        self.num_steps = int(num_steps)
         self._preconditioner = known(name, preconditioner)
-        self._noise_temperature: Any = None  # see `heated`
 
     @property
     def default_fields(self) -> tuple[str, ...]:
@@ -211,20 +214,9 @@ class SGMCMC(MinibatchKernel):
         )
 
     @property
-    def settings(self) -> dict[str, Any]:
-        """The settings that define what the kernel does, for records."""
-        return {
-            **super().settings,
-            "dynamics": repr(self._dynamics),
-            "step_size": repr(self._schedule),
-            "num_steps": self._num_steps,
-            "preconditioner": repr(self._preconditioner),
-        }
-
-    @property
     def facts(self) -> dict[str, Any]:
         """What :func:`~numpyro_minibatch.diagnose` has to know."""
-        return {**super().facts, **self._dynamics.facts, "num_steps": self._num_steps}
+        return {**super().facts, **self._dynamics.facts, "num_steps": self.num_steps}
 
     def get_diagnostics_str(self, state: SGMCMCState) -> str:
         """What the progress bar shows."""
@@ -234,24 +226,15 @@ class SGMCMC(MinibatchKernel):
             f"rows={jnp.mean(state.num_rows):.0f}"
         )
 
-    def _identity(self) -> tuple[Hashable, ...]:
-        return (
-            *super()._identity(),
-            self._dynamics,
-            self._schedule,
-            self._num_steps,
-            self._preconditioner,
-        )
-
-    def _first_state(
-        self, reader: Reader, z: Any, flat: Array, key: Array, surrogate: Any
-    ) -> SGMCMCState:
-        key, index_key, momentum_key = jax.random.split(key, 3)
-        root = None if self._control_variate is None else surrogate.root
+    def first_state(self, start: Start) -> SGMCMCState:
+        """The state of a chain before its first draw."""
+        key, index_key, momentum_key = jax.random.split(start.key, 3)
+        flat = start.flat
+        root = None if self._control_variate is None else start.surrogate.root
         zero = jnp.zeros((), flat.dtype)
         return SGMCMCState(
             i=jnp.int32(0),
-            z=z,
+            z=start.z,
             rng_key=key,
             index_key=index_key,
             surrogate=(),
@@ -260,13 +243,14 @@ class SGMCMC(MinibatchKernel):
             noise_gauge=NoiseGauge.init(flat),
             step_size=zero,
             diverging=jnp.array(False),
-            refuge=z,
+            refuge=start.z,
             lp_estimate=zero,
             noise_ratio=zero,
-            num_rows=jnp.zeros_like(self._gradient_rows(reader)),
+            num_rows=jnp.zeros_like(self._gradient_rows(start.reader)),
         )
 
-    def _arrive(self, target: Target, here: Any, there: Any, key: Array) -> Any:
+    def arrive(self, target: Target, here: Any, there: Any, key: Array) -> Any:
+        """A rung's state with the position of another; see :class:`Tempered`."""
         momentum_key, row_key = jax.random.split(key)
         z, unravel = ravel_pytree(there.z)
         memory = self._dynamics.refresh(
@@ -274,23 +258,54 @@ class SGMCMC(MinibatchKernel):
         )
         if self._dynamics.keeps_force:
             # what came along has the share of the prior of another temperature
-            reader = self._energy(self._reader(target, unravel, here.surrogate))
+            reader = self.energy(self.reader(target, unravel, here.surrogate))
             memory = memory._replace(force=reader.gradient(row_key, z))
         return here._replace(z=there.z, refuge=there.refuge, memory=memory)
 
-    def _transition(self, target: Target, state: SGMCMCState) -> SGMCMCState:
-        moved, measure_key = self._advance(target, state)
+    def transition(self, target: Target, state: SGMCMCState) -> SGMCMCState:
+        """One draw of one chain."""
+        moved, measure_key = self.advance(target, state)
         z, _ = ravel_pytree(state.z)
-        return self._measured(target, moved, measure_key, z, state.i, self._num_warmup)
+        return self._measured(target, moved, measure_key, z, state.i, self.num_warmup)
 
-    def heated(self, noise_temperature: Any) -> Self:
-        """The same kernel, of the same target, with noise of another temperature.
+    def with_noise_temperature(self, temperature: Any) -> Self:
+        """The same kernel with noise of another temperature; see :class:`NoiseDriven`.
 
-        :param noise_temperature: 0 makes it gradient descent; may be traced.
+        :param temperature: 0 makes it gradient descent; it may be traced.
         """
         other = copy.copy(self)
-        other._noise_temperature = noise_temperature
+        other._noise_temperature = temperature
         return other
+
+    def refreshed(self, key: Array, state: SGMCMCState, temperature: Any) -> Any:
+        """Momentum and thermostat at their equilibrium, the force that is known."""
+        z, _ = ravel_pytree(state.z)
+        first, second = jax.random.split(key)
+        fresh = self._dynamics.init(first, z, temperature)
+        return self._dynamics.refresh(second, z, fresh, state.memory, temperature)
+
+    @property
+    def step_size_order(self) -> int:
+        """Which power of the step size multiplies a gradient."""
+        return self._dynamics.order
+
+    def most_rows(self) -> int:
+        """A bound on the rows that one step reads."""
+        return 2 * sum(self.batch_sizes.values())
+
+    def completed(
+        self,
+        target: Target,
+        state: SGMCMCState,
+        pieces: Pieces,
+        key: Array,
+        i: Array,
+        num_warmup: int,
+    ) -> SGMCMCState:
+        """The state after the last piece of a draw; see :class:`InPieces`."""
+        z, _ = ravel_pytree(state.z)
+        state = state._replace(num_rows=pieces.num_rows)
+        return self._measured(target, state, key, z, i, num_warmup)
 
     @property
     def _heat(self) -> Any:
@@ -299,18 +314,23 @@ class SGMCMC(MinibatchKernel):
         return self.temperature if given is None else given
 
     def _step_size_at(self, count: Array) -> Any:
-        step_size = self._schedule(count)
-        return step_size if self._pace is None else step_size * self._pace(count)
+        step_size = self._step_size(count)
+        return (
+            step_size
+            if self._step_schedule is None
+            else step_size * self._step_schedule(count)
+        )
 
-    def _advance(self, target: Target, state: SGMCMCState) -> tuple[SGMCMCState, Array]:
+    def advance(self, target: Target, state: SGMCMCState) -> tuple[SGMCMCState, Array]:
+        """The steps of a draw, unmeasured; see :class:`InPieces`."""
         rng_key, noise_key, measure_key, restart_key = jax.random.split(
             state.rng_key, 4
         )
         z, unravel = ravel_pytree(state.z)
         dynamics, heat = self._dynamics, self._heat
-        reader = self._energy(self._reader(target, unravel, state.surrogate))
-        start = state.i * self._num_steps
-        in_warmup = state.i < self._num_warmup
+        reader = self.energy(self.reader(target, unravel, state.surrogate))
+        start = state.i * self.num_steps
+        in_warmup = state.i < self.num_warmup
 
         moved, scale_state = follow(
             dynamics,
@@ -318,7 +338,7 @@ class SGMCMC(MinibatchKernel):
             Whitening(state.scale_state.root),
             self._step_size_at,
             heat,
-            self._num_steps,
+            self.num_steps,
             start,
             (noise_key, state.index_key),
             z,
@@ -338,7 +358,7 @@ class SGMCMC(MinibatchKernel):
             lambda: (moved.z, moved.memory),
             lambda: (refuge, dynamics.init(wrap(bits), refuge, heat)),
         )
-        last = start + self._num_steps - 1
+        last = start + self.num_steps - 1
         return state._replace(
             i=state.i + 1,
             z=unravel(z),
@@ -370,7 +390,7 @@ class SGMCMC(MinibatchKernel):
         :param num_warmup: number of warmup draws.
         """
         _, unravel = ravel_pytree(state.z)
-        reader = self._energy(self._reader(target, unravel, state.surrogate))
+        reader = self.energy(self.reader(target, unravel, state.surrogate))
         whitening = Whitening(state.scale_state.root)
         gauge, rows = state.noise_gauge.updated(
             reader, key, z, whitening, i, num_warmup
@@ -382,12 +402,13 @@ class SGMCMC(MinibatchKernel):
             num_rows=rows + state.num_rows,
         )
 
-    def _arrival_rows(self, reader: Reader) -> int:
+    def arrival_rows(self, reader: Reader) -> int:
+        """Rows that :meth:`arrive` reads; see :class:`Tempered`."""
         return reader.gradient_rows if self._dynamics.keeps_force else 0
 
     def _gradient_rows(self, reader: Reader) -> Array:
         """Rows that a draw's gradients read; a float if they are too many."""
-        number = self._num_steps * reader.gradient_rows
+        number = self.num_steps * reader.gradient_rows
         return jnp.asarray(number, jnp.int32 if number < 2**30 else jnp.float32)
 
 

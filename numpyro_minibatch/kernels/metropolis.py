@@ -9,7 +9,7 @@ and a choice of the batch, the estimate and the test.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -41,6 +41,8 @@ from numpyro_minibatch.estimate import (
 )
 from numpyro_minibatch.kernels._adaptation import Adaptation, AdaptState, advanced
 from numpyro_minibatch.kernels._base import MinibatchKernel
+from numpyro_minibatch.kernels._contract import Pieces, Start
+from numpyro_minibatch.kernels._pieces import PacedKernel
 from numpyro_minibatch.proposal import Landscape, Proposal, Whitening
 from numpyro_minibatch.target import Target
 
@@ -133,7 +135,7 @@ class _Step(NamedTuple):
     checks: _Checks
 
 
-class MinibatchMH(MinibatchKernel):
+class MinibatchMH(PacedKernel, MinibatchKernel):
     """Metropolis-Hastings whose log ratio is estimated from a minibatch.
 
     The general kernel of this family: any proposal, any way to draw the rows, any
@@ -216,7 +218,7 @@ class MinibatchMH(MinibatchKernel):
         True
     """
 
-    _estimator: Shared | Augmented | Exact
+    _estimate: Shared | Augmented | Exact
     _acceptance: AcceptanceTest
     _proposal: Proposal
     _step_size: float
@@ -224,8 +226,9 @@ class MinibatchMH(MinibatchKernel):
     _adapt_mass_matrix: bool
     _dense_mass: bool
     _target_accept_prob: float
-    _num_steps: int
-    _draws_once_a_step = True
+    draws_once_a_step = True
+    keeps_target = True
+    step_size_order = 1
 
     def __init__(
         self,
@@ -251,11 +254,11 @@ class MinibatchMH(MinibatchKernel):
         init_strategy: Callable = init_to_uniform,
     ) -> None:
         name = type(self).__name__
-        self._estimator, batch = _estimator(name, estimate, batch, batch_size)
+        self._estimate, batch = _estimator(name, estimate, batch, batch_size)
         super().__init__(
             model,
             target=target,
-            batch_size=None if isinstance(self._estimator, Exact) else batch_size,
+            batch_size=None if isinstance(self._estimate, Exact) else batch_size,
             batch=batch,
             temperature=temperature,
             temper_prior=temper_prior,
@@ -277,7 +280,7 @@ class MinibatchMH(MinibatchKernel):
             )
         if step_size is None:
             step_size = self._proposal.default_step_size
-        _refuse_unfit_rule(name, self._acceptance, self._scheme, self._estimator)
+        _refuse_unfit_rule(name, self._acceptance, self._batch, self._estimate)
         check_positive(name, "step_size", step_size)
         check_count(name, "num_steps", num_steps)
         if target_accept_prob is None:
@@ -302,7 +305,7 @@ class MinibatchMH(MinibatchKernel):
                 f'{name}(fallback=...) must be "exact" (decisions too noisy for the '
                 f"test are made on all rows) or None, got {describe(fallback)}."
             )
-        if fallback and not isinstance(self._estimator, Shared):
+        if fallback and not isinstance(self._estimate, Shared):
             raise ValueError(
                 f'{name}(fallback="exact") compares two positions on the same rows, so '
                 'it needs estimate="shared".'
@@ -316,7 +319,7 @@ class MinibatchMH(MinibatchKernel):
         self._adapt_mass_matrix = bool(adapt_mass_matrix)
         self._dense_mass = bool(dense_mass)
         self._target_accept_prob = float(target_accept_prob)
-        self._num_steps = int(num_steps)
+        self.num_steps = int(num_steps)
 
     @property
     def default_fields(self) -> tuple[str, ...]:
@@ -339,15 +342,8 @@ class MinibatchMH(MinibatchKernel):
         """The settings that define what the kernel does, for records."""
         return {
             **super().settings,
-            "estimate": repr(self._estimator),
-            "acceptance": repr(self._acceptance),
             "max_variance": self._max_variance,
-            "proposal": repr(self._proposal),
-            "target_accept_prob": self._target_accept_prob,
             "adapt_step_size": self._adaptation.adapt_step_size,
-            "num_steps": self._num_steps,
-            "dense_mass": self._dense_mass,
-            "fallback": self._fallback,
         }
 
     @property
@@ -357,43 +353,19 @@ class MinibatchMH(MinibatchKernel):
             **super().facts,
             **self._proposal.facts,
             **self._acceptance.facts,
-            **self._estimator.facts,
+            **self._estimate.facts,
             "target_accept_prob": self._target_accept_prob,
-            "num_steps": self._num_steps,
+            "num_steps": self.num_steps,
         }
 
     @property
     def _max_variance(self) -> float:
-        return getattr(self._estimator, "max_variance", self._acceptance.max_variance)
-
-    def get_diagnostics_str(self, state: MinibatchMHState) -> str:
-        """What the progress bar shows."""
-        return (
-            f"step size {jnp.mean(state.step_size):.2e}. "
-            f"acc. prob={jnp.mean(state.mean_accept_prob):.2f}. "
-            f"rows={jnp.mean(state.num_rows):.0f}"
-        )
-
-    def _identity(self) -> tuple[Hashable, ...]:
-        return (
-            *super()._identity(),
-            self._estimator,
-            self._acceptance,
-            self._proposal,
-            self._step_size,
-            self._adapt_step_size,
-            self._adapt_mass_matrix,
-            self._dense_mass,
-            self._target_accept_prob,
-            self._num_steps,
-            self._exact_checks,
-            self._fallback,
-        )
+        return getattr(self._estimate, "max_variance", self._acceptance.max_variance)
 
     @property
     def _adaptation(self) -> Adaptation:
         return Adaptation(
-            num_warmup=self._num_warmup,
+            num_warmup=self.num_warmup,
             target_accept_prob=self._target_accept_prob,
             adapt_step_size=self._adapt_step_size and self._proposal.adapts_step_size,
             # with a control variate, the surrogate's posterior is known beforehand
@@ -401,21 +373,21 @@ class MinibatchMH(MinibatchKernel):
             dense_mass=self._dense_mass,
         )
 
-    def _first_state(
-        self, reader: Reader, z: Any, flat: Array, key: Array, surrogate: Any
-    ) -> MinibatchMHState:
-        key, index_key, memory_key = jax.random.split(key, 3)
+    def first_state(self, start: Start) -> MinibatchMHState:
+        """The state of a chain before its first draw."""
+        key, index_key, memory_key = jax.random.split(start.key, 3)
+        flat = start.flat
         adapt_state = self._adaptation.init(flat, self._step_size)
         if self._control_variate is not None:
-            adapt_state = adapt_state.with_root(surrogate.root)
+            adapt_state = adapt_state.with_root(start.surrogate.root)
         zero = jnp.zeros((), flat.dtype)
         return MinibatchMHState(
             i=jnp.int32(0),
-            z=z,
+            z=start.z,
             rng_key=key,
             index_key=index_key,
             surrogate=(),
-            memory=self._estimator.init(reader, memory_key, flat),
+            memory=self._estimate.init(start.reader, memory_key, flat),
             adapt_state=adapt_state,
             accept_prob=zero,
             mean_accept_prob=zero,
@@ -425,20 +397,23 @@ class MinibatchMH(MinibatchKernel):
             log_ratio=zero,
             log_ratio_variance=zero,
             reliable=zero,
-            num_rows=jnp.zeros((), self._rows_dtype(reader)),
+            num_rows=jnp.zeros((), self._rows_dtype(start.reader)),
             check_rms_error=jnp.full_like(zero, jnp.nan),
             check_rms_z=jnp.full_like(zero, jnp.nan),
             checks=_Checks(zero, zero, zero),
         )
 
-    def _check_ladder(self, who: str) -> None:
-        if isinstance(self._estimator, Augmented):
+    def check_rung(self, who: str) -> None:
+        """Raise where the kernel cannot be a rung; see :class:`Tempered`."""
+        super().check_rung(who)
+        if isinstance(self._estimate, Augmented):
             raise ValueError(
                 f'{who}(inner) keeps estimates of a temperature (estimate="augmented") '
                 'with its positions, which cannot be swapped. Write estimate="shared".'
             )
 
-    def _arrive(self, target: Target, here: Any, there: Any, key: Array) -> Any:
+    def arrive(self, target: Target, here: Any, there: Any, key: Array) -> Any:
+        """A rung's state with the position of another; see :class:`Tempered`."""
         return here._replace(z=there.z, memory=there.memory)
 
     def _checks_exactly(self, reader: Reader) -> bool:
@@ -446,7 +421,7 @@ class MinibatchMH(MinibatchKernel):
         return (
             self._exact_checks
             and self._control_variate is not None
-            and isinstance(self._estimator, Shared)
+            and isinstance(self._estimate, Shared)
             and not isinstance(self._acceptance, SequentialTest)
             and not isinstance(reader.scheme, FullBatch)
         )
@@ -458,18 +433,19 @@ class MinibatchMH(MinibatchKernel):
         """
         if not self._checks_exactly(reader):
             return jnp.array(False)
-        warmup = max(self._num_warmup, 1)
-        often = max(warmup * self._num_chains // 100, 1)
+        warmup = max(self.num_warmup, 1)
+        often = max(warmup * self._run.num_chains // 100, 1)
         # by then a tenth of the rows of the data are read between two checks and
         # more, by batches of a hundred: those of the checks hardly show
         rarely = max(1000, sum(reader.plates.values()) // 10)
         return jnp.where(
-            i < self._num_warmup,
+            i < self.num_warmup,
             i % often == 0,
             (i - warmup) % rarely == rarely - 1,
         )
 
-    def _row_keys(self, key: Array) -> tuple[Array, ...]:
+    def row_keys(self, key: Array) -> tuple[Array, ...]:
+        """The keys that a step draws rows with: of its decision, and of a gradient."""
         if not self._proposal.uses_gradient:
             return (key,)
         decision, gradient = jax.random.split(key)
@@ -477,21 +453,22 @@ class MinibatchMH(MinibatchKernel):
 
     def _rows_dtype(self, reader: Reader) -> Any:
         """Integers, unless the rows of a draw could be more than an int32 counts."""
-        most = 3 * self._num_steps * sum(reader.plates.values())
+        most = 3 * self.num_steps * sum(reader.plates.values())
         return jnp.int32 if most < 2**31 else jnp.float32
 
-    def _transition(self, target: Target, state: MinibatchMHState) -> MinibatchMHState:
+    def transition(self, target: Target, state: MinibatchMHState) -> MinibatchMHState:
+        """One draw of one chain."""
         flat, unravel = ravel_pytree(state.z)
-        reader = self._reader(target, unravel, state.surrogate)
+        reader = self.reader(target, unravel, state.surrogate)
         landscape = self._landscape(reader, target, unravel, state)
         beyond = None
-        if self._plan is not None and isinstance(self._estimator, Shared):
-            beyond = self._reader(target, unravel, state.surrogate, beyond=True)
+        if self._run.plan is not None and isinstance(self._estimate, Shared):
+            beyond = self.reader(target, unravel, state.surrogate, beyond=True)
 
         is_check = self._is_check(reader, state.i)
 
         def inner(carry: _Carry, n: ArrayLike) -> tuple[_Carry, _Step]:
-            count = state.i * self._num_steps + n
+            count = state.i * self.num_steps + n
             batch_key = jax.random.fold_in(state.index_key, count)
             step_size = self._step_size_at(count, state)
             return self._metropolis_step(
@@ -506,15 +483,15 @@ class MinibatchMH(MinibatchKernel):
             )
 
         carry = _Carry(state.rng_key, flat, state.memory, state.lp_estimate)
-        if self._num_steps == 1:
+        if self.num_steps == 1:
             carry, last = inner(carry, 0)
             steps = jax.tree.map(lambda x: x[None], last)
         else:
-            count = jnp.arange(self._num_steps, dtype=jnp.int32)
+            count = jnp.arange(self.num_steps, dtype=jnp.int32)
             carry, steps = jax.lax.scan(inner, carry, count)
             last = jax.tree.map(lambda x: x[-1], steps)
         checks = jax.tree.map(lambda a, b: a + b.sum(), state.checks, steps.checks)
-        end = self._step_size_at((state.i + 1) * self._num_steps - 1, state)
+        end = self._step_size_at((state.i + 1) * self.num_steps - 1, state)
         return advanced(
             self._adaptation,
             state._replace(
@@ -537,12 +514,40 @@ class MinibatchMH(MinibatchKernel):
             steps.mobility.mean(),
         )._replace(step_size=end)
 
+    def advance(
+        self, target: Target, state: MinibatchMHState
+    ) -> tuple[MinibatchMHState, None]:
+        """The steps of a draw; see :class:`InPieces`."""
+        return self.transition(target, state), None
+
+    def completed(
+        self,
+        target: Target,
+        state: MinibatchMHState,
+        pieces: Pieces,
+        key: Array,
+        i: Array,
+        num_warmup: int,
+    ) -> MinibatchMHState:
+        """The state after the last piece of a draw; see :class:`InPieces`."""
+        return state._replace(
+            num_rows=pieces.num_rows,
+            accept_prob=pieces.accept_prob / pieces.number,
+            reliable=pieces.reliable / pieces.number,
+        )
+
+    def most_rows(self) -> int:
+        """A bound on the rows that one step reads."""
+        return 3 * sum(self.plates.values())
+
     def _step_size_at(self, count: ArrayLike, state: MinibatchMHState) -> Array:
         """The step size of a step; only the proposal depends on it."""
         step_size = state.adapt_state.step_size
-        if self._pace is None:
+        if self._step_schedule is None:
             return step_size
-        return (step_size * self._pace(jnp.asarray(count))).astype(step_size.dtype)
+        return (step_size * self._step_schedule(jnp.asarray(count))).astype(
+            step_size.dtype
+        )
 
     @property
     def _needs(self) -> Needs:
@@ -563,7 +568,7 @@ class MinibatchMH(MinibatchKernel):
         def no_batch(position: Array) -> Array:
             raise AssertionError("a step sets the gradient of its batch")
 
-        if self._plan is None:
+        if self._run.plan is None:
             return Landscape(no_batch, Whitening(state.adapt_state.root))
         return Landscape(
             no_batch,
@@ -573,17 +578,17 @@ class MinibatchMH(MinibatchKernel):
             center=state.surrogate.location,
             log_surrogate=log_surrogate(
                 target,
-                self._plan.coordinates,
+                self._run.plan.coordinates,
                 state.surrogate.expansion,
                 reader.weights,
                 unravel,
             ),
             # elsewhere the surrogate is wider than what the set-up knows of it: never
             # one turn, and steps that its flatter slopes cannot make unstable
-            num_steps=max(self._plan.num_steps, 4)
+            num_steps=max(self._run.plan.num_steps, 4)
             if self._moved
-            else self._plan.num_steps,
-            near=self._plan.near,
+            else self._run.plan.num_steps,
+            near=self._run.plan.near,
             num_rows=state.surrogate.expansion.num_exact,
         )
 
@@ -607,7 +612,7 @@ class MinibatchMH(MinibatchKernel):
         evaluations = self._proposal.evaluations(landscape)
         proposal_rows: ArrayLike = landscape.num_rows * evaluations
         if self._proposal.uses_gradient:
-            batch_key, gradient_key = self._row_keys(batch_key)
+            batch_key, gradient_key = self.row_keys(batch_key)
             proposal_rows = proposal_rows + reader.gradient_rows
 
         def gradient(position: Array) -> Array:
@@ -630,7 +635,7 @@ class MinibatchMH(MinibatchKernel):
         rule = test.rule(key_accept, log_q_ratio, move)
 
         def compare(everything: Reader | None = None) -> Comparison:
-            seen = self._estimator.compare(
+            seen = self._estimate.compare(
                 everything or judge,
                 # cloned: all rows, or the batch that a branch did not draw
                 jax.random.clone(batch_key),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -123,15 +123,19 @@ class MINT(MinibatchMH):
             **settings,
         )
 
-    def _identity(self) -> tuple[Hashable, ...]:
-        return (*super()._identity(), self._exponent)
+    def check_rung(self, who: str) -> None:
+        """Raise where the kernel cannot be a rung; see :class:`Tempered`."""
+        if self._exponent is not None:
+            key, value = self._exponent
+            raise ValueError(self._has_temperature(who, f"{key}={value:g}"))
+        super().check_rung(who)
 
     @property
     def temperature(self) -> float:
         """The temperature ``T``; from ``lam`` or ``alpha`` once the data are seen."""
         if self._exponent is None:
             return self._temperature
-        layout = self._require_layout()
+        layout = self.layout
         if len(layout.plates) > 1:
             raise ValueError(
                 f"MINT({self._exponent[0]}=...) is defined for one data plate, and the "

@@ -259,7 +259,8 @@ class Program:
                     model_args=self.args,
                     model_kwargs=self.kwargs,
                 )
-            kernel = _snapshot(kernel)
+            # what it is equal to must not change if it is used again
+            kernel = kernel.snapshot()
             # what a model reads from its surroundings is compiled in
             identity: Hashable = _ByValue(kernel), content
         else:
@@ -382,21 +383,6 @@ class Program:
         return state, lambda: jax.tree.map(
             lambda x: np.asarray(x)[:draws].copy(), buffer
         )
-
-
-def _snapshot(kernel: Any) -> Any:
-    """The kernel as it is now: what it is equal to must not change if it is used again.
-
-    Not `copy.copy`, for which kernels forget that they were started.
-    """
-    other = object.__new__(type(kernel))
-    other.__dict__.update(kernel.__dict__)
-    if "_inner" in other.__dict__:  # of a kernel that runs another one
-        other._inner = copy.copy(kernel._inner)
-    made = kernel._sample_fn
-    own = other._transition
-    other._sample_fn = partial(made.func, own) if isinstance(made, partial) else own
-    return other
 
 
 @dataclass(frozen=True, eq=False)

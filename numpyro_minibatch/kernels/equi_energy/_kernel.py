@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -16,9 +16,10 @@ from numpyro.infer import init_to_uniform
 from numpyro_minibatch._internal.keys import unwrapped
 from numpyro_minibatch.batch import Scheme
 from numpyro_minibatch.control_variate._problem import Problem
-from numpyro_minibatch.estimate import Reader, Weights
+from numpyro_minibatch.estimate import Weights
 from numpyro_minibatch.kernels._adaptation import Adaptation, AdaptState
 from numpyro_minibatch.kernels._base import MinibatchKernel
+from numpyro_minibatch.kernels._contract import Start
 from numpyro_minibatch.kernels.equi_energy import _ladder
 from numpyro_minibatch.kernels.equi_energy._jumps import Moves, Rungs, Step, log_density
 from numpyro_minibatch.kernels.equi_energy._nested import Nested, Reference
@@ -307,37 +308,36 @@ class MINTEE(MinibatchKernel):
     def temperatures(self) -> tuple[float, ...]:
         """The temperatures of the chains, once the data have been seen."""
         if self._settings.rule[0] is None:
-            self._require_layout()
-            return self._report["temperatures"]
+            return self._run.report["temperatures"] if self.layout else ()
         if self._settings.rule[0] in ("temperatures", "temperature_ratio"):
             return self._settings.temperatures(0, ())
-        ((_, size),) = self._require_layout().plates
+        ((_, size),) = self.layout.plates
         return self._settings.temperatures(size, self.rung_batch_sizes)
 
     @property
     def rung_batch_sizes(self) -> tuple[int, ...]:
         """The rows of each chain's batch, once the data have been seen."""
-        layout = self._require_layout()
+        layout = self.layout
         ((_, size),), ((_, width),) = layout.plates, layout.widths
         return self._settings.rung_batch_sizes(size, width)
 
     @property
     def batch_sizes(self) -> dict[str, int]:
         """The rows of the coldest chain's batch, once the data have been seen."""
-        ((plate, _),) = self._require_layout().plates
+        ((plate, _),) = self.layout.plates
         return {plate: self.rung_batch_sizes[0]}
 
     @property
     def settings(self) -> dict[str, Any]:
         """The settings that define what the kernel does, for records."""
         return {
-            "batch": repr(self._scheme),
+            "batch": repr(self._batch),
             "temperature": self.temperature,
             "temper_prior": self._temper_prior,
             "temperatures": list(self.temperatures),
             "rung_batch_sizes": list(self.rung_batch_sizes),
-            "energies": list(self._report.get("energies", ())),
-            "reference_energy": self._report.get("reference_energy"),
+            "energies": list(self._run.report.get("energies", ())),
+            "reference_energy": self._run.report.get("reference_energy"),
             **{name: getattr(self._settings, name) for name in _RECORDED},
             "proposal": repr(self._settings.proposal),
         }
@@ -346,17 +346,12 @@ class MINTEE(MinibatchKernel):
     def facts(self) -> dict[str, Any]:
         """What :func:`~numpyro_minibatch.diagnose` has to know."""
         return {
-            **self._scheme.facts,
+            **self._batch.facts,
             "temperatures": list(self.temperatures),
             "rung_batch_sizes": list(self.rung_batch_sizes),
             "jump_prob": self._settings.jump_prob,
             "num_steps": self._settings.num_steps,
         }
-
-    @property
-    def pilot(self) -> dict[str, Any]:
-        """What the search before the run found, and the ladder made of it."""
-        return dict(self._report)
 
     def get_diagnostics_str(self, state: MINTEEState) -> str:
         """What the progress bar shows."""
@@ -368,10 +363,8 @@ class MINTEE(MinibatchKernel):
             f"acc. prob={local:.2f}. jumps={jump:.2f}"
         )
 
-    def _identity(self) -> tuple[Hashable, ...]:
-        return *super()._identity(), self._settings
-
-    def _check_ladder(self, who: str) -> None:
+    def check_rung(self, who: str) -> None:
+        """Raise: the kernel is a ladder itself."""
         raise ValueError(
             f"{who}(inner) cannot be MINTEE, which is a ladder itself. Write "
             "MinibatchMH(model), or use MINTEE alone."
@@ -381,7 +374,7 @@ class MINTEE(MinibatchKernel):
 
     def _setup(self, args: tuple, kwargs: Mapping[str, Any]) -> None:
         super()._setup(args, kwargs)
-        name, layout = type(self).__name__, self._require_layout()
+        name, layout = type(self).__name__, self.layout
         if len(layout.plates) > 1:
             names = ", ".join(plate for plate, _ in layout.plates)
             raise ValueError(
@@ -447,7 +440,7 @@ class MINTEE(MinibatchKernel):
         """The temperatures that were given, or those of the energies' noise."""
         if self._settings.rule[0] is not None:
             return self.temperatures
-        ((_, size),) = self._require_layout().plates
+        ((_, size),) = self.layout.plates
         sizes = self.rung_batch_sizes
         # the noise of an energy without a reference; with one it is less
         noise = [size * row_sd * math.sqrt((1 - m / size) / m) for m in sizes]
@@ -457,30 +450,30 @@ class MINTEE(MinibatchKernel):
 
     @property
     def _nested(self) -> Nested:
-        ((plate, size),) = self._require_layout().plates
+        ((plate, size),) = self.layout.plates
         sizes = self.rung_batch_sizes
         return Nested(plate, size, sizes, self._temper_prior, self._settings.penalty)
 
     @property
     def _adaptation(self) -> Adaptation:
-        return self._settings.adaptation(self._num_warmup)
+        return self._settings.adaptation(self.num_warmup)
 
-    def _first_state(
-        self, reader: Reader, z: Any, flat: Array, key: Array, surrogate: Any
-    ) -> MINTEEState:
-        key, index_key, rows_key = jax.random.split(key, 3)
+    def first_state(self, start: Start) -> MINTEEState:
+        """The state of a chain before its first draw."""
+        key, index_key, rows_key = jax.random.split(start.key, 3)
+        flat, surrogate = start.flat, start.surrogate
         number = self._settings.number
         positions = jnp.broadcast_to(flat, (number, *flat.shape))
         bits, wrap = unwrapped(jax.random.split(rows_key, number))
         heat = surrogate.temperatures
         steps = self._settings.step_size * jnp.sqrt(heat / heat[0])
-        energies = self._nested.energies(reader, surrogate, positions, bits, wrap)
+        energies = self._nested.energies(start.reader, surrogate, positions, bits, wrap)
         zero = jnp.zeros((), flat.dtype)
         each = jnp.zeros((number,), flat.dtype)
         rows = jnp.zeros((number,), self._rows_dtype)
         return MINTEEState(
             i=jnp.int32(0),
-            z=z,
+            z=start.z,
             rng_key=key,
             index_key=index_key,
             surrogate=(),
@@ -513,18 +506,19 @@ class MINTEE(MinibatchKernel):
 
     # one draw -------------------------------------------------------------------------
 
-    def _transition(self, target: Target, state: MINTEEState) -> MINTEEState:
+    def transition(self, target: Target, state: MINTEEState) -> MINTEEState:
+        """One draw of one chain."""
         _, unravel = ravel_pytree(state.z)
         settings, reference = self._settings, state.surrogate
         moves = Moves(
             nested=self._nested,
-            reader=self._reader(target, unravel),
+            reader=self.reader(target, unravel),
             reference=reference,
             proposal=settings.proposal,
             whitening=(state.adapt_state.root, state.adapt_state.step_size),
             jump_prob=settings.jump_prob,
         )
-        fill_from, jump_from = settings.stages(self._num_warmup)
+        fill_from, jump_from = settings.stages(self.num_warmup)
         fills = (state.i >= fill_from) & (state.i % settings.ring_thinning == 0)
         may_jump = state.i >= jump_from
 
@@ -559,7 +553,7 @@ class MINTEE(MinibatchKernel):
         number = kinds.sum(0).astype(sums.dtype)
         rates = sums / number  # of none not a number
         adapt_state = self._adapted(state, rates[0], number[0])
-        fresh = (state.i == 0) | (state.i == self._num_warmup)
+        fresh = (state.i == 0) | (state.i == self.num_warmup)
         rows = self._rows_of_a_draw
         lp_estimate = log_density(energies, reference)[0] + (
             reference.log_prior - reference.energy / reference.temperatures[0]

@@ -1,17 +1,10 @@
-"""Replica exchange: one kernel at several temperatures, whose positions are swapped.
-
-Every pass is one line of algebra for each pair of neighbouring rungs,
-
-    swap  iff  test((1 / T_j - 1 / T_k) * log_ratio(likelihood, z_j, z_k, batch))
-
-with both positions on one batch, and the inner kernel at each temperature in between.
-"""
+"""Replica exchange: one kernel at several temperatures."""
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -24,26 +17,23 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import is_prng_key
 
-from numpyro_minibatch import accept, batch, ladder
-from numpyro_minibatch._internal.checks import (
-    check_count,
-    check_divides,
-    check_flag,
-    check_mesh,
-    check_positive,
-    describe,
-)
+from numpyro_minibatch import ladder
+from numpyro_minibatch._internal.checks import check_divides, check_flag, check_mesh
+from numpyro_minibatch._internal.static import Static
 from numpyro_minibatch._model.preflight import check_prior, known_content
-from numpyro_minibatch.accept import AcceptanceTest, SequentialTest
-from numpyro_minibatch.batch import FullBatch, Scheme, Weighted
-from numpyro_minibatch.estimate import Comparison, Reader, Shared, Weights
-from numpyro_minibatch.kernels._base import MinibatchKernel, Static, over_chains
-from numpyro_minibatch.kernels._numpyro import NumPyroKernel
+from numpyro_minibatch.accept import AcceptanceTest
+from numpyro_minibatch.batch import Scheme
+from numpyro_minibatch.kernels._contract import Start
 from numpyro_minibatch.kernels._wrapper import OuterKernel
-from numpyro_minibatch.kernels.langevin import SGHMC, SGMCMC, SGNHT
+from numpyro_minibatch.kernels.replica_exchange._arguments import (
+    as_rung,
+    check_prior_rung,
+    temperatures_of,
+)
+from numpyro_minibatch.kernels.replica_exchange._swaps import SwapPass, Swapping
 from numpyro_minibatch.target import ModelTarget, Target
 
-__all__ = ["RELD", "RENHD", "ReplicaExchange", "ReplicaExchangeState"]
+__all__ = ["ReplicaExchange", "ReplicaExchangeState"]
 
 
 class ReplicaExchangeState(NamedTuple):
@@ -97,17 +87,6 @@ class ReplicaExchangeState(NamedTuple):
     diverging: Array
     step_size: Array
     lp_estimate: Array
-    num_rows: Array
-
-
-class _Swaps(NamedTuple):
-    """What a pass of swaps came to."""
-
-    source: Array  # from which rung each rung has its position
-    accept_prob: Array
-    variance: Array
-    reliable: Array
-    log_likelihood: Array
     num_rows: Array
 
 
@@ -182,6 +161,8 @@ class ReplicaExchange(OuterKernel):
         True
     """
 
+    _unrecorded = OuterKernel._unrecorded | {"swapping", "mesh"}
+
     def __init__(
         self,
         inner: MCMCKernel,
@@ -198,45 +179,13 @@ class ReplicaExchange(OuterKernel):
         mesh: Mesh | None = None,
     ) -> None:
         name = type(self).__name__
-        super().__init__(_checked_inner(name, inner, temper_prior))
-        self._ladder = _ladder(name, temperatures, num_replicas, temperature_ratio)
-        _check_prior_rung(name, self._inner, self._ladder)
-        self._swap, self._exact = _swap_test(name, swap)
-        if swap_batch is not None and (
-            not isinstance(swap_batch, Scheme) or isinstance(swap_batch, Weighted)
-        ):
-            raise TypeError(
-                f"{name}(swap_batch=...) must be one of the batch.* schemes that draw "
-                "rows evenly, such as batch.growing(500), got "
-                f"{describe(swap_batch)}."
-            )
-        if swap_batch is not None and self._exact:
-            raise ValueError(
-                f'{name}(swap="exact") reads all rows, and has no use for '
-                f"swap_batch={swap_batch!r}. Leave one of them out."
-            )
-        weighs = self._inner._control_variate is not None
-        if swap_batch is not None and weighs:
-            raise ValueError(
-                f"{name}(swap_batch={swap_batch!r}): with a control variate swaps read "
-                "rows by how much they matter, as the inner kernel does. Leave "
-                "swap_batch out."
-            )
-        if (
-            swap_batch is None
-            and not (self._exact or weighs)
-            and not isinstance(self._inner._scheme, FullBatch)
-        ):
-            # what is small enough a noise for a gradient may be far too much for a swap
-            swap_batch = batch.growing()
-        if pairing not in ("even-odd", "random"):
-            raise ValueError(
-                f'{name}(pairing=...) must be "even-odd" or "random", got '
-                f"{describe(pairing)}."
-            )
+        super().__init__(as_rung(name, inner, temper_prior))
+        self._temperatures = temperatures_of(
+            name, temperatures, num_replicas, temperature_ratio
+        )
+        check_prior_rung(name, self._inner, self._temperatures)
+        self._swapping = Swapping.of(name, swap, swap_batch, pairing, self._inner)
         check_flag(name, "adapt_ladder", adapt_ladder)
-        self._swap_batch = swap_batch
-        self._pairing = pairing
         self._adapt_ladder = bool(adapt_ladder)
         check_flag(name, "collect_rungs", collect_rungs)
         self._collect_rungs = bool(collect_rungs)
@@ -298,17 +247,13 @@ class ReplicaExchange(OuterKernel):
         """The settings that define what the kernel does, for records."""
         return {
             **super().settings,
-            "temperatures": list(self._ladder),
-            "swap": "exact" if self._exact else repr(self._swap),
-            "swap_batch": repr(self._swap_batch),
-            "pairing": self._pairing,
-            "adapt_ladder": self._adapt_ladder,
+            **self._swapping.settings,
         }
 
     @property
     def facts(self) -> dict[str, Any]:
         """What :func:`~numpyro_minibatch.diagnose` has to know."""
-        return {**super().facts, "temperatures": list(self._ladder)}
+        return {**super().facts, "temperatures": list(self._temperatures)}
 
     def get_diagnostics_str(self, state: ReplicaExchangeState) -> str:
         """What the progress bar shows."""
@@ -319,27 +264,14 @@ class ReplicaExchange(OuterKernel):
             f"round trips={jnp.sum(state.round_trips):.0f}"
         )
 
-    def _identity(self) -> tuple[Hashable, ...]:
-        return (
-            self._inner,
-            self._ladder,
-            self._swap,
-            self._exact,
-            self._swap_batch,
-            self._pairing,
-            self._adapt_ladder,
-            self._collect_rungs,
-            self._mesh,
-        )
-
     # the driver's interface -----------------------------------------------------------
 
     def init(  # type: ignore[no-untyped-def]
         self, rng_key, num_warmup, init_params=None, model_args=(), model_kwargs=None
     ):
         """Start the inner kernel at each rung; see :meth:`MinibatchMH.init`."""
-        self._num_warmup = int(num_warmup)
-        number = len(self._ladder)
+        self._learn(num_warmup=int(num_warmup))
+        number = len(self._temperatures)
         is_chain = is_prng_key(rng_key)
         keys = rng_key[None] if is_chain else rng_key
         chains = len(keys)
@@ -360,8 +292,8 @@ class ReplicaExchange(OuterKernel):
         states = self._inner.init(
             flat_keys, num_warmup, init_params, model_args, model_kwargs
         )
-        if math.isinf(self._ladder[-1]):
-            target = self._inner._make_target(tuple(model_args), model_kwargs or {})
+        if math.isinf(self._temperatures[-1]):
+            target = self._inner.make_target(tuple(model_args), model_kwargs or {})
             assert isinstance(target, ModelTarget)
             check_prior(type(self).__name__, target)
         surrogate = states.surrogate
@@ -383,8 +315,7 @@ class ReplicaExchange(OuterKernel):
             first = begin(own, replicas, arrays, surrogate)
         if is_chain:
             first = jax.tree.map(lambda x: x[0], first)
-        transition = self._transition
-        self._sample_fn = transition if is_chain else partial(over_chains, transition)
+        self._learn(vectorized=not is_chain)
         return first._replace(surrogate=surrogate)
 
     def _begin(
@@ -396,18 +327,18 @@ class ReplicaExchange(OuterKernel):
         surrogate: Any,
     ) -> ReplicaExchangeState:
         """The first states, of several chains, from states at temperature 1."""
-        target = self._inner._make_target(*static.join(arrays))
+        target = self._inner.make_target(*static.join(arrays))
         return jax.vmap(partial(self._first_state, target, surrogate))(keys, replicas)
 
     def _first_state(
         self, target: Target, surrogate: Any, key: Array, replicas: Any
     ) -> ReplicaExchangeState:
-        number = len(self._ladder)
+        number = len(self._temperatures)
         key, index_key = jax.random.split(key)
         if number > 1:
             # what depends on the temperature is that of the rung from the beginning
             key, momentum_key = jax.random.split(key)
-            rungs, temperatures = jnp.arange(number), jnp.asarray(self._ladder)
+            rungs, temperatures = jnp.arange(number), jnp.asarray(self._temperatures)
             replicas = self._exchanged(
                 target,
                 replicas,
@@ -427,7 +358,7 @@ class ReplicaExchange(OuterKernel):
             index_key=index_key,
             surrogate=(),
             replicas=replicas,
-            temperatures=jnp.asarray(self._ladder, real),
+            temperatures=jnp.asarray(self._temperatures, real),
             walker=rungs,
             rung=rungs,
             heading=jnp.zeros_like(rungs),
@@ -445,15 +376,16 @@ class ReplicaExchange(OuterKernel):
 
     # one draw -------------------------------------------------------------------------
 
-    def _transition(
+    def transition(
         self, target: Target, state: ReplicaExchangeState
     ) -> ReplicaExchangeState:
+        """Swap positions of neighbours, and make a draw of the kernel at each rung."""
         names = ("rng", "parity", "accept", "momentum", "prior")
         keys = dict(zip(names, jax.random.split(state.rng_key, 5), strict=True))
         replicas, walker, swaps = state.replicas, state.walker, None
-        if len(self._ladder) > 1:
+        if len(self._temperatures) > 1:
             swaps = self._swap_pass(target, state, keys)
-            is_new = swaps.source != jnp.arange(len(self._ladder))
+            is_new = swaps.source != jnp.arange(len(self._temperatures))
             # the draw after the rungs moved, all have another temperature
             is_new |= self._adapt_ladder & (state.i == self._ladder_ends).any()
             replicas = self._exchanged(
@@ -485,24 +417,26 @@ class ReplicaExchange(OuterKernel):
         """A draw of the inner kernel at each rung, or of the prior at the hottest."""
         # the count of draws is shared, so that its branches stay branches
         shared = {"i": state.i, "surrogate": state.surrogate}
-        if len(self._ladder) == 1:
+        if len(self._temperatures) == 1:
             # not vectorised, so that it is the inner kernel to the last bit
             alone = jax.tree.map(lambda x: x[0], replicas)._replace(**shared)
-            moved = self._inner._transition(target, alone)
+            moved = self._inner.transition(target, alone)
             return jax.tree.map(lambda x: x[None], moved._replace(surrogate=()))
         axes = type(replicas)(*[None if n in shared else 0 for n in replicas._fields])
         number = self._num_running
         running = self._on_devices(jax.tree.map(lambda x: x[:number], replicas))
 
         def move(temperature: Array, replica: Any) -> Any:
-            moved = self._inner.at(temperature)._transition(target, replica)
+            moved = self._inner.with_temperature(temperature).transition(
+                target, replica
+            )
             return moved._replace(surrogate=())
 
         moved = jax.vmap(
             move, in_axes=(0, axes), out_axes=axes._replace(surrogate=None)
         )(state.temperatures[:number], running._replace(**shared))
         moved = moved._replace(i=jnp.broadcast_to(moved.i, (number,)))
-        if number == len(self._ladder):
+        if number == len(self._temperatures):
             return moved
         hottest = jax.tree.map(lambda x: x[-1], replicas)
         drawn = self._from_prior(target, state, hottest, key)
@@ -520,21 +454,22 @@ class ReplicaExchange(OuterKernel):
         draw_key, first_key, arrive_key = jax.random.split(key, 3)
         z = target.draw_prior(draw_key)
         flat, unravel = ravel_pytree(z)
-        inner = self._inner.at(self._finite(state.temperatures)[-1])
+        inner = self._inner.with_temperature(self._finite(state.temperatures)[-1])
         hottest = hottest._replace(surrogate=state.surrogate)
-        reader = inner._reader(target, unravel, state.surrogate)
-        fresh = inner._first_state(reader, z, flat, first_key, state.surrogate)
-        arrived = inner._arrive(target, hottest, fresh, arrive_key)
+        reader = inner.reader(target, unravel, state.surrogate)
+        start = Start(reader, z, flat, first_key, state.surrogate)
+        fresh = inner.first_state(start)
+        arrived = inner.arrive(target, hottest, fresh, arrive_key)
         return arrived._replace(surrogate=())
 
     @property
     def _num_running(self) -> int:
         """How many rungs run the inner kernel; the prior needs none."""
-        return len(self._ladder) - math.isinf(self._ladder[-1])
+        return len(self._temperatures) - math.isinf(self._temperatures[-1])
 
     def _finite(self, temperatures: Array) -> Array:
         """The temperatures; for infinity that of the rung below, for its momentum."""
-        if self._num_running == len(self._ladder):
+        if self._num_running == len(self._temperatures):
             return temperatures
         return temperatures.at[-1].set(temperatures[-2])
 
@@ -547,69 +482,19 @@ class ReplicaExchange(OuterKernel):
 
     def _swap_pass(
         self, target: Target, state: ReplicaExchangeState, keys: dict[str, Array]
-    ) -> _Swaps:
+    ) -> SwapPass:
         """Decide about every second pair of neighbours."""
-        number = len(self._ladder)
-        parity = state.i % 2
-        if self._pairing == "random":
-            parity = jax.random.bernoulli(keys["parity"]).astype(jnp.int32)
-        lower, upper, exists = ladder.pairs(number, parity)
         _, unravel = ravel_pytree(jax.tree.map(lambda x: x[0], state.replicas.z))
-        flat = jax.vmap(lambda z: ravel_pytree(z)[0])(state.replicas.z)
-        reader = self._swap_reader(target, unravel, state)
-        rows_of_inner = self._inner._reader(target, unravel, state.surrogate)
-        inverse = 1.0 / state.temperatures
+        rows_of_inner = self._inner.reader(target, unravel, state.surrogate)
         row_key = jax.random.fold_in(state.index_key, state.i)
-
-        def decide(j: Array, k: Array, keys: tuple[Array, Array]) -> Any:
-            rows, decision = keys
-            gap = inverse[j] - inverse[k]
-            # how much noise of the difference the test can take
-            limit = self._swap.max_variance / jnp.square(gap)
-            seen: Comparison = Shared().compare(
-                reader, rows, flat[j], flat[k], (), limit
-            )
-            log_ratio = gap * seen.log_ratio
-            return seen, log_ratio, self._swap(decision, log_ratio)
-
-        each = [jax.random.split(key, len(lower)) for key in (row_key, keys["accept"])]
-        seen, log_ratio, decision = jax.vmap(decide)(lower, upper, (each[0], each[1]))
-        accepted = decision.accept & exists
-        rungs = jnp.arange(number, dtype=jnp.int32)
-        # pairs that do not exist write nowhere
-        at_lower = jnp.where(exists, lower, number)
-        at_upper = jnp.where(exists, upper, number)
-        source = rungs.at[at_lower].set(jnp.where(accepted, upper, lower), mode="drop")
-        source = source.at[at_upper].set(jnp.where(accepted, lower, upper), mode="drop")
-        none = jnp.full((number - 1,), jnp.nan, flat.dtype)
-        before = seen.log_density.astype(state.log_likelihood.dtype)
-        # an impossible position is rejected, and its likelihood is zero
-        before = jnp.where(jnp.isnan(before), -jnp.inf, before)
-        energies = state.log_likelihood
-        energies = energies.at[at_lower].set(before[:, 0], mode="drop")
-        energies = energies.at[at_upper].set(before[:, 1], mode="drop")
-        return _Swaps(
-            source=source,
-            accept_prob=none.at[at_lower].set(decision.accept_prob, mode="drop"),
-            variance=none.at[at_lower].set(log_ratio.variance, mode="drop"),
-            # without a try, not a number
-            reliable=(decision.reliable & exists).sum() / exists.sum(),
-            log_likelihood=energies,
-            num_rows=jnp.where(exists, seen.num_rows, 0).sum()
-            + number * self._inner._arrival_rows(rows_of_inner),
+        swaps = self._swapping.decide(
+            self._swapping.reader(rows_of_inner, self._inner.temper_prior),
+            state,
+            row_key,
+            keys,
         )
-
-    def _swap_reader(self, target: Target, unravel: Any, state: Any) -> Reader:
-        """The rows of swaps, and the weights of what is tempered."""
-        reader = self._inner._reader(target, unravel, state.surrogate)
-        tempered = 1.0 if self._inner._temper_prior else 0.0
-        reader = reader._replace(weights=Weights(tempered, 1.0, 0.0))
-        if self._exact:
-            return reader.everything(jnp.array(True))
-        if self._swap_batch is not None:
-            scheme = self._swap_batch.fitted(reader.scheme.widths, reader.plates)
-            reader = reader._replace(scheme=scheme, designs=None)
-        return reader
+        arrivals = len(self._temperatures) * self._inner.arrival_rows(rows_of_inner)
+        return swaps._replace(num_rows=swaps.num_rows + arrivals)
 
     def _exchanged(
         self,
@@ -622,7 +507,7 @@ class ReplicaExchange(OuterKernel):
         key: Array,
     ) -> Any:
         """The states of the rungs, where ``is_new`` with the position of ``source``."""
-        rungs = jnp.arange(len(self._ladder))
+        rungs = jnp.arange(len(self._temperatures))
         keys = jax.random.split(key, len(rungs))
 
         def take(
@@ -630,8 +515,8 @@ class ReplicaExchange(OuterKernel):
         ) -> Any:
             here = jax.tree.map(lambda x: x[rung], replicas)
             there = jax.tree.map(lambda x: x[origin], replicas)
-            at_rung = self._inner.at(heat)
-            arrived = at_rung._arrive(
+            at_rung = self._inner.with_temperature(heat)
+            arrived = at_rung.arrive(
                 target, here._replace(surrogate=surrogate), there, key
             )._replace(surrogate=())
 
@@ -644,16 +529,16 @@ class ReplicaExchange(OuterKernel):
         return jax.vmap(take)(rungs, source, is_new, self._finite(temperatures), keys)
 
     def _counted(
-        self, state: ReplicaExchangeState, walker: Array, swaps: _Swaps
+        self, state: ReplicaExchangeState, walker: Array, swaps: SwapPass
     ) -> ReplicaExchangeState:
         """Follow the replicas, and in warmup move the rungs."""
-        number = len(self._ladder)
+        number = len(self._temperatures)
         rung = jnp.argsort(walker).astype(walker.dtype)
         at_top, at_bottom = rung == number - 1, rung == 0
         home = at_bottom & (state.heading == -1)
         heading = jnp.where(at_bottom, 1, state.heading)
         heading = jnp.where(at_top & (state.heading == 1), -1, heading)
-        in_warmup = state.i <= self._num_warmup
+        in_warmup = state.i <= self.num_warmup
         trips = jnp.where(in_warmup, 0, state.round_trips + home.sum(dtype=jnp.int32))
         tried = ~jnp.isnan(swaps.accept_prob)
         rejection = jnp.where(tried, 1.0 - swaps.accept_prob, 0.0)
@@ -677,7 +562,7 @@ class ReplicaExchange(OuterKernel):
             return state
         at_end = (state.i == jnp.asarray(ends)).any()
         # step sizes no longer adapt after the warmup; pairs must have been tried
-        moves = at_end & (state.i < self._num_warmup) & (rejected[1].min() > 0)
+        moves = at_end & (state.i < self.num_warmup) & (rejected[1].min() > 0)
         moves &= self._adapt_ladder
         mean = rejected[0] / jnp.maximum(rejected[1], 1.0)
         new = ladder.equalised(state.temperatures, mean)
@@ -689,7 +574,7 @@ class ReplicaExchange(OuterKernel):
     @property
     def _ladder_ends(self) -> np.ndarray:
         """After which draws of the warmup the rungs move, the last a fresh count."""
-        warmup = self._num_warmup
+        warmup = self.num_warmup
         ends = {warmup // 16, warmup // 8, warmup // 4, warmup // 2, warmup}
         return np.array(sorted(ends - {0}), np.int32)
 
@@ -702,181 +587,3 @@ def _begin(
 
 # for all kernels that are equal, as far as it is known that their models are
 _begin_equal = jax.jit(_begin, static_argnums=(0, 1, 2))
-
-
-class RENHD(ReplicaExchange):
-    """Replica-exchange Nosé-Hoover dynamics [1]: :class:`SGNHT` on a ladder.
-
-    Each rung has its own thermostat, which stays with the rung and keeps what it has
-    learnt about the noise of the gradients; the paper's pseudo-code resets it before it
-    can act. Momenta are drawn anew where positions are swapped.
-
-    :param model: a NumPyro model with a data plate.
-    :param temperatures: the ladder, ascending from 1.0; or ``num_replicas`` and
-        ``temperature_ratio``, by default the paper's 7 and 1.5.
-    :param num_replicas: number of rungs of a geometric ladder.
-    :param temperature_ratio: ratio of neighbouring temperatures.
-    :param swap: ``"penalty"``, ``"barker"`` (the paper's), ``"exact"`` or a test.
-    :param swap_batch: a ``batch.*`` scheme for the rows of swaps.
-    :param pairing: ``"even-odd"`` or ``"random"``.
-    :param adapt_ladder: move the rungs in warmup to equal rates of rejection.
-    :param collect_rungs: whether to collect the draws of all rungs.
-    :param mesh: devices among which the rungs are divided.
-    :param settings: the arguments of :class:`SGNHT`: ``step_size``, ``friction``,
-        ``num_steps`` and so on; ``integrator="euler"`` is the paper's.
-
-    :raises TypeError: an argument is of the wrong kind.
-    :raises ValueError: an argument is out of range, or missing.
-
-    **References:**
-
-    1. Rui Luo, Qiang Zhang, Yaodong Yang, Jun Wang (2020), *Replica-exchange
-       Nosé-Hoover dynamics for Bayesian learning on large datasets*, NeurIPS.
-
-    **Example**
-
-    .. doctest::
-
-        >>> from numpyro_minibatch import RENHD, Target
-        >>> target = Target(lambda z: -0.5 * z**2, lambda z, rows: 0.0 * rows * z, 100)
-        >>> kernel = RENHD(target=target, batch_size=10, step_size=0.1)
-        >>> kernel.settings["temperatures"][:3]
-        [1.0, 1.5, 2.25]
-    """
-
-    _rung: type[SGMCMC] = SGNHT
-
-    def __init__(
-        self,
-        model: Any = None,
-        *,
-        temperatures: Sequence[float] | None = None,
-        num_replicas: int | None = None,
-        temperature_ratio: float | None = None,
-        swap: Literal["penalty", "barker", "exact"] | AcceptanceTest = "penalty",
-        swap_batch: Scheme | None = None,
-        pairing: Literal["even-odd", "random"] = "even-odd",
-        adapt_ladder: bool = False,
-        collect_rungs: bool = False,
-        mesh: Mesh | None = None,
-        **settings: Any,
-    ) -> None:
-        if temperatures is None:
-            num_replicas = 7 if num_replicas is None else num_replicas
-            temperature_ratio = 1.5 if temperature_ratio is None else temperature_ratio
-        super().__init__(
-            self._rung(model, **settings),
-            temperatures=temperatures,
-            num_replicas=num_replicas,
-            temperature_ratio=temperature_ratio,
-            swap=swap,
-            swap_batch=swap_batch,
-            pairing=pairing,
-            adapt_ladder=adapt_ladder,
-            collect_rungs=collect_rungs,
-            mesh=mesh,
-        )
-
-
-class RELD(RENHD):
-    """Replica-exchange Langevin dynamics: :class:`SGHMC` on a ladder.
-
-    What [1] compares with, at the friction that each temperature asks for: the one
-    printed there, ``0.999 + c / T``, gives every rung a temperature below 0.1.
-
-    :param model: a NumPyro model with a data plate.
-    :param settings: the arguments of :class:`RENHD`, with those of :class:`SGHMC` for
-        those of :class:`SGNHT`.
-
-    :raises TypeError: an argument is of the wrong kind.
-    :raises ValueError: an argument is out of range, or missing.
-
-    **References:**
-
-    1. Rui Luo, Qiang Zhang, Yaodong Yang, Jun Wang (2020), *Replica-exchange
-       Nosé-Hoover dynamics for Bayesian learning on large datasets*, NeurIPS.
-
-    **Example**
-
-    .. doctest::
-
-        >>> from numpyro_minibatch import RELD, Target
-        >>> target = Target(lambda z: -0.5 * z**2, lambda z, rows: 0.0 * rows * z, 100)
-        >>> kernel = RELD(target=target, batch_size=10, step_size=0.1, num_replicas=3)
-        >>> kernel.settings["inner"]
-        'SGHMC'
-    """
-
-    _rung = SGHMC
-
-
-def _checked_inner(name: str, inner: Any, temper_prior: bool | None) -> MinibatchKernel:
-    if temper_prior is not None:
-        check_flag(name, "temper_prior", temper_prior)
-    if not isinstance(inner, MinibatchKernel):
-        return NumPyroKernel(inner, bool(temper_prior), name)
-    exponent = getattr(inner, "_exponent", None)
-    if inner._temperature != 1.0 or exponent:
-        given = f"{exponent[0]}={exponent[1]:g}" if exponent else inner._temperature
-        raise ValueError(
-            f"{name}(inner) sets the temperature of its inner kernel, which must be 1, "
-            f"got {given}. Leave it out; for MINT write MINT(model, temperature=1.0)."
-        )
-    if temper_prior not in (None, inner._temper_prior):
-        raise ValueError(
-            f"{name}(temper_prior={temper_prior}) got an inner kernel with "
-            f"temper_prior={inner._temper_prior}. Write it there only: "
-            f"{type(inner).__name__}(model, temper_prior={temper_prior})."
-        )
-    inner._check_ladder(name)
-    return inner
-
-
-def _check_prior_rung(
-    name: str, inner: MinibatchKernel, temperatures: tuple[float, ...]
-) -> None:
-    if not math.isinf(temperatures[-1]):
-        return
-    if inner._temper_prior:
-        raise ValueError(
-            f"{name}(temperatures=[..., inf]) makes draws of the prior at the hottest "
-            "rung, and with temper_prior=True the prior is tempered, too: nothing "
-            "would be left to draw from. Leave temper_prior out, or end the ladder at "
-            "a finite temperature."
-        )
-    if inner.model is None:
-        raise ValueError(
-            f"{name}(temperatures=[..., inf]) makes draws of the prior at the hottest "
-            "rung, and a target written by hand has nothing that draws from it. Write "
-            "a NumPyro model, or end the ladder at a finite temperature."
-        )
-
-
-def _ladder(name: str, temperatures: Any, number: Any, ratio: Any) -> tuple[float, ...]:
-    if temperatures is not None:
-        if number is not None or ratio is not None:
-            raise ValueError(
-                f"{name} takes temperatures=, or num_replicas= with "
-                "temperature_ratio=, got both."
-            )
-        return ladder.checked(name, temperatures)
-    if number is None or ratio is None:
-        raise ValueError(
-            f"{name} needs a ladder: write temperatures=[1.0, 2.0, 4.0], or "
-            "num_replicas=7, temperature_ratio=1.5."
-        )
-    check_count(name, "num_replicas", number)
-    check_positive(name, "temperature_ratio", ratio)
-    return ladder.checked(name, ladder.geometric(number, ratio))
-
-
-def _swap_test(name: str, swap: Any) -> tuple[AcceptanceTest, bool]:
-    if isinstance(swap, str) and swap in ("penalty", "barker", "exact"):
-        test = accept.compensated_barker() if swap == "barker" else accept.penalty()
-        return test, swap == "exact"
-    if isinstance(swap, SequentialTest) or not isinstance(swap, AcceptanceTest):
-        raise TypeError(
-            f'{name}(swap=...) must be "penalty", "barker", "exact" or a test such as '
-            f"accept.penalty(), got {describe(swap)}."
-        )
-    return swap, False

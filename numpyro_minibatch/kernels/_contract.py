@@ -1,0 +1,249 @@
+"""What the author of a kernel meets: the start, a ready-made state, and the protocols.
+
+:class:`~numpyro_minibatch.kernels.MinibatchKernel` is the contract itself. What only
+some kernels can do, and only some kernels ask for, are the protocols here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from numpyro_minibatch.estimate import Reader
+from numpyro_minibatch.target import Target
+
+__all__ = ["InPieces", "KernelState", "NoiseDriven", "Pieces", "Start", "Tempered"]
+
+
+class Start(NamedTuple):
+    """Where a chain starts, as :meth:`MinibatchKernel.first_state` receives it.
+
+    :param reader: the target's rows, read as the kernel's batches are.
+    :param z: unconstrained values of the latent sites.
+    :param flat: the same as one vector, ``(D,)``.
+    :param key: PRNG key of the chain.
+    :param surrogate: with a control variate, the surrogate; otherwise empty.
+    """
+
+    reader: Reader
+    z: Any
+    flat: Array
+    key: Array
+    surrogate: Any
+
+
+class KernelState(NamedTuple):
+    """A state for kernels that need no fields of their own.
+
+    A kernel with a ``NamedTuple`` of its own keeps these names: every kernel has ``i``,
+    ``z``, ``rng_key`` and ``surrogate``, and :class:`ReplicaExchange` reads
+    ``diverging``, ``step_size``, ``lp_estimate`` and ``num_rows`` as well.
+
+    - **i** - draws made so far, warmup included.
+    - **z** - unconstrained values of the latent sites.
+    - **rng_key** - key of the draws to come.
+    - **index_key** - key of the rows; step ``t`` reads those of ``fold_in(index_key,
+      t)``.
+    - **surrogate** - with a control variate, the surrogate; the kernel passes it on.
+    - **memory** - anything else that the kernel keeps from one draw to the next.
+    - **accept_prob** - acceptance probability of the draw.
+    - **diverging** - whether the log density at ``z`` is not finite.
+    - **step_size** - step size of the draw.
+    - **lp_estimate** - estimate of the target's log density at ``z``.
+    - **num_rows** - rows of data read to make the draw.
+    """
+
+    i: Array
+    z: Any
+    rng_key: Array
+    index_key: Array
+    surrogate: Any
+    memory: Any
+    accept_prob: Array
+    diverging: Array
+    step_size: Array
+    lp_estimate: Array
+    num_rows: Array
+
+    @classmethod
+    def first(cls, start: Start, memory: Any = ()) -> KernelState:
+        """The state of a chain that has made no draws.
+
+        :param start: where it starts.
+        :param memory: what else the kernel keeps.
+        """
+        rng_key, index_key = jax.random.split(start.key)
+        zero = jnp.zeros((), start.flat.dtype)
+        return cls(
+            i=jnp.int32(0),
+            z=start.z,
+            rng_key=rng_key,
+            index_key=index_key,
+            surrogate=(),
+            memory=memory,
+            accept_prob=zero,
+            diverging=jnp.array(False),
+            step_size=zero,
+            lp_estimate=zero,
+            num_rows=jnp.int32(0),
+        )
+
+
+@runtime_checkable
+class Tempered(Protocol):
+    """A kernel that can be a rung of a ladder of temperatures.
+
+    :class:`MinibatchKernel` has all of it; a kernel whose state holds something that
+    depends on the temperature overrides :meth:`arrive`.
+    """
+
+    def check_rung(self, who: str) -> None:
+        """Raise where the kernel cannot be a rung.
+
+        :param who: the name of the kernel that asks, for the message.
+        :raises ValueError: it has a temperature of its own, or its positions mean
+            nothing at another one.
+        """
+
+    def with_temperature(self, temperature: Any) -> Self:
+        """The same kernel at another temperature.
+
+        :param temperature: the temperature; it may be traced.
+        """
+
+    def arrive(self, target: Target, here: Any, there: Any, key: Array) -> Any:
+        """The state of a rung after it received the position of another.
+
+        :param target: the target.
+        :param here: the rung's own state, with the surrogate.
+        :param there: the state that the position comes from.
+        :param key: PRNG key.
+        """
+
+    def arrival_rows(self, reader: Reader) -> int:
+        """The number of rows that :meth:`arrive` reads.
+
+        :param reader: the target's rows.
+        """
+
+
+class Pieces(NamedTuple):
+    """What adds up over the pieces of a draw.
+
+    - **number** - how many there were; empty until the last.
+    - **num_rows** - rows read by all of them.
+    - **diverging** - whether any of them diverged.
+    - **accept_prob** - sum of their acceptance probabilities, where there are any.
+    - **reliable** - the same of ``reliable``.
+    """
+
+    number: Any
+    num_rows: Array
+    diverging: Array
+    accept_prob: Array
+    reliable: Array
+
+    def plus(self, moved: Any) -> Pieces:
+        """The sums with one more piece.
+
+        :param moved: the state after it.
+        """
+        rate = getattr(moved, "accept_prob", self.accept_prob)
+        reliable = getattr(moved, "reliable", self.reliable)
+        return self._replace(
+            num_rows=self.num_rows + moved.num_rows.astype(self.num_rows.dtype),
+            diverging=self.diverging | moved.diverging,
+            accept_prob=self.accept_prob + rate,
+            reliable=self.reliable + reliable,
+        )
+
+
+@runtime_checkable
+class InPieces(Protocol):
+    """A kernel whose draws can be made in pieces, as :class:`Cyclical` makes them.
+
+    A draw of a cycle is a loop of pieces of ``num_steps`` steps, with step sizes that
+    depend on the number of steps made. :class:`SGMCMC` and :class:`MinibatchMH` have
+    all of it.
+    """
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of a draw."""
+
+    @property
+    def keeps_target(self) -> bool:
+        """Whether an accept/reject step keeps the target at any step size.
+
+        Such a kernel adapts in warmup, and its cycles begin afterwards. The cycles of
+        one that does not begin at once; it is :class:`NoiseDriven`.
+        """
+
+    @property
+    def step_size_order(self) -> int:
+        """Which power of the step size multiplies a gradient: 2 with momentum."""
+
+    def with_num_steps(self, num_steps: int) -> Self:
+        """The same kernel with draws of another number of steps.
+
+        :param num_steps: steps of a draw.
+        """
+
+    def with_step_schedule(self, factor: Callable[[Array], Any]) -> Self:
+        """The same kernel with step sizes that change with the number of steps.
+
+        :param factor: what the step size of the ``n``-th step of all is multiplied by.
+        """
+
+    def most_rows(self) -> int:
+        """A bound on the rows that one step reads."""
+
+    def advance(self, target: Target, state: Any) -> tuple[Any, Array | None]:
+        """The steps of a draw without what is measured once a draw.
+
+        :param target: the target.
+        :param state: the state before them.
+        :return: the state after them, and a key to measure with.
+        """
+
+    def completed(
+        self,
+        target: Target,
+        state: Any,
+        pieces: Pieces,
+        key: Array,
+        i: Array,
+        num_warmup: int,
+    ) -> Any:
+        """The state after the last piece of a draw, which reports the draw as a whole.
+
+        :param target: the target.
+        :param state: the state after the last piece, with the surrogate.
+        :param pieces: what added up over all of them.
+        :param key: what :meth:`advance` returned last, to measure with.
+        :param i: draws made before.
+        :param num_warmup: number of warmup draws.
+        """
+
+
+@runtime_checkable
+class NoiseDriven(InPieces, Protocol):
+    """A kernel in pieces that moves by gradients and noise, as :class:`SGMCMC` does."""
+
+    def with_noise_temperature(self, temperature: Any) -> Self:
+        """The same kernel, of the same target, with noise of another temperature.
+
+        :param temperature: 0 makes it gradient descent; it may be traced.
+        """
+
+    def refreshed(self, key: Array, state: Any, temperature: Any) -> Any:
+        """The state's ``memory`` with a new momentum, at equilibrium.
+
+        :param key: PRNG key.
+        :param state: the state.
+        :param temperature: the temperature of the equilibrium.
+        """

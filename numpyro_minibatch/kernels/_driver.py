@@ -1,0 +1,126 @@
+"""What NumPyro's driver asks of every kernel: one draw of one chain, or of several."""
+
+from __future__ import annotations
+
+import warnings
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from numpyro.infer.mcmc import MCMCKernel
+from numpyro.util import find_stack_level
+
+from numpyro_minibatch.kernels._identity import ByValue
+from numpyro_minibatch.target import Target
+
+__all__ = ["DrivenKernel", "over_chains", "warn_of_constants"]
+
+_LARGE = 2**28  # bytes of data above which it matters how they reach the program
+
+
+class DrivenKernel(ByValue, MCMCKernel):
+    """A kernel that ``numpyro.infer.MCMC`` and :func:`sample` can run.
+
+    A subclass makes the target of the model's arguments (:meth:`make_target`) and one
+    draw of one chain (:meth:`transition`); ``init`` says, in ``_run.vectorized``,
+    whether states have an axis of chains.
+    """
+
+    @property
+    def sample_field(self) -> str:
+        """The field of the state that holds the unconstrained position."""
+        return "z"
+
+    @property
+    def _sample_fn(self) -> Callable | None:
+        # NumPyro's driver initialises a kernel again where this is None
+        if self._run.vectorized:
+            return partial(over_chains, self.transition)
+        return None if self._run.vectorized is None else self.transition
+
+    @abstractmethod
+    def make_target(self, args: tuple, kwargs: Mapping[str, Any]) -> Target:
+        """The target of the model with these arguments.
+
+        :param args: positional arguments of the model.
+        :param kwargs: keyword arguments of the model.
+        """
+
+    @abstractmethod
+    def transition(self, target: Target, state: Any) -> Any:
+        """One draw of one chain.
+
+        :param target: the target.
+        :param state: the state of the chain.
+        :return: the state after the draw, with ``i`` one larger.
+        """
+
+    def sample(self, state, model_args, model_kwargs):  # type: ignore[no-untyped-def]
+        """One draw from the current state.
+
+        :param state: the state of a chain, or of vectorised chains.
+        :param model_args: positional arguments of the model.
+        :param model_kwargs: keyword arguments of the model.
+        :return: the state after the draw.
+        """
+        step = self._sample_fn
+        assert step is not None
+        warn_of_constants(type(self).__name__, state, (model_args, model_kwargs))
+        return step(self.make_target(model_args, model_kwargs or {}), state)
+
+
+def warn_of_constants(who: str, state: Any, args: Any) -> None:
+    """Say so when large data are about to be compiled into the program.
+
+    :param who: the kernel's name.
+    :param state: the kernel's state.
+    :param args: the model's arguments.
+    """
+    if getattr(jax.config, "jax_use_simplified_jaxpr_constants", False):
+        return  # then JAX hands constants over as arguments
+    if not any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(state)):
+        return
+    size = sum(
+        leaf.nbytes
+        for leaf in jax.tree.leaves(args)
+        if isinstance(leaf, np.ndarray | Array)
+        and not isinstance(leaf, jax.core.Tracer)
+    )
+    if size > _LARGE:
+        warnings.warn(
+            f"{who}: {size / 1e6:.0f} MB of data are compiled into the program as "
+            "constants, which takes several times their memory and slows compilation. "
+            "Set JAX_USE_SIMPLIFIED_JAXPR_CONSTANTS=1 before JAX is imported, or pass "
+            "MCMC(..., jit_model_args=True, progress_bar=False), to hand them over as "
+            "arguments.",
+            UserWarning,
+            stacklevel=find_stack_level(),
+        )
+
+
+def over_chains(transition: Callable, target: Target, state: Any) -> Any:
+    """One draw of several chains, which share their iteration count.
+
+    :param transition: from a target and a chain's state to its next state.
+    :param target: the target.
+    :param state: the states, stacked.
+    """
+    # an unbatched count keeps `cond(i < num_warmup, ...)` a branch: batched, it would
+    # run the adaptation at every draw; the chains share one surrogate
+    fields = state._fields
+    shared = ("i", "surrogate")
+    axes = type(state)(*[None if name in shared else 0 for name in fields])
+    count, surrogate = state.i, state.surrogate
+
+    def move(state: Any) -> Any:
+        return transition(target, state)._replace(surrogate=())
+
+    moved = jax.vmap(move, in_axes=(axes,), out_axes=axes._replace(surrogate=None))(
+        state._replace(i=count[0])
+    )
+    return moved._replace(i=jnp.broadcast_to(moved.i, count.shape), surrogate=surrogate)

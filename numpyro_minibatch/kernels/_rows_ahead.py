@@ -1,0 +1,102 @@
+"""Rows that are known before they are read, for data that do not fit into memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from numpyro_minibatch.batch import Scheme, Weighted
+
+__all__ = ["RowsAhead"]
+
+
+class RowsAhead:
+    """Rows of draws to come, for kernels whose rows do not depend on the state.
+
+    Such a kernel draws rows once a step, by ``fold_in(index_key, step)``, and says so
+    in ``draws_once_a_step``. Data that stay on the host can then be fetched ahead.
+    """
+
+    num_steps: int = 1
+    draws_once_a_step = False
+
+    if TYPE_CHECKING:
+
+        @property
+        def batch(self) -> Scheme: ...  # noqa: D102
+
+        @property
+        def bound_scheme(self) -> Scheme: ...  # noqa: D102
+
+        @property
+        def plates(self) -> dict[str, int]: ...  # noqa: D102
+
+    def row_keys(self, key: Array) -> tuple[Array, ...]:
+        """The keys that a step draws rows with.
+
+        :param key: the key of the step's rows.
+        """
+        return (key,)
+
+    @property
+    def knows_rows(self) -> bool:
+        """Whether :meth:`rows_ahead` can tell the rows of steps to come."""
+        return self.draws_once_a_step and self.batch.single_round
+
+    @property
+    def rows_per_draw(self) -> int:
+        """How many rows :meth:`rows_ahead` tells of one draw."""
+        scheme = self.bound_scheme
+        most = scheme.num_rows(self.plates)
+        if isinstance(scheme, Weighted):
+            most *= 2  # at most as many that are always read come on top
+        return most * self.num_steps * len(self.row_keys(jax.random.key(0)))
+
+    def rows_ahead(
+        self, index_keys: Array, designs: Any, start: Array, number: int
+    ) -> dict[str, Array]:
+        """The rows that some draws will read, which do not depend on the chain's state.
+
+        :param index_keys: the ``index_key`` of each chain's state.
+        :param designs: of a scheme that weighs rows, the design of each plate.
+        :param start: draws made before.
+        :param number: for how many draws.
+        :return: for each plate shape ``(chains, number, rows of a draw)``.
+        """
+        plates = tuple(sorted(self.plates.items()))
+        streams = index_keys, designs, start
+        return _rows_ahead(
+            self.bound_scheme, plates, self.num_steps, number, self.row_keys, streams
+        )
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
+def _rows_ahead(
+    scheme: Scheme,
+    plates: tuple[tuple[str, int], ...],
+    num_steps: int,
+    number: int,
+    row_keys: Callable,
+    streams: tuple[Array, Any, Array],
+) -> dict[str, Array]:
+    index_keys, designs, start = streams
+    steps = start * num_steps + jnp.arange(number * num_steps, dtype=jnp.int32)
+
+    def of_step(key: Array, step: Array) -> dict[str, Array]:
+        keys = row_keys(jax.random.fold_in(key, step))
+        # of batches only the indices, so that nothing else is computed
+        draws = [scheme.draw(key, dict(plates), designs) for key in keys]
+        return {
+            name: jnp.concatenate([drawn[name].indices for drawn in draws])
+            for name, _ in plates
+        }
+
+    found = jax.vmap(jax.vmap(of_step, (None, 0)), (0, None))(index_keys, steps)
+    return {
+        name: rows.reshape(len(index_keys), number, -1) for name, rows in found.items()
+    }

@@ -1,0 +1,81 @@
+"""The first states of chains, compiled once for kernels that are equal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.flatten_util import ravel_pytree
+
+from numpyro_minibatch._internal.static import Static
+from numpyro_minibatch._model.start import find_start
+from numpyro_minibatch.kernels._contract import Start
+
+__all__ = ["first_chain", "split_keys", "_start_chains", "_start_equal", "untraced"]
+
+
+def _start_chains(
+    kernel: Any,
+    static: Static,
+    vectorized: bool,
+    known: Hashable,  # of the kernel at setup: a key, so that a change compiles anew
+    key: Array,
+    init: Any,
+    arrays: list[Any],
+    surrogate: Any,
+) -> tuple[Any, Array]:
+    """The first states; compiled once for equal arguments and shapes."""
+    start = partial(_start, kernel, static)
+    if vectorized:
+        start = jax.vmap(start, in_axes=(0, None if init is None else 0, None, None))
+    return start(key, init, arrays, surrogate)
+
+
+# for all kernels that are equal, as far as it is known that their models are
+_start_equal = jax.jit(_start_chains, static_argnums=(0, 1, 2, 3))
+
+
+def _start(
+    kernel: Any,
+    static: Static,
+    key: Array,
+    init: Any,
+    arrays: list[Any],
+    surrogate: Any,
+) -> tuple[Any, Array]:
+    """The first state of one chain, and its log density."""
+    args, kwargs = static.join(arrays)
+    target = kernel.make_target(args, kwargs)
+    key, init_key = jax.random.split(key)
+    z, log_density = find_start(
+        target, kernel.layout, kernel._init_strategy, init_key, init
+    )
+    flat, unravel = ravel_pytree(z)
+    reader = kernel.reader(target, unravel, surrogate)
+    start = Start(reader, z, flat, key, surrogate)
+    return kernel.first_state(start), log_density
+
+
+def untraced(fn: Callable, *args: Any) -> Any:
+    """Call a function of concrete values for real, even where JAX is tracing."""
+    if not isinstance(jnp.zeros(()), jax.core.Tracer):
+        return fn(*args)
+    # what is being traced is known to a thread; another one computes
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(fn, *args).result()
+
+
+def first_chain(init: Any, chains: tuple[int, ...]) -> Any:
+    """The starting point of the first chain."""
+    return jax.tree.map(lambda x: x[0], init) if chains else init
+
+
+def split_keys(key: Array, vectorized: bool) -> tuple[Array, Array]:
+    """Two keys, or two keys per chain."""
+    split = jax.vmap(jax.random.split)(key) if vectorized else jax.random.split(key)
+    return (split[:, 0], split[:, 1]) if vectorized else (split[0], split[1])

@@ -1,0 +1,98 @@
+"""The look at all rows before a run: what a kernel's set-up learns from the data."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpyro.util import find_stack_level
+
+from numpyro_minibatch._internal import passes
+from numpyro_minibatch._internal.static import Seen, Static
+from numpyro_minibatch.batch import full
+from numpyro_minibatch.control_variate._problem import Chosen, Problem
+from numpyro_minibatch.control_variate._setup import Prepared, prepare
+from numpyro_minibatch.host_rows import find_rows
+
+__all__ = ["expand_likelihood", "survey"]
+
+_FEW = 1000  # rows from which on a minibatch pays
+
+
+def survey(kernel: Any, static: Static, arrays: list[Any], init: Any) -> Any:
+    """What a look at all rows came to; made once for the same data.
+
+    :param kernel: the kernel, which makes something of them in ``_survey``.
+    :param static: the model's arguments but for their arrays.
+    :param arrays: these arrays.
+    :param init: where the first chain is to start, or ``None``.
+    :raises TypeError: the arrays are being traced.
+    """
+    if any(isinstance(x, jax.core.Tracer) for x in arrays):
+        who = type(kernel).__name__
+        what = who if kernel.control_variate is None else f"{who}(control_variate=...)"
+        raise TypeError(
+            f"{what} looks at all rows of the data before the "
+            "run, and they are being traced (by jit or vmap). Call init outside, "
+            "or close over the data."
+        )
+    if kernel._run.prepared is not None:
+        known, seen, prepared = kernel._run.prepared
+        if known == (static, kernel.layout) and seen == Seen.of(arrays):
+            return prepared
+    prepared = kernel._survey(_problem(kernel, static, arrays, init), init)
+    kernel._learn(prepared=((static, kernel.layout), Seen.of(arrays), prepared))
+    return prepared
+
+
+def _problem(kernel: Any, static: Static, arrays: list[Any], init: Any) -> Problem:
+    """The target and its data, as the set-up passes over them."""
+    layout = kernel.layout
+    shapes = dict(zip(layout.latents, layout.shapes, strict=True))
+    # where a search begins may depend on where a chain is told to start
+    mesh, placed = passes.setup_devices(alike=init is None), None
+    own = [jnp.asarray(x) for x in arrays]
+    if mesh is not None:
+        both = passes.everywhere(static.join(arrays), mesh)
+        own, placed = (Static.split(*given)[1] for given in both)
+    return Problem(
+        target_of=lambda arrays: kernel.make_target(*static.join(arrays)),
+        arrays=own,
+        mesh=mesh,
+        placed=placed,
+        plates=dict(layout.plates),
+        weights=kernel._weights,
+        on_host=any(
+            rows.mode != "alias" for rows in find_rows(static.join(arrays)).values()
+        ),
+        example=(
+            {name: np.zeros(shape) for name, shape in shapes.items()}
+            if kernel.model is not None
+            else jax.tree.map(lambda x: np.zeros(jnp.shape(x)), init)
+        ),
+    )
+
+
+def expand_likelihood(kernel: Any, problem: Problem) -> Prepared:
+    """Expand the likelihood for a control variate, and see how well that works.
+
+    :param kernel: the kernel.
+    :param problem: the target and its data.
+    """
+    layout, who, plates = kernel.layout, type(kernel).__name__, problem.plates
+    scheme = kernel.batch
+    sizes = {n: None if layout.automatic else w for n, w in layout.widths}
+    if layout.automatic and max(plates.values()) < _FEW:
+        warnings.warn(
+            f"{who}: with {sum(plates.values())} rows of data a minibatch does not "
+            "pay, and all rows are read instead. Pass batch=batch.full() to say "
+            "so, or a batch_size.",
+            UserWarning,
+            stacklevel=find_stack_level(),
+        )
+        scheme, sizes = full(), dict(plates)
+    chosen = Chosen(kernel.control_variate, scheme, sizes)
+    return prepare(who, problem, chosen, kernel._needs)

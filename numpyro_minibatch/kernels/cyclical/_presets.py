@@ -1,0 +1,209 @@
+"""Cycles over kernels: presets of Cyclical."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from numpyro_minibatch import schedule as schedules
+from numpyro_minibatch._internal.checks import check_count, check_positive
+from numpyro_minibatch.kernels.cyclical._kernel import Cyclical
+from numpyro_minibatch.kernels.langevin import SGHMC, SGLD, SGMCMC
+from numpyro_minibatch.kernels.mint import MINT
+
+__all__ = ["CyclicalMINT", "CyclicalSGHMC", "CyclicalSGLD"]
+
+
+class CyclicalSGLD(Cyclical):
+    """Cyclical stochastic gradient Langevin dynamics [1].
+
+    :param model: a NumPyro model with a data plate.
+    :param step_size: the step size with which a cycle begins, the paper's ``alpha_0``,
+        in ``z + h * force + N(0, 2 h T)``.
+    :param cycle_length: gradient steps of a cycle. For ``K`` steps in ``M`` cycles that
+        is ``ceil(K / M)``.
+    :param samples_per_cycle: draws of a cycle.
+    :param num_steps: gradient steps between draws; see :class:`Cyclical`.
+    :param explore: the share of a cycle that is exploration, the paper's ``beta``.
+    :param collect_from: the share of a cycle after which draws are collected.
+    :param explore_temperature: temperature of the noise of exploration.
+    :param scale_by_n: whether ``step_size`` is a learning rate, of the mean loss.
+    :param settings: the arguments of :class:`SGLD`.
+
+    :raises TypeError: an argument is of the wrong kind.
+    :raises ValueError: an argument is out of range, or missing.
+
+    **References:**
+
+    1. Ruqi Zhang, Chunyuan Li, Jianyi Zhang, Changyou Chen, Andrew Gordon Wilson
+       (2020), *Cyclical stochastic gradient MCMC for Bayesian deep learning*, ICLR.
+
+    **Example**
+
+    .. doctest::
+
+        >>> import jax, jax.numpy as jnp
+        >>> import numpyro, numpyro.distributions as dist
+        >>> from numpyro.infer import MCMC
+        >>> from numpyro_minibatch import CyclicalSGLD
+
+        >>> def model(y):
+        ...     mu = numpyro.sample("mu", dist.Normal(0, 10))
+        ...     with numpyro.plate("data", len(y), subsample_size=100) as idx:
+        ...         numpyro.sample("obs", dist.Normal(mu, 1), obs=y[idx])
+
+        >>> y = 3 + jax.random.normal(jax.random.key(0), (10_000,))
+        >>> kernel = CyclicalSGLD(model, step_size=2e-6, cycle_length=500)
+        >>> mcmc = MCMC(kernel, num_warmup=0, num_samples=10 * kernel.samples_per_cycle,
+        ...             progress_bar=False)
+        >>> mcmc.run(jax.random.key(1), y)
+        >>> abs(float(mcmc.get_samples()["mu"].mean()) - 3) < 0.1
+        True
+    """
+
+    _kind: type[SGMCMC] = SGLD
+
+    def __init__(
+        self,
+        model: Callable | None = None,
+        *,
+        cycle_length: int,
+        samples_per_cycle: int | None = None,
+        num_steps: int | None = None,
+        explore: float | None = None,
+        collect_from: float = 0.8,
+        explore_temperature: float = 0.0,
+        scale_by_n: bool = False,
+        **settings: Any,
+    ) -> None:
+        super().__init__(
+            self._kind(model, **settings),
+            cycle_length=cycle_length,
+            samples_per_cycle=samples_per_cycle,
+            num_steps=num_steps,
+            explore=explore,
+            collect_from=collect_from,
+            explore_temperature=explore_temperature,
+            scale_by_n=scale_by_n,
+        )
+
+
+class CyclicalSGHMC(CyclicalSGLD):
+    """Cyclical stochastic gradient Hamiltonian Monte Carlo [1].
+
+    The square of the step size follows the cosine: it is what multiplies a gradient,
+    the paper's ``alpha``. Momentum is drawn anew where sampling begins after descent.
+
+    :param model: a NumPyro model with a data plate.
+    :param settings: the arguments of :class:`CyclicalSGLD`, with those of
+        :class:`SGHMC` for those of :class:`SGLD`: ``step_size`` with ``friction``, a
+        rate, or ``h``, the paper's ``alpha_0``, with ``b``, half of its ``eta``, by
+        which every step forgets the same share of the momentum.
+
+    :raises TypeError: an argument is of the wrong kind.
+    :raises ValueError: an argument is out of range, or missing.
+
+    **References:**
+
+    1. Ruqi Zhang, Chunyuan Li, Jianyi Zhang, Changyou Chen, Andrew Gordon Wilson
+       (2020), *Cyclical stochastic gradient MCMC for Bayesian deep learning*, ICLR.
+
+    **Example**
+
+    .. doctest::
+
+        >>> import jax, jax.numpy as jnp
+        >>> import numpyro, numpyro.distributions as dist
+        >>> from numpyro.infer import MCMC
+        >>> from numpyro_minibatch import CyclicalSGHMC
+
+        >>> def model(y):
+        ...     mu = numpyro.sample("mu", dist.Normal(0, 10))
+        ...     with numpyro.plate("data", len(y), subsample_size=100) as idx:
+        ...         numpyro.sample("obs", dist.Normal(mu, 1), obs=y[idx])
+
+        >>> y = 3 + jax.random.normal(jax.random.key(0), (10_000,))
+        >>> kernel = CyclicalSGHMC(model, step_size=2e-3, friction=50.0,
+        ...                        cycle_length=1000, samples_per_cycle=10)
+        >>> mcmc = MCMC(kernel, num_warmup=10, num_samples=200, progress_bar=False)
+        >>> mcmc.run(jax.random.key(1), y)
+        >>> abs(float(mcmc.get_samples()["mu"].mean()) - 3) < 0.1
+        True
+    """
+
+    _kind = SGHMC
+
+
+class CyclicalMINT(Cyclical):
+    """MINT whose proposals get longer at the end of each cycle, and shorter in it [1].
+
+    Only the proposals change, by a schedule that does not look at the chain, so that
+    every step keeps the target as it is: all steps could be collected from, and by
+    default the last one of each cycle is, before the step size rises.
+
+    :param model: a NumPyro model with a data plate.
+    :param cycle_length: steps of a cycle. The paper's 50 epochs are ``50 * N / m`` of
+        them.
+    :param rise: by what the step size is multiplied at the end of a cycle.
+    :param decay: by what it is multiplied in between; see :func:`schedule.sawtooth`. By
+        default what makes all cycles alike. The paper's 0.9 begins each cycle at 0.7
+        times the step size of the one before, and freezes a long run.
+    :param decay_every: after how many steps; by default a tenth of a cycle.
+    :param samples_per_cycle: draws of a cycle, evenly spaced, the last one at its end.
+    :param collect_from: the share of a cycle after which draws are collected.
+    :param settings: the arguments of :class:`MINT`. The step size adapts in warmup,
+        and is that of the first cycle's beginning.
+
+    :raises TypeError: an argument is of the wrong kind.
+    :raises ValueError: an argument is out of range, or missing.
+
+    **References:**
+
+    1. Dangna Li, Wing H. Wong (2017), *Mini-batch Tempered MCMC*, section 4.3.
+
+    **Example**
+
+    .. doctest::
+
+        >>> import jax, numpyro, numpyro.distributions as dist
+        >>> from numpyro.infer import MCMC
+        >>> from numpyro_minibatch import CyclicalMINT
+
+        >>> def model(y):
+        ...     mu = numpyro.sample("mu", dist.Normal(0, 10))
+        ...     with numpyro.plate("data", len(y), subsample_size=100) as idx:
+        ...         numpyro.sample("obs", dist.Normal(mu, 1), obs=y[idx])
+
+        >>> y = 3 + jax.random.normal(jax.random.key(0), (10_000,))
+        >>> kernel = CyclicalMINT(model, temperature=500.0, cycle_length=50)
+        >>> mcmc = MCMC(kernel, num_warmup=500, num_samples=20, progress_bar=False)
+        >>> mcmc.run(jax.random.key(1), y)
+        >>> abs(float(mcmc.get_samples()["mu"].mean()) - 3) < 1
+        True
+    """
+
+    def __init__(
+        self,
+        model: Callable | None = None,
+        *,
+        cycle_length: int,
+        rise: float = 2.0,
+        decay: float | None = None,
+        decay_every: int | None = None,
+        samples_per_cycle: int = 1,
+        collect_from: float = 0.0,
+        **settings: Any,
+    ) -> None:
+        if decay is None:
+            check_count("CyclicalMINT", "cycle_length", cycle_length)
+            check_positive("CyclicalMINT", "rise", rise)
+            decay_every = decay_every or max(1, cycle_length // 10)
+            decay = min(float(rise) ** (-decay_every / cycle_length), 1.0)
+        pace = schedules.sawtooth(1.0, cycle_length, rise, decay, decay_every)
+        super().__init__(
+            MINT(model, **settings),
+            cycle_length=cycle_length,
+            samples_per_cycle=samples_per_cycle,
+            collect_from=collect_from,
+            schedule=pace,
+        )

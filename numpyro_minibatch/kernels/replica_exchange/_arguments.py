@@ -1,0 +1,76 @@
+"""Arguments of a ladder of temperatures, checked before anything is seen."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from numpyro_minibatch import ladder
+from numpyro_minibatch._internal.checks import check_count, check_flag, check_positive
+from numpyro_minibatch.kernels._base import MinibatchKernel
+from numpyro_minibatch.kernels._contract import Tempered
+from numpyro_minibatch.kernels._numpyro import NumPyroKernel
+
+__all__ = ["as_rung", "check_prior_rung", "temperatures_of"]
+
+
+def as_rung(name: str, inner: Any, temper_prior: bool | None) -> MinibatchKernel:
+    """The kernel that runs at each rung.
+
+    :param name: the kernel's name, for errors.
+    :param inner: a kernel of this package or one of NumPyro's.
+    :param temper_prior: what the ladder says of the prior, if anything.
+    """
+    if temper_prior is not None:
+        check_flag(name, "temper_prior", temper_prior)
+    if not isinstance(inner, Tempered):
+        return NumPyroKernel(inner, bool(temper_prior), name)
+    rung: Any = inner
+    rung.check_rung(name)
+    if temper_prior not in (None, rung.temper_prior):
+        raise ValueError(
+            f"{name}(temper_prior={temper_prior}) got an inner kernel with "
+            f"temper_prior={rung.temper_prior}. Write it there only: "
+            f"{type(inner).__name__}(model, temper_prior={temper_prior})."
+        )
+    return rung
+
+
+def check_prior_rung(
+    name: str, inner: MinibatchKernel, temperatures: tuple[float, ...]
+) -> None:
+    if not math.isinf(temperatures[-1]):
+        return
+    if inner.temper_prior:
+        raise ValueError(
+            f"{name}(temperatures=[..., inf]) makes draws of the prior at the hottest "
+            "rung, and with temper_prior=True the prior is tempered, too: nothing "
+            "would be left to draw from. Leave temper_prior out, or end the ladder at "
+            "a finite temperature."
+        )
+    if inner.model is None:
+        raise ValueError(
+            f"{name}(temperatures=[..., inf]) makes draws of the prior at the hottest "
+            "rung, and a target written by hand has nothing that draws from it. Write "
+            "a NumPyro model, or end the ladder at a finite temperature."
+        )
+
+
+def temperatures_of(
+    name: str, temperatures: Any, number: Any, ratio: Any
+) -> tuple[float, ...]:
+    if temperatures is not None:
+        if number is not None or ratio is not None:
+            raise ValueError(
+                f"{name} takes temperatures=, or num_replicas= with "
+                "temperature_ratio=, got both."
+            )
+        return ladder.checked(name, temperatures)
+    if number is None or ratio is None:
+        raise ValueError(
+            f"{name} needs a ladder: write temperatures=[1.0, 2.0, 4.0], or "
+            "num_replicas=7, temperature_ratio=1.5."
+        )
+    check_count(name, "num_replicas", number)
+    check_positive(name, "temperature_ratio", ratio)
+    return ladder.checked(name, ladder.geometric(number, ratio))
