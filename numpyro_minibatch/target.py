@@ -55,6 +55,19 @@ class Terms(NamedTuple):
         return sum((jnp.sum(part) for part in parts), jnp.zeros(()))
 
 
+class Parts(NamedTuple):
+    """Log densities by site, to see which site depends on what.
+
+    :param rows: for each site with rows the log likelihood of each of them.
+    :param fixed: the log density of every other site.
+    :param plates: the data plate of each site with rows.
+    """
+
+    rows: dict[str, Array]
+    fixed: dict[str, Array]
+    plates: dict[str, str]
+
+
 @dataclass(frozen=True)
 class Target:
     """Two pure functions of an unconstrained position, and how many rows there are.
@@ -133,6 +146,12 @@ class Target:
         :param values: values that deterministic sites of a model are set to.
         """
         return self.terms(z, indices).rows
+
+    def by_site(self, z: Position, indices: Indices) -> Parts:
+        """Log densities by site; of a target written by hand, by plate."""
+        terms = self.terms(z, indices)
+        plates = {name: name for name in terms.rows}
+        return Parts(terms.rows, {"log_prior": terms.known}, plates)
 
 
 class Subsample(Messenger):
@@ -250,8 +269,14 @@ def _site_log_prob(site: Any) -> Array:
 
 def _rows_of(site: Any, frame: Any, size: int) -> Array:
     """The log likelihood of each row: the plate's scale off, the user's kept."""
-    # site["scale"] holds the plate's own size / batch beside the user's scales
-    log_prob = _site_log_prob(site) * (frame.size / size)
+    # site["scale"] holds the plate's own size / batch as a factor of the user's scales
+    scale = frame.size / size
+    if isinstance(site["scale"], int | float):
+        scale = site["scale"] * scale
+        site = {**site, "scale": None}
+    log_prob = _site_log_prob(site)
+    if abs(scale - 1.0) > 1e-12:
+        log_prob = log_prob * scale
     shape = jnp.broadcast_shapes(jnp.shape(log_prob), tuple(site["fn"].batch_shape))
     rows = jnp.moveaxis(jnp.broadcast_to(log_prob, shape), frame.dim, 0)
     return rows.reshape(rows.shape[0], -1).sum(-1)
@@ -319,9 +344,25 @@ class ModelTarget(Target):
     def __hash__(self) -> int:
         return id(self)  # arrays among the arguments have no hash
 
+    def sites_at(self, z: Position, indices: Indices) -> dict[str, Any]:
+        """The sites of the model on the rows ``indices`` at ``z``."""
+        return self.trace(indices, substitute_fn=_unconstrained(z))
+
+    def by_site(self, z: Position, indices: Indices) -> Parts:
+        """Log densities by site."""
+        sites = self.sites_at(z, indices)
+        rows = self.site_rows(sites)
+        fixed = {
+            name: _site_log_prob(site)
+            for name, site in sites.items()
+            if site["type"] == "sample" and name not in rows
+        }
+        plates = {name: data_frames(sites[name], self.sizes)[0].name for name in rows}
+        return Parts(rows, fixed, plates)
+
     def terms(self, z: Position, indices: Indices) -> Terms:
         """The prior and the log likelihood of the rows ``indices`` at ``z``."""
-        sites = self.trace(indices, substitute_fn=_unconstrained(z))
+        sites = self.sites_at(z, indices)
         return self._terms(sites, {_log_det_name(name) for name in z})
 
     def terms_of_draw(self, draw: Mapping[str, Array], indices: Indices) -> Terms:

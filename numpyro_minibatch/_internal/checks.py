@@ -62,7 +62,8 @@ def check_count(who: str, name: str, value: Any) -> None:
 def check_instance(who: str, name: str, value: Any, kind: type, example: str) -> None:
     """Raise unless ``value`` is one of the choices of a module of the package."""
     if not isinstance(value, kind):
-        module = kind.__module__.rpartition(".")[2]
+        parts = kind.__module__.split(".")
+        module = next(part for part in reversed(parts) if not part.startswith("_"))
         raise TypeError(
             f"{who}({name}=...) must be one of the {module}.* choices, such as "
             f"{module}.{example}, got {describe(value)}."

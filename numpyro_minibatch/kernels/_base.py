@@ -18,6 +18,7 @@ from numpyro.util import is_prng_key
 from numpyro_minibatch import control_variate as control_variates
 from numpyro_minibatch._internal.checks import check_flag, check_positive, describe
 from numpyro_minibatch._internal.static import Static
+from numpyro_minibatch._model.independence import check_rows
 from numpyro_minibatch._model.preflight import (
     Layout,
     explained,
@@ -521,6 +522,16 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
         check_init_params(
             name, self._target, layout, self._init_strategy, init_params, chains
         )
+        with explained(name, model_args, kwargs):
+            check_rows(
+                name,
+                self.make_target,
+                self._model or self._target,
+                model_args,
+                kwargs,
+                layout,
+                first_chain(init_params, chains),
+            )
         surrogate: Any = ()
         self._learn(plan=None)
         if self._surveys:
