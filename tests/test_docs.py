@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import inspect
 import re
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,20 @@ from typing import Any
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 import pytest
+from numpyro.infer.mcmc import MCMCKernel
 
 import numpyro_minibatch
-from numpyro_minibatch.kernels import __all__ as KERNELS
+from numpyro_minibatch import kernels
 
 mpl.use("Agg")
 
 ROOT = Path(__file__).resolve().parent.parent
+KERNELS = [  # those that a user picks, and not what they are made of
+    name
+    for name in kernels.__all__
+    if issubclass(getattr(kernels, name), MCMCKernel)
+    and not inspect.isabstract(getattr(kernels, name))
+]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 PAGES = sorted(p for p in (ROOT / "docs").glob("**/*.md") if "_build" not in p.parts)
 
