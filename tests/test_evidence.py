@@ -278,6 +278,65 @@ def test_both_methods_on_independent_draws() -> None:
     assert abs(wrong.value - EVIDENCE) > 50 * wrong.error
 
 
+def wide_ladder(dim: int, top: float, number: int) -> tuple[Any, float]:
+    """Exact energies of a regression of 1,000 rows, and its log evidence.
+
+    :param top: the last temperature before the prior.
+    :param number: rungs, the prior included.
+    """
+    rng = np.random.default_rng(dim)
+    rows = 1000
+    x = rng.normal(size=(rows, dim))
+    y = x @ rng.normal(size=dim) + rng.normal(size=rows)
+    gram, moment, ladder = x.T @ x, x.T @ y, [*np.geomspace(1, top, number - 1), np.inf]
+    rungs = []
+    for temperature in ladder:
+        covariance = np.linalg.inv(np.eye(dim) + gram / temperature)
+        mean = covariance @ moment / temperature
+        b = rng.multivariate_normal(mean, covariance, size=(CHAINS, 1000))
+        squares = y @ y - 2 * b @ moment + np.einsum("...i,ij,...j", b, gram, b)
+        rungs.append(-0.5 * rows * math.log(2 * math.pi) - 0.5 * squares)
+    energies = np.stack(rungs, -1)
+    _, log_det = np.linalg.slogdet(np.eye(dim) + gram)
+    explained = moment @ np.linalg.solve(np.eye(dim) + gram, moment)
+    known = -0.5 * (rows * math.log(2 * math.pi) + log_det + y @ y - explained)
+    idata = made_up(
+        log_likelihood=energies,
+        temperatures=np.broadcast_to(ladder, energies.shape),
+        swap_log_ratio_variance=np.zeros((CHAINS, 1000, number - 1)),
+    )
+    return idata, float(known)
+
+
+@pytest.mark.parametrize(
+    ("dim", "top", "number", "method", "warns"),
+    [
+        (1, 100.0, 6, "thermodynamic", True),
+        (1, 100.0, 10, "thermodynamic", True),
+        (1, 100.0, 20, "thermodynamic", True),
+        (1, 3000.0, 10, "thermodynamic", False),
+        (10, 100.0, 10, "stepping-stone", True),
+        (10, 30_000.0, 20, "stepping-stone", False),
+        (10, 30_000.0, 20, "thermodynamic", False),
+        (1, 100.0, 10, "stepping-stone", False),
+    ],
+)
+def test_a_gap_next_to_the_prior_is_seen(
+    dim: int, top: float, number: int, method: Any, warns: bool
+) -> None:
+    idata, known = wide_ladder(dim, top, number)
+    if warns:
+        with pytest.warns(UserWarning, match=r"100 and the prior.* before math\.inf"):
+            found = log_evidence(idata, method)
+    else:
+        found = log_evidence(idata, method)
+        assert abs(found.value - known) < 5 * found.error + found.discretisation
+    if method == "thermodynamic":
+        assert abs(found.value - known) < 5 * found.error + found.discretisation
+    assert found.lower < known < found.upper
+    assert found.lower < found.value < found.upper
+
+
 def test_the_error_of_the_evidence_is_its_spread() -> None:
     rng = np.random.default_rng(1)
     whole = made_up()["sample_stats"]["log_likelihood"].values

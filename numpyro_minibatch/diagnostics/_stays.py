@@ -206,8 +206,9 @@ def _advise_stays(run: Run) -> Iterator[str]:
     if d.tail_stay > _MAX_TAIL_STAY and d.longest_stay > d.usual_stay:
         seen.append(
             f"the chains stay {d.tail_stay:.2f} times longer than on average where "
-            f"{d.tail_stay_name} is far from its mean, and up to {d.longest_stay:.0f} "
-            f"draws, where the acceptance rate makes {d.usual_stay:.0f} likely"
+            f"{d.tail_stay_name} is far from its mean, and for up to "
+            f"{d.longest_stay:.0f} draws, where one acceptance rate everywhere would "
+            f"give at most {d.usual_stay:.0f}"
         )
     if d.tail_weight > _MAX_TAIL_WEIGHT:
         seen.append(
