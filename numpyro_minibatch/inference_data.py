@@ -543,7 +543,11 @@ def _attrs(mcmc: Any, run: Run, labels: _Labels) -> dict[str, Any]:
         return attrs
     settings = dict(getattr(kernel, "settings", {}))
     attrs["settings"] = json.dumps(settings, default=repr)
-    attrs["facts"] = json.dumps(getattr(kernel, "facts", {}))
+    # a part of a user may state numbers of NumPy
+    attrs["facts"] = json.dumps(
+        getattr(kernel, "facts", {}),
+        default=lambda value: value.item() if hasattr(value, "item") else repr(value),
+    )
     attrs["plates"] = json.dumps(kernel.plates)
     attrs["batch_sizes"] = json.dumps(kernel.batch_sizes)
     temperature = getattr(kernel, "temperature", None)
