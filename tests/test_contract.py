@@ -58,6 +58,7 @@ from numpyro_minibatch.kernels import (
     Start,
     Tempered,
 )
+from numpyro_minibatch.kernels.equi_energy._settings import EnergyArguments
 
 # the warmup is short because the adaptation of the step size amplifies rounding: in a
 # hundred draws from 1e-16 to 1e-4
@@ -682,6 +683,8 @@ def test_every_argument_is_in_the_table(kind: type[MinibatchKernel]) -> None:
     )
     signatures = [inspect.signature(c.__init__) for c in (kind, general)]
     names = {name for s in signatures for name in s.parameters}
+    if kind is MINTEE:
+        names |= set(EnergyArguments.__annotations__)
     presets = dict.fromkeys((SGLD, SGHMC, SGNHT), {"dynamics"})
     chosen = {MINT: {"acceptance"}, MHMinibatch: {"acceptance", "batch"}, **presets}
     names -= {"self", "settings"} | chosen.get(kind, set())
@@ -698,6 +701,13 @@ def test_equal_settings_make_equal_kernels(kind: type[MinibatchKernel]) -> None:
         changed, same = build(kind, **{name: second}), build(kind, **{name: second})
         assert changed == same and hash(changed) == hash(same), name
         assert changed != build(kind), name
+
+
+def test_an_argument_that_a_kernel_does_not_have() -> None:
+    with pytest.raises(TypeError, match="unexpected keyword argument 'temperature'"):
+        MINTEE(model, temperature=1.0)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'ladder'"):
+        MINT(model, temperature=1.0, ladder=1.0)
 
 
 def test_different_kinds_are_different() -> None:
