@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import gc
 import inspect
 import os
@@ -34,6 +35,7 @@ from numpyro_minibatch import (
     SGNHT,
     AusterityMH,
     ConfidenceMH,
+    Cyclical,
     CyclicalMINT,
     CyclicalSGHMC,
     MHMinibatch,
@@ -44,9 +46,19 @@ from numpyro_minibatch import (
     dynamics,
     estimate,
     proposal,
+    sample,
     schedule,
 )
-from numpyro_minibatch.kernels import MinibatchKernel
+from numpyro_minibatch import kernels as kernels_of_the_package
+from numpyro_minibatch.kernels import (
+    InPieces,
+    KernelState,
+    MinibatchKernel,
+    NoiseDriven,
+    Start,
+    Tempered,
+)
+from numpyro_minibatch.kernels.equi_energy._settings import EnergyArguments
 
 # the warmup is short because the adaptation of the step size amplifies rounding: in a
 # hundred draws from 1e-16 to 1e-4
@@ -671,6 +683,8 @@ def test_every_argument_is_in_the_table(kind: type[MinibatchKernel]) -> None:
     )
     signatures = [inspect.signature(c.__init__) for c in (kind, general)]
     names = {name for s in signatures for name in s.parameters}
+    if kind is MINTEE:
+        names |= set(EnergyArguments.__annotations__)
     presets = dict.fromkeys((SGLD, SGHMC, SGNHT), {"dynamics"})
     chosen = {MINT: {"acceptance"}, MHMinibatch: {"acceptance", "batch"}, **presets}
     names -= {"self", "settings"} | chosen.get(kind, set())
@@ -687,6 +701,13 @@ def test_equal_settings_make_equal_kernels(kind: type[MinibatchKernel]) -> None:
         changed, same = build(kind, **{name: second}), build(kind, **{name: second})
         assert changed == same and hash(changed) == hash(same), name
         assert changed != build(kind), name
+
+
+def test_an_argument_that_a_kernel_does_not_have() -> None:
+    with pytest.raises(TypeError, match="unexpected keyword argument 'temperature'"):
+        MINTEE(model, temperature=1.0)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'ladder'"):
+        MINT(model, temperature=1.0, ladder=1.0)
 
 
 def test_different_kinds_are_different() -> None:
@@ -711,6 +732,118 @@ def test_pickling_a_kernel(name: str) -> None:
     # so does the driver know that it must initialise it again
     assert copy._sample_fn is None
     assert copy.plates == {"data": N}
+
+
+# a kernel of one's own ---------------------------------------------------------------
+
+
+class Wanderer(MinibatchKernel):
+    """A setting and two methods: a random walk that ignores the data."""
+
+    def __init__(
+        self, model: Any = None, *, step_size: float = 0.1, **settings: Any
+    ) -> None:
+        super().__init__(model, **settings)
+        self.step_size = step_size
+
+    def first_state(self, start: Start) -> KernelState:
+        return KernelState.first(start)
+
+    def transition(self, target: Target, state: KernelState) -> KernelState:
+        rng_key, key = jax.random.split(state.rng_key)
+        move = self.step_size * jax.random.normal(key, (2,))
+        z = {**state.z, "beta": state.z["beta"] + move}
+        return state._replace(i=state.i + 1, z=z, rng_key=rng_key)
+
+
+def test_settings_of_a_kernel_of_ones_own_tell_compiled_programs_apart() -> None:
+    def moved(step_size: float) -> np.ndarray:
+        kernel = Wanderer(model, step_size=step_size)
+        idata = sample(kernel, X, Y, num_warmup=0, num_samples=3, progress=False)
+        return np.diff(idata["posterior"]["beta"].values[0], axis=0)
+
+    far, still = moved(0.1), moved(1e-9)
+    assert np.abs(far).max() > 0.01 and np.abs(still).max() < 1e-6
+    del _compiled[:]
+    np.testing.assert_array_equal(moved(0.1), far)
+    assert "jit(_draw)" not in _compiled  # found again by value
+
+
+def test_every_attribute_is_part_of_a_kernels_value() -> None:
+    one, other = Wanderer(model), Wanderer(model, step_size=1e-9)
+    assert one == Wanderer(model) and hash(one) == hash(Wanderer(model))
+    assert one != other and pickle.loads(pickle.dumps(other)) == other
+    assert other.settings["step_size"] == 1e-9
+    assert (
+        repr(other) == "Wanderer(model=model, batch=Scheme(size=None), step_size=1e-09)"
+    )
+    # whatever is stored afterwards, of whatever kind
+    values: list[Any] = [1, True, 1.0, "a", np.ones(2), np.zeros(2), [1], {"a": 1}]
+    values += [jnp.ones(3), (1, 2), None, [1, 2], lambda: None, lambda: None]
+    made = []
+    for value in values:
+        kernel = Wanderer(model)
+        hash(kernel)
+        kernel.added = value
+        assert kernel != one
+        made.append(kernel)
+        same = Wanderer(model)
+        same.added = value
+        assert kernel == same and hash(kernel) == hash(same)
+    for k, kernel in enumerate(made):
+        assert all(kernel != later for later in made[k + 1 :]), values[k]
+    made[4].added[0] = 5.0  # in place
+    assert made[4] != one and made[6] != made[11]
+    made[6].added.append(2)
+    assert made[6] == made[11] and hash(made[6]) == hash(made[11])
+    with pytest.raises(TypeError, match="Hidden has __slots__"):
+
+        class Hidden(Wanderer):
+            __slots__ = ("secret",)
+
+
+def private_members(source: str) -> set[str]:
+    """Private attributes that are read of anything but ``self``, ``cls`` and states."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Attribute) or not node.attr.startswith("_"):
+            continue
+        owner = ast.unparse(node.value)
+        standard = {"_replace", "_fields"}  # of any NamedTuple
+        own = owner in ("self", "cls") or owner.startswith("super()")
+        if node.attr not in standard and not own and node.attr[:2] != "__":
+            found.add(f"{owner}.{node.attr}")
+    return found
+
+
+@pytest.mark.parametrize("package", ["replica_exchange", "cyclical"])
+def test_kernels_of_kernels_use_nothing_private(package: str) -> None:
+    folder = Path(kernels_of_the_package.__file__).parent / package
+    paths = sorted(folder.glob("*.py"))
+    assert len(paths) > 3
+    for path in paths:
+        found = private_members(path.read_text())
+        # their own copies, and what their base class keeps
+        allowed = {"kernel._begin", "OuterKernel._unrecorded"}
+        assert found <= allowed, path.name
+        for kind in ("MinibatchMH", "SGMCMC", "NumPyroKernel"):
+            assert f"isinstance(inner, {kind}" not in path.read_text()
+
+
+def test_a_private_member_is_found() -> None:
+    source = "def f(self): return self._inner._dynamics, kernel._advance(1)"
+    assert private_members(source) == {"self._inner._dynamics", "kernel._advance"}
+
+
+def test_what_the_kernels_can_do_is_what_they_say() -> None:
+    walker = Wanderer(model)
+    assert isinstance(walker, Tempered) and not isinstance(walker, InPieces)
+    for name in ("MINT", "SGNHT"):
+        assert isinstance(KERNELS[name](), InPieces)
+    assert isinstance(KERNELS["SGNHT"](), NoiseDriven)
+    assert not isinstance(KERNELS["MINT"](), NoiseDriven)
+    with pytest.raises(TypeError, match="must be a kernel of gradient steps"):
+        Cyclical(walker, cycle_length=10)
 
 
 # memory ------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ import numpy as np
 from jax import Array
 from numpyro.infer.hmc_util import dual_averaging, welford_covariance
 
-__all__ = ["Adaptation", "AdaptState", "advanced"]
+__all__ = ["AdaptState", "Adaptation", "AdaptedKernel", "advanced"]
 
 # NumPyro's defaults suit an acceptance probability that is averaged over a trajectory.
 # A single accept-or-reject is several times noisier, and at gamma = 0.05 it moves the
@@ -189,3 +189,31 @@ def advanced(adaptation: Adaptation, state: Any, z: Array, accept_prob: Array) -
         step_size=step_size,
         mean_accept_prob=mean + (state.accept_prob - mean) / n,
     )
+
+
+class AdaptedKernel:
+    """A kernel with an acceptance rate, to which its step size adapts in warmup."""
+
+    _target_accept_prob: float
+    _adapt_step_size: bool
+    _adapt_mass_matrix: bool
+    _dense_mass: bool
+
+    if TYPE_CHECKING:
+
+        @property
+        def num_warmup(self) -> int: ...  # noqa: D102
+
+        @property
+        def control_variate(self) -> Any: ...  # noqa: D102
+
+    @property
+    def _adaptation(self) -> Adaptation:
+        return Adaptation(
+            num_warmup=self.num_warmup,
+            target_accept_prob=self._target_accept_prob,
+            adapt_step_size=self._adapt_step_size,
+            # with a control variate, the surrogate's posterior is known beforehand
+            adapt_mass_matrix=self._adapt_mass_matrix and self.control_variate is None,
+            dense_mass=self._dense_mass,
+        )

@@ -27,17 +27,11 @@ from numpyro_minibatch._model.preflight import (
     layout_target,
 )
 from numpyro_minibatch._model.start import check_init_params, check_start
-from numpyro_minibatch.batch import (
-    BatchSize,
-    FullBatch,
-    Scheme,
-    Weighted,
-    stratified,
-    without_replacement,
-)
+from numpyro_minibatch.batch import BatchSize, FullBatch, Scheme
 from numpyro_minibatch.control_variate import Taylor
 from numpyro_minibatch.control_variate._problem import Needs, Problem
 from numpyro_minibatch.estimate import Reader, Weights
+from numpyro_minibatch.kernels._arguments import read_batch, read_control_variate
 from numpyro_minibatch.kernels._contract import Start
 from numpyro_minibatch.kernels._driver import DrivenKernel
 from numpyro_minibatch.kernels._rows_ahead import RowsAhead
@@ -163,19 +157,6 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
                 f"{name}(target=...) must be a numpyro_minibatch.Target, got "
                 f"{type(target).__name__}."
             )
-        if isinstance(batch_size, Scheme):
-            batch, batch_size = batch_size, None
-        if batch is not None and not isinstance(batch, Scheme):
-            raise TypeError(
-                f"{name}(batch=...) must be one of the numpyro_minibatch.batch "
-                "schemes, such as batch.without_replacement(100), got "
-                f"{describe(batch)}."
-            )
-        if batch is not None and batch_size is not None:
-            raise ValueError(
-                f"{name} got both batch_size={batch_size!r} and batch={batch!r}; "
-                "the scheme says the size: pass batch alone."
-            )
         check_positive(name, "temperature", temperature)
         check_flag(name, "temper_prior", temper_prior)
         if not callable(init_strategy):
@@ -185,15 +166,7 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
                 f"{describe(init_strategy)}."
             )
         control_variate = read_control_variate(name, control_variate)
-        if batch is None:
-            drawn = without_replacement if control_variate is None else stratified
-            batch = drawn(batch_size)
-        if isinstance(batch, Weighted) and control_variate is None:
-            raise ValueError(
-                f"{name}(batch={batch!r}) draws rows by how much they matter, which "
-                'only a control variate can tell. Add control_variate="taylor2", or '
-                "use batch.without_replacement."
-            )
+        batch = read_batch(name, batch, batch_size, control_variate)
         self._model = model
         self._target = target
         self._batch = batch
@@ -586,16 +559,3 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
         target = self.make_target(args, kwargs or {})
         assert isinstance(target, ModelTarget)
         return target.constrain
-
-
-def read_control_variate(who: str, given: Any) -> Taylor | None:
-    if given is None or isinstance(given, Taylor):
-        return given
-    found = control_variates.named(given) if isinstance(given, str) else None
-    if found is None:
-        raise ValueError(
-            f'{who}(control_variate=...) must be "taylor1", "taylor2" or an object '
-            "such as control_variate.taylor2(ridge=1.0), got "
-            f"{describe(given)}."
-        )
-    return found

@@ -93,6 +93,10 @@ class ByValue:
             vars(self).pop("_key", None)
         super().__setattr__(name, value)
 
+    def __delattr__(self, name: str) -> None:
+        vars(self).pop("_key", None)
+        super().__delattr__(name)
+
     def _attributes(self) -> dict[str, Any]:
         """Every attribute but those that are no setting."""
         return {k: x for k, x in vars(self).items() if k not in ("_run", "_key")}

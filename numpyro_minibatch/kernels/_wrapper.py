@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any, Self
 
@@ -77,6 +78,12 @@ class OuterKernel(DrivenKernel):
         """
         other = super().snapshot()
         other._inner = self._inner.snapshot()
+        return other
+
+    def _not_started(self) -> Self:
+        """A copy that holds no arrays, and that nothing done to this one changes."""
+        other = copy.copy(self)
+        other._inner = copy.copy(self._inner)
         return other
 
     def make_target(self, args: tuple, kwargs: Mapping[str, Any]) -> Target:

@@ -19,11 +19,9 @@ from jax import Array
 from jax.flatten_util import ravel_pytree
 from numpyro.infer import init_to_uniform
 
-from numpyro_minibatch import accept, dynamics, estimate
+from numpyro_minibatch import dynamics, estimate
 from numpyro_minibatch._internal.checks import (
     check_count,
-    check_flag,
-    check_instance,
     check_positive,
     describe,
 )
@@ -32,11 +30,16 @@ from numpyro_minibatch.batch import BatchSize, Scheme, Weighted
 from numpyro_minibatch.control_variate import Taylor
 from numpyro_minibatch.dynamics import Moved
 from numpyro_minibatch.estimate import Comparison, Estimate, Exact, Reader, Shared
-from numpyro_minibatch.kernels._adaptation import Adaptation, AdaptState, advanced
+from numpyro_minibatch.kernels._adaptation import AdaptedKernel, AdaptState, advanced
+from numpyro_minibatch.kernels._arguments import (
+    read_acceptance,
+    read_flags,
+    read_step_and_friction,
+    read_target_accept_prob,
+)
 from numpyro_minibatch.kernels._base import MinibatchKernel
 from numpyro_minibatch.kernels._contract import Start
 from numpyro_minibatch.kernels._gradient_steps import NoiseGauge, follow
-from numpyro_minibatch.kernels.langevin import step_and_friction
 from numpyro_minibatch.preconditioner import Whitening
 from numpyro_minibatch.target import Target
 
@@ -92,7 +95,7 @@ class AMAGOLDState(NamedTuple):
     num_rows: Array
 
 
-class AMAGOLD(MinibatchKernel):
+class AMAGOLD(AdaptedKernel, MinibatchKernel):
     """Amortized Metropolis-adjusted stochastic gradient HMC [1].
 
     A draw is ``num_steps`` noisy gradient steps, each on a batch of its own, and one
@@ -217,21 +220,25 @@ class AMAGOLD(MinibatchKernel):
         adapt_step_size = h is None if adapt_step_size is None else adapt_step_size
         if adapt_mass_matrix is None:
             adapt_mass_matrix = h is None
-        step_size, friction = step_and_friction(name, step_size, friction, h, b)
+        step_size, friction = read_step_and_friction(name, step_size, friction, h, b)
         if step_size is None:
             step_size = 0.1 if self._control_variate is None else 0.3
         friction = 0.5 if friction is None else friction
         check_positive(name, "step_size", step_size)
         check_positive(name, "friction", friction, zero=True)
         check_count(name, "num_steps", num_steps)
-        flags = {
-            "resample_momentum": resample_momentum,
-            "adapt_step_size": adapt_step_size,
-            "adapt_mass_matrix": adapt_mass_matrix,
-            "dense_mass": dense_mass,
-        }
-        for flag, value in flags.items():
-            check_flag(name, flag, value)
+        (
+            self._resample_momentum,
+            adapt_step_size,
+            self._adapt_mass_matrix,
+            self._dense_mass,
+        ) = read_flags(
+            name,
+            resample_momentum=resample_momentum,
+            adapt_step_size=adapt_step_size,
+            adapt_mass_matrix=adapt_mass_matrix,
+            dense_mass=dense_mass,
+        )
         if isinstance(correction, str) and correction == "default":
             correction = "exact" if self._control_variate is None else "minibatch"
         known = self._control_variate is not None
@@ -249,24 +256,18 @@ class AMAGOLD(MinibatchKernel):
                 f'{name}(correction=...) must be "exact", "minibatch", a scheme such '
                 f"as batch.growing(1000), or None, got {describe(correction)}."
             )
-        self._acceptance = accept.penalty() if acceptance is None else acceptance
-        check_instance(
-            name, "acceptance", self._acceptance, AcceptanceTest, "penalty()"
-        )
+        self._acceptance = read_acceptance(name, acceptance)
         if isinstance(self._acceptance, SequentialTest):
             raise ValueError(
                 f"{name}(acceptance={self._acceptance!r}) decides when it has read "
                 "enough rows of one comparison. Write acceptance=accept.penalty()."
             )
-        highest = self._acceptance.highest_accept_prob
-        if target_accept_prob is None:
-            target_accept_prob = 0.8 * highest
-        check_positive(name, "target_accept_prob", target_accept_prob)
-        if not target_accept_prob < highest:
-            raise ValueError(
-                f"{name}(target_accept_prob={target_accept_prob}) must be below "
-                f"{highest}, the highest acceptance rate of {self._acceptance!r}."
-            )
+        self._target_accept_prob = read_target_accept_prob(
+            name,
+            target_accept_prob,
+            0.8 * self._acceptance.highest_accept_prob,
+            self._acceptance,
+        )
         if not friction and not resample_momentum:
             raise ValueError(
                 f"{name}(friction=0.0, resample_momentum=False) never forgets its "
@@ -277,12 +278,8 @@ class AMAGOLD(MinibatchKernel):
         self._step_size = float(step_size) / sigma
         self._dynamics = dynamics.sghmc(float(friction) * sigma, "midpoint")
         self.num_steps = int(num_steps)
-        self._resample_momentum = bool(resample_momentum)
         self._correction = correction
-        self._adapt_step_size = bool(adapt_step_size) and correction is not None
-        self._adapt_mass_matrix = bool(adapt_mass_matrix)
-        self._dense_mass = bool(dense_mass)
-        self._target_accept_prob = float(target_accept_prob)
+        self._adapt_step_size = adapt_step_size and correction is not None
 
     @property
     def default_fields(self) -> tuple[str, ...]:
@@ -334,17 +331,6 @@ class AMAGOLD(MinibatchKernel):
     @property
     def _estimator(self) -> Exact | Shared:
         return estimate.exact() if self._correction == "exact" else estimate.shared()
-
-    @property
-    def _adaptation(self) -> Adaptation:
-        return Adaptation(
-            num_warmup=self.num_warmup,
-            target_accept_prob=self._target_accept_prob,
-            adapt_step_size=self._adapt_step_size,
-            # with a control variate, the surrogate's posterior is known beforehand
-            adapt_mass_matrix=self._adapt_mass_matrix and self._control_variate is None,
-            dense_mass=self._dense_mass,
-        )
 
     def first_state(self, start: Start) -> AMAGOLDState:
         """The state of a chain before its first draw."""

@@ -20,13 +20,13 @@ from numpyro_minibatch import dynamics as dynamics_
 from numpyro_minibatch._internal.checks import (
     check_count,
     check_instance,
-    check_positive,
 )
 from numpyro_minibatch._internal.keys import unwrapped
 from numpyro_minibatch.batch import BatchSize, Scheme
 from numpyro_minibatch.control_variate import Taylor
 from numpyro_minibatch.dynamics import Dynamics
 from numpyro_minibatch.estimate import Reader
+from numpyro_minibatch.kernels._arguments import read_step_and_friction
 from numpyro_minibatch.kernels._base import MinibatchKernel
 from numpyro_minibatch.kernels._contract import Pieces, Start
 from numpyro_minibatch.kernels._gradient_steps import NoiseGauge, follow
@@ -520,7 +520,7 @@ class SGHMC(SGMCMC):
         **settings: Any,
     ) -> None:
         _no_dynamics("SGHMC", settings)
-        step_size, friction = step_and_friction("SGHMC", step_size, friction, h, b)
+        step_size, friction = read_step_and_friction("SGHMC", step_size, friction, h, b)
         if b is not None:
             # the same friction, held per step where the step size changes
             dynamics = dynamics_.sghmc(2.0 * float(b), integrator, per_step=True)
@@ -593,29 +593,3 @@ def _no_dynamics(who: str, settings: dict[str, Any]) -> None:
             f"{who} is a choice of dynamics; for another one write "
             "SGMCMC(model, dynamics=...)."
         )
-
-
-def step_and_friction(
-    who: str, step_size: Any, friction: Any, h: Any, b: Any
-) -> tuple[Any, Any]:
-    """Step size and friction from either form of the two.
-
-    :param who: the kernel's name, for the messages.
-    :param step_size: the step size, or ``None``.
-    :param friction: the friction, or ``None``.
-    :param h: the squared step size, or ``None``.
-    :param b: half of step size times friction, or ``None``.
-    :raises ValueError: both forms are given, or only half of one.
-    """
-    if h is None and b is None:
-        return step_size, friction
-    if step_size is not None or friction is not None or h is None or b is None:
-        given = {"step_size": step_size, "friction": friction, "h": h, "b": b}
-        raise ValueError(
-            f"{who} takes step_size= with friction=, or h= with b= (h = step_size ** 2 "
-            "and b = step_size * friction / 2), got "
-            f"{', '.join(k for k, v in given.items() if v is not None)}."
-        )
-    check_positive(who, "h", h)
-    check_positive(who, "b", b, zero=True)
-    return float(h) ** 0.5, 2.0 * float(b) / float(h) ** 0.5

@@ -19,10 +19,9 @@ from jax.flatten_util import ravel_pytree
 from jax.typing import ArrayLike
 from numpyro.infer import init_to_uniform
 
-from numpyro_minibatch import accept, batch, estimate, proposal
+from numpyro_minibatch import batch, estimate, proposal
 from numpyro_minibatch._internal.checks import (
     check_count,
-    check_flag,
     check_instance,
     check_positive,
     describe,
@@ -39,7 +38,12 @@ from numpyro_minibatch.estimate import (
     Reader,
     Shared,
 )
-from numpyro_minibatch.kernels._adaptation import Adaptation, AdaptState, advanced
+from numpyro_minibatch.kernels._adaptation import AdaptedKernel, AdaptState, advanced
+from numpyro_minibatch.kernels._arguments import (
+    read_acceptance,
+    read_flags,
+    read_target_accept_prob,
+)
 from numpyro_minibatch.kernels._base import MinibatchKernel
 from numpyro_minibatch.kernels._contract import Pieces, Start
 from numpyro_minibatch.kernels._pieces import PacedKernel
@@ -135,7 +139,7 @@ class _Step(NamedTuple):
     checks: _Checks
 
 
-class MinibatchMH(PacedKernel, MinibatchKernel):
+class MinibatchMH(PacedKernel, AdaptedKernel, MinibatchKernel):
     """Metropolis-Hastings whose log ratio is estimated from a minibatch.
 
     The general kernel of this family: any proposal, any way to draw the rows, any
@@ -265,12 +269,9 @@ class MinibatchMH(PacedKernel, MinibatchKernel):
             control_variate=control_variate,
             init_strategy=init_strategy,
         )
-        self._acceptance = accept.penalty() if acceptance is None else acceptance
+        self._acceptance = read_acceptance(name, acceptance)
         known = self._control_variate is not None
         self._proposal = _default_proposal(known) if proposal is None else proposal
-        check_instance(
-            name, "acceptance", self._acceptance, AcceptanceTest, "penalty()"
-        )
         check_instance(name, "proposal", self._proposal, Proposal, "random_walk()")
         if self._proposal.uses_surrogate and not known:
             raise ValueError(
@@ -283,23 +284,27 @@ class MinibatchMH(PacedKernel, MinibatchKernel):
         _refuse_unfit_rule(name, self._acceptance, self._batch, self._estimate)
         check_positive(name, "step_size", step_size)
         check_count(name, "num_steps", num_steps)
-        if target_accept_prob is None:
-            target_accept_prob = self._proposal.target_accept_prob
-            if self._acceptance.highest_accept_prob < 1:
-                target_accept_prob *= 2 / 3
-        check_positive(name, "target_accept_prob", target_accept_prob)
-        if not target_accept_prob < self._acceptance.highest_accept_prob:
-            raise ValueError(
-                f"{name}(target_accept_prob={target_accept_prob}) must be below "
-                f"{self._acceptance.highest_accept_prob}, the highest acceptance rate "
-                f"of {self._acceptance!r}."
-            )
-        flags = {
-            "adapt_step_size": adapt_step_size,
-            "adapt_mass_matrix": adapt_mass_matrix,
-            "dense_mass": dense_mass,
-            "exact_checks": exact_checks,
-        }
+        # a test that accepts at most half of small moves is aimed at lower
+        lower = 1.0 if self._acceptance.highest_accept_prob == 1 else 2 / 3
+        self._target_accept_prob = read_target_accept_prob(
+            name,
+            target_accept_prob,
+            self._proposal.target_accept_prob * lower,
+            self._acceptance,
+        )
+        (
+            adapt_step_size,
+            self._adapt_mass_matrix,
+            self._dense_mass,
+            self._exact_checks,
+        ) = read_flags(
+            name,
+            adapt_step_size=adapt_step_size,
+            adapt_mass_matrix=adapt_mass_matrix,
+            dense_mass=dense_mass,
+            exact_checks=exact_checks,
+        )
+        self._adapt_step_size = adapt_step_size and self._proposal.adapts_step_size
         if fallback not in (None, "exact"):
             raise ValueError(
                 f'{name}(fallback=...) must be "exact" (decisions too noisy for the '
@@ -310,15 +315,8 @@ class MinibatchMH(PacedKernel, MinibatchKernel):
                 f'{name}(fallback="exact") compares two positions on the same rows, so '
                 'it needs estimate="shared".'
             )
-        self._exact_checks = bool(exact_checks)
         self._fallback = fallback
-        for flag, value in flags.items():
-            check_flag(name, flag, value)
         self._step_size = float(step_size)
-        self._adapt_step_size = bool(adapt_step_size)
-        self._adapt_mass_matrix = bool(adapt_mass_matrix)
-        self._dense_mass = bool(dense_mass)
-        self._target_accept_prob = float(target_accept_prob)
         self.num_steps = int(num_steps)
 
     @property
@@ -343,7 +341,6 @@ class MinibatchMH(PacedKernel, MinibatchKernel):
         return {
             **super().settings,
             "max_variance": self._max_variance,
-            "adapt_step_size": self._adaptation.adapt_step_size,
         }
 
     @property
@@ -361,17 +358,6 @@ class MinibatchMH(PacedKernel, MinibatchKernel):
     @property
     def _max_variance(self) -> float:
         return getattr(self._estimate, "max_variance", self._acceptance.max_variance)
-
-    @property
-    def _adaptation(self) -> Adaptation:
-        return Adaptation(
-            num_warmup=self.num_warmup,
-            target_accept_prob=self._target_accept_prob,
-            adapt_step_size=self._adapt_step_size and self._proposal.adapts_step_size,
-            # with a control variate, the surrogate's posterior is known beforehand
-            adapt_mass_matrix=self._adapt_mass_matrix and self._control_variate is None,
-            dense_mass=self._dense_mass,
-        )
 
     def first_state(self, start: Start) -> MinibatchMHState:
         """The state of a chain before its first draw."""

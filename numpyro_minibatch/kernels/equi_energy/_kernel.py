@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -25,8 +25,10 @@ from numpyro_minibatch.kernels.equi_energy._jumps import Moves, Rungs, Step, log
 from numpyro_minibatch.kernels.equi_energy._nested import Nested, Reference
 from numpyro_minibatch.kernels.equi_energy._reference import find_lowest, flat_start
 from numpyro_minibatch.kernels.equi_energy._rings import Rings, ring_of
-from numpyro_minibatch.kernels.equi_energy._settings import EnergySettings
-from numpyro_minibatch.proposal import Proposal
+from numpyro_minibatch.kernels.equi_energy._settings import (
+    EnergyArguments,
+    EnergySettings,
+)
 from numpyro_minibatch.target import Target
 
 __all__ = ["MINTEE", "MINTEEState"]
@@ -239,40 +241,21 @@ class MINTEE(MinibatchKernel):
         model: Callable | None = None,
         *,
         target: Target | None = None,
-        batch_size: int | Sequence[int] | None = None,
-        batch_ratio: float = 1.4,
         batch: Scheme | None = None,
-        num_replicas: int | None = None,
-        temperatures: Sequence[float] | None = None,
-        temperature_ratio: float | None = None,
-        lam: Sequence[float] | None = None,
-        alpha: float | None = None,
         temper_prior: bool = False,
-        energies: Sequence[float] | None = None,
-        ring_width: float | None = None,
-        jump_prob: float = 0.1,
-        ring_capacity: int = 1000,
-        ring_thinning: int = 1,
-        penalty: bool = True,
-        proposal: Proposal | None = None,
-        step_size: float | None = None,
-        adapt_step_size: bool = True,
-        adapt_mass_matrix: bool = False,
-        dense_mass: bool = False,
-        target_accept_prob: float | None = None,
-        num_steps: int = 1,
         init_strategy: Callable = init_to_uniform,
+        **settings: Unpack[EnergyArguments],
     ) -> None:
-        settings = EnergySettings.of(type(self).__name__, locals())
+        ladder = EnergySettings.of(type(self).__name__, batch, settings)
         super().__init__(
             model,
             target=target,
-            batch_size=settings.batch_size,
+            batch_size=ladder.batch_size,
             batch=batch,
             temper_prior=temper_prior,
             init_strategy=init_strategy,
         )
-        self._settings = settings
+        self._settings = ladder
 
     # what the driver and the analysis read -----------------------------------------
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -20,12 +20,50 @@ from numpyro_minibatch.kernels._adaptation import Adaptation
 from numpyro_minibatch.kernels.equi_energy import _ladder
 from numpyro_minibatch.proposal import Proposal
 
-__all__ = ["EnergySettings"]
+__all__ = ["EnergyArguments", "EnergySettings"]
 
 _RULES = ("temperatures", "temperature_ratio", "lam", "alpha")
 _COUNTS = ("ring_capacity", "ring_thinning", "num_steps")
 _FLAGS = ("penalty", "adapt_step_size", "adapt_mass_matrix", "dense_mass")
 _HIGHEST_RATE = 0.45  # of local moves, that the paper wants between 0.2 and 0.5
+
+
+class EnergyArguments(TypedDict, total=False):
+    """The arguments of :class:`MINTEE` that say its ladder, its jumps and its moves."""
+
+    batch_size: int | Sequence[int] | None
+    batch_ratio: float
+    num_replicas: int | None
+    temperatures: Sequence[float] | None
+    temperature_ratio: float | None
+    lam: Sequence[float] | None
+    alpha: float | None
+    energies: Sequence[float] | None
+    ring_width: float | None
+    jump_prob: float
+    ring_capacity: int
+    ring_thinning: int
+    penalty: bool
+    proposal: Proposal | None
+    step_size: float | None
+    adapt_step_size: bool
+    adapt_mass_matrix: bool
+    dense_mass: bool
+    target_accept_prob: float | None
+    num_steps: int
+
+
+_DEFAULTS: EnergyArguments = {
+    "batch_ratio": 1.4,
+    "jump_prob": 0.1,
+    "ring_capacity": 1000,
+    "ring_thinning": 1,
+    "penalty": True,
+    "adapt_step_size": True,
+    "adapt_mass_matrix": False,
+    "dense_mass": False,
+    "num_steps": 1,
+}
 
 
 @dataclass(frozen=True)
@@ -72,13 +110,19 @@ class EnergySettings:
     num_steps: int
 
     @classmethod
-    def of(cls, name: str, given: Mapping[str, Any]) -> EnergySettings:
+    def of(cls, name: str, batch: Any, arguments: EnergyArguments) -> EnergySettings:
         """Check the arguments of a kernel.
 
         :param name: the kernel's name, for errors.
-        :param given: its arguments.
+        :param batch: its scheme, if it was given.
+        :param arguments: its other arguments; those left out have their defaults.
         """
-        full = _is_full(name, given["batch"])
+        for key in arguments:
+            if key not in EnergyArguments.__annotations__:
+                raise TypeError(f"{name}() got an unexpected keyword argument {key!r}")
+        given: dict[str, Any] = dict.fromkeys(EnergyArguments.__annotations__)
+        given |= {**_DEFAULTS, **arguments}
+        full = _is_full(name, batch)
         sizes = _ladder.batch_sizes(name, given["batch_size"])
         _check_batch_ratio(name, given["batch_ratio"])
         rule = _ladder.temperature_rule(name, {k: given[k] for k in _RULES})

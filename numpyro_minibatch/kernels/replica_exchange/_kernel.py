@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -305,10 +304,8 @@ class ReplicaExchange(OuterKernel):
         content = known_content()
         if content is not None and self.model is not None:
             # as the inner kernel's first states, found again by value
-            equal = copy.copy(self)
-            equal._inner = copy.copy(self._inner)
             first = _begin_equal(
-                equal, static, content, own, replicas, arrays, surrogate
+                self._not_started(), static, content, own, replicas, arrays, surrogate
             )
         else:
             begin = jax.jit(partial(self._begin, static))
