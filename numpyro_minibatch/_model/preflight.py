@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import replace
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -19,12 +20,20 @@ import numpy as np
 from jax import Array
 from numpyro.distributions import MaskedDistribution, biject_to
 from numpyro.infer import init_to_uniform
+from numpyro.primitives import CondIndepStackFrame
 from numpyro.util import find_stack_level
 
 from numpyro_minibatch._internal.static import Static, digest
 from numpyro_minibatch._model.dataflow import inspect_flow
-from numpyro_minibatch.host_rows import map_rows
-from numpyro_minibatch.target import ModelTarget, Subsample, Target, data_frames
+from numpyro_minibatch.host_rows import HostRows, find_rows, map_rows
+from numpyro_minibatch.target import (
+    ModelTarget,
+    Slices,
+    Subsample,
+    Target,
+    data_frames,
+    flatten_arguments,
+)
 
 __all__ = [
     "Layout",
@@ -52,6 +61,8 @@ class Layout(NamedTuple):
     :param value_shapes: the shapes of their constrained values.
     :param automatic: whether neither the user nor the model says how many rows a draw
         has.
+    :param slices: the rows among the arguments, where the model takes none by indices.
+    :param by_row: deterministic sites in no plate that have a value for each row.
     """
 
     plates: tuple[tuple[str, int], ...]
@@ -60,6 +71,8 @@ class Layout(NamedTuple):
     shapes: tuple[tuple[int, ...], ...] = ()
     value_shapes: tuple[tuple[int, ...], ...] = ()
     automatic: bool = False
+    slices: Slices | None = None
+    by_row: tuple[str, ...] = ()
 
 
 class Site(NamedTuple):
@@ -186,16 +199,31 @@ def _inspected(
     """What :func:`inspect_model` finds, and whether it had a warning to give."""
     target = ModelTarget(model=model, args=args, kwargs=kwargs, sizes={})
     sites, frozen = _sites_as_written(who, target)
+    slices = None
     if whole:
         names = {s.name: s.args[0] for s in sites if s.name in _own_sizes(sites)}
         widths, plates = names, names
     else:
+        sites, rows = with_row_plate(target, sites)
         widths, plates = _choose_plates(who, sites, sizes, full, default)
     latents = _check_sites(who, sites, plates)
-    target = ModelTarget(
-        model=model, args=args, kwargs=kwargs, sizes=plates, frozen=frozen
-    )
-    _check_indexing(who, target, plates, {site.name: site for site in sites})
+    target = replace(target, sizes=plates, frozen=frozen)
+    by_name = {site.name: site for site in sites}
+    if not whole and rows and rows[0][1] in plates:
+        target, by_row = _given_rows(who, target, plates, by_name, rows)
+    else:
+        try:
+            by_row = _check_indexing(who, target, plates, by_name)
+        except ValueError as error:
+            if isinstance(error, _NotIndexed):
+                error = ValueError(str(error)).with_traceback(error.__traceback__)
+            if whole or _own_sizes(sites):
+                raise error from None
+            given = find_slices(who, target, plates, by_name, ())
+            if isinstance(given, str):
+                raise error from None
+            target, by_row = given
+    slices = target.slices
     found = {site.name: site for site in sites if site.name in latents}
     z = {
         name: jax.ShapeDtypeStruct(site.free_shape, jnp.result_type(float))
@@ -210,6 +238,8 @@ def _inspected(
         tuple(found[name].free_shape for name in latents),
         tuple(found[name].value_shape or () for name in latents),
         default is not None and sizes is None and not full and not _own_sizes(sites),
+        slices,
+        by_row,
     )
     return layout, frozen, warned
 
@@ -382,7 +412,9 @@ def _static(site: Any) -> Site:
         auxiliary=bool(site.get("infer", {}).get("is_auxiliary", False)),
         discrete=bool(sample and fn.support is not None and fn.support.is_discrete),
         frames=tuple(site.get("cond_indep_stack", ())),
-        value_shape=jnp.shape(value) if sample else None,
+        value_shape=(
+            jnp.shape(value) if sample or site["type"] == "deterministic" else None
+        ),
         shape=tuple(fn.shape()) if sample else (),
         free_shape=_free_shape(fn, value) if sample else (),
         event_dim=fn.event_dim if sample else 0,
@@ -421,6 +453,11 @@ def _sites_as_written(
         with explained(who, target.args, target.kwargs):
             return _abstract_sites(target)
     except (ValueError, TypeError, AssertionError) as error:
+        if find_rows((target.args, dict(target.kwargs))):
+            try:
+                return _abstract_sites(target, in_memory=True)
+            except (ValueError, TypeError, AssertionError):
+                raise error from None
         model = _AllRows(target.model)
         try:
             _abstract_sites(
@@ -447,20 +484,46 @@ def _sites_as_written(
         raise
 
 
-def _abstract_sites(target: ModelTarget) -> tuple[list[Site], dict[str, Any]]:
-    """The sites of a model that runs as written, and its ``param`` values."""
+def _abstract_sites(
+    target: ModelTarget, in_memory: bool = False
+) -> tuple[list[Site], dict[str, Any]]:
+    """The sites of a model that runs as written, and its ``param`` values.
+
+    :param in_memory: whether rows on the host are taken for arrays in memory, as a
+        model has them that is given rows of its arguments.
+    """
     found: list[Site] = []
 
-    def run() -> dict[str, Any]:
+    def described(x: Any) -> Any:
+        if in_memory and isinstance(x, HostRows):
+            return jax.ShapeDtypeStruct(x.shape, x.dtype)
+        return x
+
+    leaves, treedef = flatten_arguments(_arguments(target))
+    on_host = [isinstance(x, HostRows) and in_memory for x in leaves]
+
+    def run(*arrays: Any) -> dict[str, Any]:
         found.clear()
-        trace = target.trace({}, substitute_fn=init_to_uniform())
+        given = iter(arrays)
+        filled = [
+            next(given) if yes else x for x, yes in zip(leaves, on_host, strict=True)
+        ]
+        args, kwargs = jax.tree.unflatten(treedef, filled)
+        filled_target = replace(target, args=args, kwargs=kwargs)
+        trace = filled_target.trace({}, substitute_fn=init_to_uniform())
         found.extend(_static(site) for site in trace.values())
         return {n: s["value"] for n, s in trace.items() if s["type"] == "param"}
 
     with warnings.catch_warnings():
         # what the message below says better
         warnings.filterwarnings("ignore", "subsample_size does not match")
-        frozen = jax.eval_shape(run)
+        arrays = [described(x) for x, yes in zip(leaves, on_host, strict=True) if yes]
+        frozen = jax.eval_shape(run, *arrays)
+    if arrays and jax.tree.leaves(frozen):
+        raise ValueError(
+            "HostRows need a model that takes them by the indices of a plate if it has "
+            "numpyro.param sites, too."
+        )
     if jax.tree.leaves(frozen):
         # every chain must share these values, so they come from a fixed key and are
         # computed for real even where the kernel is being initialised under a transform
@@ -582,7 +645,30 @@ def _inside_scan(who: str, plate: str) -> str:
 
 
 def _candidates(sites: list[Site], plates: Mapping[str, Any]) -> list[str]:
-    """Plates that hold observations and no latent site."""
+    """Plates that hold observations and no latent site; of nested ones the largest."""
+    found = _holding_data(sites, plates)
+    observed = [s for s in sites if s.type == "sample" and s.observed]
+
+    def is_inner(name: str) -> bool:
+        """Whether all that it holds is in a larger plate, too."""
+        held = [s.inside(found) for s in observed if s.inside({name})]
+        return all(
+            any(
+                _size(plates[f.name]) > _size(plates[name])
+                for f in frames
+                if f.name != name
+            )
+            for frames in held
+        )
+
+    return [name for name in found if not is_inner(name)]
+
+
+def _size(plate: Any) -> int:
+    return plate[0] if isinstance(plate, tuple) else plate
+
+
+def _holding_data(sites: list[Site], plates: Mapping[str, Any]) -> list[str]:
     return [
         name
         for name in plates
@@ -677,19 +763,40 @@ def _probe(plates: Mapping[str, int]) -> dict[str, Any]:
     }
 
 
+class _NotIndexed(ValueError):
+    """Data do not follow the indices; with what is wrong by itself."""
+
+    def __init__(self, message: str, problem: str) -> None:
+        super().__init__(message)
+        self.problem = problem
+
+
 def _check_indexing(
     who: str,
     target: ModelTarget,
     plates: Mapping[str, int],
     as_written: Mapping[str, Site],
-) -> None:
-    """Run the model on two rows per plate: data that are not indexed do not fit."""
+) -> tuple[str, ...]:
+    """Run the model on two rows per plate: data that are not indexed do not fit.
+
+    :return: the deterministic sites in no plate that have a value for each row.
+    """
     problem = crossed = ""
+    by_row: list[str] = []
 
     def run(indices: Mapping[str, Array]) -> dict[str, Array]:
         nonlocal problem, crossed
         trace = target.trace(indices, substitute_fn=init_to_uniform())
-        for site in trace.values():
+        by_row.clear()
+        for name, site in trace.items():
+            written = as_written.get(name)
+            if site["type"] == "deterministic" and written is not None:
+                if jnp.shape(site["value"]) != written.value_shape:
+                    by_row.append(name)
+            is_latent = site["type"] == "sample" and not site["is_observed"]
+            if is_latent and written is not None and target.slices is not None:
+                if jnp.shape(site["value"]) != written.value_shape:
+                    problem = problem or _latent_by_row(name, plates)
             if site["type"] == "sample" and site["is_observed"]:
                 found = _static(site)
                 problem = problem or _shape_problem(found, plates)
@@ -704,11 +811,141 @@ def _check_indexing(
     except (ValueError, TypeError, AssertionError) as error:
         if not any(size > 2 for size in plates.values()):
             raise
-        problem = f"running the model on 2 rows failed with: {error}"
+        problem = f"on 2 rows the model fails with: {_first_line(error)}"
     if problem:
-        raise ValueError(_not_indexed(who, problem, next(iter(plates.values()))))
+        message = _not_indexed(who, problem, next(iter(plates.values())))
+        raise _NotIndexed(message, problem)
     if crossed:
         raise ValueError(f"{who}: {crossed}")
+    return tuple(by_row)
+
+
+def _latent_by_row(name: str, plates: Mapping[str, int]) -> str:
+    size = next(iter(plates.values()))
+    return f"latent site {name!r} has a value for each of the {size} rows"
+
+
+def with_row_plate(
+    target: ModelTarget, sites: list[Site]
+) -> tuple[list[Site], tuple[tuple[str, str, int], ...]]:
+    """The sites of a model as if observed sites in no plate were in a plate of rows.
+
+    NumPyro's batch dimensions are conditionally independent, so the first one of an
+    observed site is a plate without a name if an argument has as many entries.
+
+    :return: the sites, and ``(site, plate, dim)`` of those that were put into it.
+    """
+    known = {s.name for s in sites if s.type == "plate"}
+    in_control_flow = any(f.name not in known for s in sites for f in s.frames)
+    if _own_sizes(sites) or in_control_flow:
+        return sites, ()
+    lengths = {n for x in flatten_arguments(_arguments(target))[0] for n in np.shape(x)}
+    found: dict[int, list[tuple[Site, int]]] = {}
+    for site in sites:
+        if site.type != "sample" or not site.observed:
+            continue
+        shape = _batch_shape(site)
+        taken = {frame.dim for frame in site.frames}
+        if shape and shape[0] > 1 and shape[0] in lengths and -len(shape) not in taken:
+            found.setdefault(shape[0], []).append((site, -len(shape)))
+    plates = {s.name: s.args[0] for s in sites if s.type == "plate"}
+    largest = max([plates[n] for n in _candidates(sites, plates)], default=1)
+    if not found or max(found) <= largest:
+        return sites, ()
+    size = max(found)
+    used = {site.name for site in sites}
+    name = next(n for n in ("data", "rows", "data_rows", "_rows") if n not in used)
+    dims = {site.name: dim for site, dim in found[size]}
+    placed = [
+        site._replace(
+            frames=(*site.frames, CondIndepStackFrame(name, dims[site.name], size))
+        )
+        if site.name in dims
+        else site
+        for site in sites
+    ]
+    empty = sites[0]._replace(
+        name=name, type="plate", observed=False, frames=(), args=(size, None)
+    )
+    return [*placed, empty], tuple((site, name, dim) for site, dim in dims.items())
+
+
+def _arguments(target: ModelTarget) -> Any:
+    return target.args, dict(target.kwargs)
+
+
+def _batch_shape(site: Site) -> tuple[int, ...]:
+    shapes = [site.shape, site.value_shape or ()]
+    cut = [shape[: len(shape) - site.event_dim] for shape in shapes]
+    return jnp.broadcast_shapes(*cut)
+
+
+def _given_rows(
+    who: str,
+    target: ModelTarget,
+    plates: Mapping[str, int],
+    as_written: Mapping[str, Site],
+    rows: tuple[tuple[str, str, int], ...],
+) -> tuple[ModelTarget, tuple[str, ...]]:
+    """The target of a model whose observed sites are in no plate, given its rows."""
+    found = find_slices(who, target, plates, as_written, rows)
+    if isinstance(found, str):
+        site, plate, _ = rows[0]
+        raise ValueError(
+            f"{who}: observed site {site!r} has {plates[plate]} rows and is in no "
+            "plate, so the model is run on some of the rows of its arguments, which "
+            f"fails: {found}. {_GIVE_ARGUMENTS}{_example(plates[plate])}"
+        )
+    return found
+
+
+_GIVE_ARGUMENTS = (
+    "Pass all data as arguments of the model, because arrays that it reads from its "
+    "surroundings keep all of their rows; or put the site into a plate and take the "
+    "data by the indices:"
+)
+
+
+def find_slices(
+    who: str,
+    target: ModelTarget,
+    plates: Mapping[str, int],
+    as_written: Mapping[str, Site],
+    rows: tuple[tuple[str, str, int], ...],
+) -> tuple[ModelTarget, tuple[str, ...]] | str:
+    """Find the arrays among a model's arguments that have the rows of its plates.
+
+    Those are all that have an axis of a plate's length; if the model does not run on
+    some of their rows, all but one of them. Whether the model computes the same on
+    rows as on all data is checked later, by values.
+
+    :param rows: ``(site, plate, dim)`` of observed sites in no plate.
+    :return: the target that reads rows of them, and the deterministic sites in no plate
+        that have a value for each row; if there is no such set of arrays, the reason.
+    """
+    if len(set(plates.values())) < len(plates):
+        return "two plates have the same number of rows, and arrays may be of either"
+    leaves = flatten_arguments(_arguments(target))[0]
+    places = []
+    for number, leaf in enumerate(leaves):
+        shape = np.shape(leaf) if hasattr(leaf, "shape") else ()
+        for plate, size in plates.items():
+            if size > 1 and size in shape:
+                places.append((number, plate, shape.index(size)))
+                break
+    if not places:
+        return "no argument of the model has as many rows"
+    reason = ""
+    smaller = [places[:k] + places[k + 1 :] for k in range(len(places))]
+    for some in [places, *(smaller if len(places) > 1 else [])]:
+        given = replace(target, slices=Slices(tuple(some), rows))
+        try:
+            return given, _check_indexing(who, given, plates, as_written)
+        except _NotIndexed as error:
+            reason = reason or error.problem
+        except (ValueError, TypeError, AssertionError, IndexError) as error:
+            reason = reason or _first_line(error)
+    return reason
 
 
 def _crossed(site: Site, as_written: Site, plates: Mapping[str, int]) -> str:
