@@ -18,7 +18,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from numpyro import handlers
 from numpyro.distributions import MaskedDistribution, biject_to
+from numpyro.distributions.distribution import ExpandedDistribution, Independent
 from numpyro.infer import init_to_uniform
 from numpyro.primitives import CondIndepStackFrame
 from numpyro.util import find_stack_level
@@ -90,6 +92,8 @@ class Site(NamedTuple):
     event_dim: int
     scaled: bool
     args: tuple[Any, ...]
+    kind: str = ""
+    in_scan: bool = False
 
     def inside(self, plates: Collection[str]) -> list[Any]:
         """The frames of this site that belong to ``plates``."""
@@ -221,6 +225,9 @@ def _inspected(
                 raise error from None
             given = find_slices(who, target, plates, by_name, ())
             if isinstance(given, str):
+                held = _conditioned(model, by_name)
+                if held:
+                    raise ValueError(_condition_holds(who, held)) from None
                 raise error from None
             target, by_row = given
     slices = target.slices
@@ -420,7 +427,19 @@ def _static(site: Any) -> Site:
         event_dim=fn.event_dim if sample else 0,
         scaled=site.get("scale") is not None,
         args=tuple(site.get("args", ())),
+        kind=_kind(fn) if sample else "",
+        in_scan=bool(site.get("_control_flow_done", False))
+        and "_scan_current_index" in site.get("infer", {}),
     )
+
+
+def _kind(fn: Any) -> str:
+    """The class of a distribution, and whether it is an event by ``to_event``."""
+    independent = ""
+    while isinstance(fn, ExpandedDistribution | Independent | MaskedDistribution):
+        independent = ".to_event" if isinstance(fn, Independent) else independent
+        fn = fn.base_dist
+    return type(fn).__name__ + independent
 
 
 def _free_shape(fn: Any, value: Any) -> tuple[int, ...]:
@@ -532,11 +551,11 @@ def _abstract_sites(
     return found, frozen
 
 
-def _example(size: int) -> str:
+def _example(size: int, plate: str = "data") -> str:
     return (
-        f'\n    with numpyro.plate("data", {size}) as idx:'
+        f'\n    with numpyro.plate("{plate}", {size}) as idx:'
         '\n        numpyro.sample("obs", dist.Normal(X[idx] @ beta, 1.0), obs=y[idx])'
-        f'\nand pass batch_size={{"data": {max(2, min(100, size // 10))}}}.'
+        f'\nand pass batch_size={{"{plate}": {_rows_of_batch(size)}}}.'
     )
 
 
@@ -614,17 +633,14 @@ def _choose_plates(
                 "are parameters. Pass the data, for example mcmc.run(key, X, y), "
                 "and in the model to the likelihood, obs=y[idx]."
             )
-        advice = (
-            "Put the observed sites into a plate and take the data by its indices:"
-            + _example(1000)
-            if not plates
-            else "Pass batch_size={plate: rows}, or give the plate of the data a "
-            "subsample_size; the data inside must be taken by the plate's indices:"
-            + _example(max(a[0] for a in plates.values()))
-        )
+        ready = _candidates(sites, plates)
+        if ready:
+            name = max(ready, key=lambda name: plates[name][0])
+            raise ValueError(_needs_batch_size(who, name, plates[name][0]))
         raise ValueError(
             f"{who} needs a data plate whose rows it can subsample, and found none to "
-            f"subsample among the model's plates: {listing}. {advice}"
+            f"subsample among the model's plates: {listing}. "
+            f"{_why_no_rows(sites, plates)}"
         )
     for name, width in widths.items():
         size = plates[name][0]
@@ -634,6 +650,81 @@ def _choose_plates(
                 f"{size} rows. Use at most {size}, the full batch."
             )
     return widths, {name: plates[name][0] for name in widths}
+
+
+def _rows_of_batch(size: int) -> int:
+    """A number of rows of a batch that would run."""
+    return max(2, min(100, size // 10))
+
+
+def _needs_batch_size(who: str, plate: str, size: int) -> str:
+    return (
+        f"{who} has to be told how many of the {size} rows of plate {plate!r} a step "
+        f"reads: pass batch_size={{{plate!r}: {_rows_of_batch(size)}}}, or batch_size="
+        f"{_rows_of_batch(size)} if the model has no other data. A subsample_size of "
+        "the plate in the model says so, too."
+    )
+
+
+def _why_no_rows(sites: list[Site], plates: Mapping[str, tuple[Any, ...]]) -> str:
+    """Why nothing of a model can be subsampled, and what to write."""
+    observed = [s for s in sites if s.type == "sample" and s.observed]
+    for name in sorted(plates, key=lambda name: -plates[name][0]):
+        local = [
+            s
+            for s in sites
+            if s.type == "sample" and not s.observed and s.inside({name})
+        ]
+        if local and any(s.inside({name}) for s in observed):
+            return (
+                f"Plate {name!r} has observations, but "
+                f"{_local_latent(local[0].name, name, local[0].discrete)}"
+            )
+    in_scan = [s for s in observed if s.in_scan]
+    if in_scan:
+        return (
+            f"Observed site {in_scan[0].name!r} is in a scan, so that each step may "
+            "depend on the ones before: a time series has no rows that can be read by "
+            "themselves. Sample it with NUTS. If each row of the data is a series of "
+            "its own, put the rows into a plate and loop over time with jax.lax.scan "
+            "inside of it."
+        )
+    for site in observed:
+        length = max((site.value_shape or (0,))[-site.event_dim or 0 :], default=0)
+        if site.event_dim and not _batch_shape(site) and length > 1:
+            kind = site.kind.removesuffix(".to_event")
+            if kind != site.kind:
+                return (
+                    f"Observed site {site.name!r} has its {length} entries as one "
+                    "event: leave out .to_event(...), which makes them conditionally "
+                    "independent rows."
+                )
+            return (
+                f"Observed site {site.name!r} is one {kind} of {length} entries, which "
+                "depend on each other: it does not divide into rows. Sample such a "
+                "model (a Gaussian process, a random walk) with NUTS."
+            )
+    scalars = [s for s in observed if s.auxiliary and not _batch_shape(s)]
+    if scalars and all(s.auxiliary for s in observed):
+        name = scalars[0].name
+        return (
+            f"numpyro.factor({name!r}, ...) is one number. Give it one number for each "
+            "row of the data and do not sum over the rows; what is needed of the data "
+            "must be an argument of the model."
+        )
+    for site in observed:
+        shape = _batch_shape(site)
+        if shape and shape[0] > 1:
+            return (
+                f"Observed site {site.name!r} has {shape[0]} entries, and no argument "
+                "of the model has as many along an axis. Pass the data as arguments "
+                "that have one entry for each row, also lagged ones (y[1:], y[:-1]); "
+                f"or put the site into a plate:{_example(shape[0])}"
+            )
+    return (
+        "Put the observed sites into a plate and take the data by its indices:"
+        f"{_example(max((a[0] for a in plates.values()), default=1000))}"
+    )
 
 
 def _inside_scan(who: str, plate: str) -> str:
@@ -705,7 +796,8 @@ def _check_sites(
             continue
         latents.append(site.name)
         if inside:
-            raise ValueError(_local_latent(site.name, inside[0].name))
+            latent = _local_latent(site.name, inside[0].name, site.discrete)
+            raise ValueError(latent)
         if site.discrete:
             raise ValueError(
                 f"{who} samples continuous parameters, but latent site {site.name!r} "
@@ -715,9 +807,16 @@ def _check_sites(
         if not any(
             s.type == "sample" and s.observed and s.inside({name}) for s in sites
         ):
+            after = [s.name for s in sites if s.type == "sample" and s.observed]
+            outside = (
+                f" Observed site {after[0]!r} stands outside of it, perhaps after the "
+                "with block: indent it."
+                if after
+                else ""
+            )
             raise ValueError(
                 f"plate {name!r} has no observed site, so subsampling it estimates "
-                "nothing. Put the observations inside it, or leave it out of "
+                f"nothing.{outside} Put the observations inside it, or leave it out of "
                 "batch_size and give it no subsample_size."
             )
     if not latents:
@@ -739,11 +838,17 @@ def _check_plate_names(sites: list[Site], plates: Mapping[str, int]) -> None:
             )
 
 
-def _local_latent(site: str, plate: str) -> str:
+def _local_latent(site: str, plate: str, discrete: bool) -> str:
     message = (
         f"latent site {site!r} is inside the subsampled plate {plate!r}: it has one "
         "value per row, and most rows are not in a minibatch."
     )
+    if discrete:
+        return (
+            f"{message} It is discrete: sum it out inside of each row, for example "
+            "with dist.MixtureSameFamily(dist.Categorical(weights), parts). Enumerated "
+            "sites are not supported."
+        )
     if site.endswith("_unobserved"):
         return (
             f"{message} numpyro.sample(..., obs_mask=...) made it for the missing "
@@ -761,6 +866,23 @@ def _probe(plates: Mapping[str, int]) -> dict[str, Any]:
         name: jax.ShapeDtypeStruct((min(2, size),), jnp.int32)
         for name, size in plates.items()
     }
+
+
+def _conditioned(model: Any, as_written: Mapping[str, Site]) -> str:
+    """An observed site whose data ``numpyro.handlers.condition`` holds."""
+    while model is not None:
+        if isinstance(model, handlers.condition) and model.data:
+            return next((n for n in model.data if n in as_written), "")
+        model = getattr(model, "fn", None)
+    return ""
+
+
+def _condition_holds(who: str, site: str) -> str:
+    return (
+        f"{who}: numpyro.handlers.condition holds all rows of site {site!r}, whichever "
+        "rows of the other data a batch has. Pass them as an argument of the model, "
+        f'numpyro.sample("{site}", ..., obs=y).'
+    )
 
 
 class _NotIndexed(ValueError):
@@ -842,7 +964,7 @@ def with_row_plate(
     lengths = {n for x in flatten_arguments(_arguments(target))[0] for n in np.shape(x)}
     found: dict[int, list[tuple[Site, int]]] = {}
     for site in sites:
-        if site.type != "sample" or not site.observed:
+        if site.type != "sample" or not site.observed or site.in_scan:
             continue
         shape = _batch_shape(site)
         taken = {frame.dim for frame in site.frames}
@@ -889,8 +1011,18 @@ def _given_rows(
 ) -> tuple[ModelTarget, tuple[str, ...]]:
     """The target of a model whose observed sites are in no plate, given its rows."""
     found = find_slices(who, target, plates, as_written, rows)
+    held = _conditioned(target.model, as_written)
+    if isinstance(found, str) and held:
+        raise ValueError(_condition_holds(who, held))
     if isinstance(found, str):
         site, plate, _ = rows[0]
+        if found.startswith("latent site"):
+            raise ValueError(
+                f"{who}: {found} of observed site {site!r}, and most rows are not in a "
+                "minibatch. Integrate it out (for two normal distributions their "
+                "variances add), or have one value for each group of rows. Otherwise "
+                "sample with NUTS."
+            )
         raise ValueError(
             f"{who}: observed site {site!r} has {plates[plate]} rows and is in no "
             "plate, so the model is run on some of the rows of its arguments, which "
