@@ -5,7 +5,8 @@ This is the only module that uses NumPyro's effect handlers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import inspect
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from numbers import Integral
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ from jax import Array
 from numpyro import handlers
 from numpyro.distributions import biject_to
 from numpyro.distributions.util import sum_rightmost
-from numpyro.primitives import Messenger
+from numpyro.primitives import CondIndepStackFrame, Messenger
 
 from numpyro_minibatch.host_rows import HostRows
 
@@ -154,15 +155,105 @@ class Target:
         return Parts(terms.rows, {"log_prior": terms.known}, plates)
 
 
+class Slices(NamedTuple):
+    """What of a model's arguments are rows, where the model takes none by indices.
+
+    Such a model runs on a batch by being given the rows of the batch.
+
+    :param leaves: ``(number, plate, axis)`` of each array with rows, by its number
+        among the leaves of ``(args, kwargs)``.
+    :param sites: ``(site, plate, dim)`` of observed sites in no plate whose batch
+        dimension ``dim`` is that of the rows.
+    """
+
+    leaves: tuple[tuple[int, str, int], ...]
+    sites: tuple[tuple[str, str, int], ...] = ()
+
+    @property
+    def plates(self) -> set[str]:
+        """The plates whose rows are given."""
+        return {plate for _, plate, _ in self.leaves}
+
+    def names(self, model: Callable, arguments: Any) -> list[str]:
+        """What the arrays are called in the signature of the model.
+
+        :param model: the model.
+        :param arguments: its ``(args, kwargs)``.
+        """
+        paths = jax.tree_util.tree_flatten_with_path(
+            arguments, is_leaf=lambda x: isinstance(x, HostRows)
+        )[0]
+        try:
+            parameters = list(inspect.signature(model).parameters)
+        except (TypeError, ValueError):
+            parameters = []
+        names = []
+        for number, _, _ in self.leaves:
+            kind, first, *rest = paths[number][0]
+            name = f"{('args', 'kwargs')[kind.idx]}{jax.tree_util.keystr((first,))}"
+            if kind.idx == 1:
+                name = first.key
+            elif first.idx < len(parameters):
+                name = parameters[first.idx]
+            names.append(name + jax.tree_util.keystr(tuple(rest)))
+        return names
+
+    def take(self, arguments: Any, indices: Indices) -> Any:
+        """A model's ``(args, kwargs)`` with only the rows ``indices``."""
+        leaves, treedef = flatten_arguments(arguments)
+        for number, plate, axis in self.leaves:
+            x = leaves[number]
+            if isinstance(x, HostRows) and x.in_place is not None:
+                x = x.in_place
+            if isinstance(x, HostRows):
+                leaves[number] = x[indices[plate]]
+                continue
+            where = (slice(None),) * axis + (indices[plate],)
+            # a batch has no index that is out of range
+            leaves[number] = jnp.asarray(x).at[where].get(mode="promise_in_bounds")
+        return jax.tree.unflatten(treedef, leaves)
+
+
+def flatten_arguments(arguments: Any) -> tuple[list[Any], Any]:
+    """The leaves of a model's arguments; rows on the host are one leaf."""
+    return jax.tree.flatten(arguments, is_leaf=lambda x: isinstance(x, HostRows))
+
+
+class RowFrames(Messenger):
+    """Mark a batch dimension of sites in no plate as the rows of one."""
+
+    def __init__(self, fn: Callable, slices: Slices, indices: Indices) -> None:
+        self.frames = {
+            site: CondIndepStackFrame(plate, dim, len(indices[plate]))
+            for site, plate, dim in slices.sites
+        }
+        super().__init__(fn)
+
+    def process_message(self, msg: Any) -> None:
+        if msg["type"] == "sample" and msg["name"] in self.frames:
+            frame = self.frames[msg["name"]]
+            msg["cond_indep_stack"] = [*msg["cond_indep_stack"], frame]
+
+
 class Subsample(Messenger):
     """Set the rows that each data plate draws, whatever its own ``subsample_size``.
 
     The plate reads its subsample size back from the message after the handlers
     ran, so setting both keeps its scale factor and its shapes consistent.
+
+    :param fn: the model.
+    :param indices: the rows of each data plate.
+    :param given: plates of which the model has been given these rows alone, so that
+        they are all that there are.
     """
 
-    def __init__(self, fn: Callable | None, indices: Indices) -> None:
-        self.indices = indices
+    def __init__(
+        self, fn: Callable | None, indices: Indices, given: Collection[str] = ()
+    ) -> None:
+        self.indices = {
+            name: jnp.arange(len(i), dtype=jnp.int32) if name in given else i
+            for name, i in indices.items()
+        }
         super().__init__(fn)
 
     def process_message(self, msg: Any) -> None:
@@ -303,6 +394,8 @@ class ModelTarget(Target):
     :param frozen: values of ``param`` sites, fixed once at setup: a model draws
         them anew each time it runs.
     :param sizes: the number of rows of each data plate.
+    :param slices: the rows among the arguments, where the model takes none by indices.
+    :param by_row: deterministic sites in no plate that have a value for each row.
     """
 
     log_prior: Any = field(init=False, default=None)
@@ -312,6 +405,8 @@ class ModelTarget(Target):
     args: tuple = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     frozen: Mapping[str, Any] = field(default_factory=dict)
+    slices: Slices | None = None
+    by_row: tuple[str, ...] = ()
 
     def trace(
         self, indices: Indices, key: Array | None = None, **substitution: Any
@@ -330,7 +425,13 @@ class ModelTarget(Target):
             model = handlers.substitute(model, **substitution)
         model = handlers.substitute(model, data=dict(self.frozen))
         args, kwargs = jax.tree.map(_indexable, (self.args, dict(self.kwargs)))
-        return handlers.trace(Subsample(model, indices)).get_trace(*args, **kwargs)
+        given: Collection[str] = ()
+        if self.slices is not None and indices:
+            given = self.slices.plates
+            args, kwargs = self.slices.take((args, kwargs), indices)
+            model = RowFrames(model, self.slices, indices)
+        model = Subsample(model, indices, given)
+        return handlers.trace(model).get_trace(*args, **kwargs)
 
     def site_rows(self, sites: Mapping[str, Any]) -> dict[str, Array]:
         """The log likelihood of each row, for each observed site of a data plate."""
@@ -338,7 +439,11 @@ class ModelTarget(Target):
         for name, site in sites.items():
             if site["type"] == "sample":
                 for frame in data_frames(site, self.sizes):
-                    rows[name] = _rows_of(site, frame, self.sizes[frame.name])
+                    # of a model that is given rows, a plate may have no others
+                    plate = sites.get(frame.name, {"type": ""})
+                    is_plate = plate["type"] == "plate"
+                    size = plate["args"][0] if is_plate else frame.size
+                    rows[name] = _rows_of(site, frame, size)
         return rows
 
     def __hash__(self) -> int:
@@ -415,7 +520,11 @@ class ModelTarget(Target):
             name: site["value"]
             for name, site in sites.items()
             if name in z
-            or (site["type"] == "deterministic" and not data_frames(site, self.sizes))
+            or (
+                site["type"] == "deterministic"
+                and name not in self.by_row
+                and not data_frames(site, self.sizes)
+            )
         }
 
     def draw_prior(self, key: Array) -> dict[str, Array]:

@@ -244,7 +244,15 @@ class _Comparison:
             return list(found.rows.values()), list(found.fixed.values())
 
         trace = jax.make_jaxpr(parts)
-        one, other = (trace(self.batch(k), self.position, self.arrays) for k in (0, 1))
+        batches = [self.batch(0), self.batch(1)]
+        target = self.target_of(self.arrays)
+        if isinstance(target, ModelTarget) and target.slices is not None:
+            # given all rows, the model runs as it was written
+            batches[0] = {
+                name: jax.ShapeDtypeStruct((size,), jnp.int32)
+                for name, size in target.plates.items()
+            }
+        one, other = (trace(i, self.position, self.arrays) for i in batches)
         if names[0] != names[1]:
             return False
         rows, fixed, plates_of = names[0]
@@ -459,6 +467,8 @@ def _message(who: str, comparison: _Comparison, found: _Difference) -> str:
             f"has {differs}. Compute the entry of each index from the row of that "
             "index alone."
         )
+    if target.slices is not None:
+        return _message_of_slices(who, comparison, target, found, differs)
     if found.plate is None:
         return _message_of_other(who, found, differs, list(plates))
     advice = _advice(comparison, target, found, plates[found.plate])
@@ -488,6 +498,38 @@ def _message_of_other(
     return (
         f"{who}: site {site!r} is outside of {where}, and yet depends on the batch: "
         f"at the same parameters its log density is {differs}. {what}"
+    )
+
+
+def _message_of_slices(
+    who: str,
+    comparison: _Comparison,
+    target: ModelTarget,
+    found: _Difference,
+    differs: str,
+) -> str:
+    """Of a model that takes no data by indices, and is given rows of its arguments."""
+    assert target.slices is not None
+    arguments = target.args, dict(target.kwargs)
+    given = ", ".join(map(repr, target.slices.names(target.model, arguments)))
+    what = (
+        f"site {found.site!r} depends on which rows of {given} it is given"
+        if found.between != "size"
+        else f"site {found.site!r} depends on how many rows of {given} it is given"
+    )
+    value = "its log density" if found.plate is None else f"of row {found.row} it"
+    cause = ""
+    if found.plate is not None:
+        site = _describe(comparison, found)
+        if site.event:
+            cause = f"{_advice(comparison, target, found, 0)} "
+    return (
+        f"{who}: the model takes no data by the indices of a plate, so it is run on "
+        f"rows of its arguments, and {what}: at the same parameters {value} is "
+        f"{differs}. {cause}Compute what needs all rows (means, numbers of rows, "
+        "lags) before the model and pass it as an argument; of an argument that has "
+        "as many entries by chance, and no rows, read the entries in a plate with "
+        "indices. If rows depend on each other in the model itself, use NUTS."
     )
 
 

@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import replace
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -17,14 +18,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from numpyro import handlers
 from numpyro.distributions import MaskedDistribution, biject_to
+from numpyro.distributions.distribution import ExpandedDistribution, Independent
 from numpyro.infer import init_to_uniform
+from numpyro.primitives import CondIndepStackFrame
 from numpyro.util import find_stack_level
 
 from numpyro_minibatch._internal.static import Static, digest
 from numpyro_minibatch._model.dataflow import inspect_flow
-from numpyro_minibatch.host_rows import map_rows
-from numpyro_minibatch.target import ModelTarget, Subsample, Target, data_frames
+from numpyro_minibatch.host_rows import HostRows, find_rows, map_rows
+from numpyro_minibatch.target import (
+    ModelTarget,
+    Slices,
+    Subsample,
+    Target,
+    data_frames,
+    flatten_arguments,
+)
 
 __all__ = [
     "Layout",
@@ -52,6 +63,8 @@ class Layout(NamedTuple):
     :param value_shapes: the shapes of their constrained values.
     :param automatic: whether neither the user nor the model says how many rows a draw
         has.
+    :param slices: the rows among the arguments, where the model takes none by indices.
+    :param by_row: deterministic sites in no plate that have a value for each row.
     """
 
     plates: tuple[tuple[str, int], ...]
@@ -60,6 +73,8 @@ class Layout(NamedTuple):
     shapes: tuple[tuple[int, ...], ...] = ()
     value_shapes: tuple[tuple[int, ...], ...] = ()
     automatic: bool = False
+    slices: Slices | None = None
+    by_row: tuple[str, ...] = ()
 
 
 class Site(NamedTuple):
@@ -77,6 +92,8 @@ class Site(NamedTuple):
     event_dim: int
     scaled: bool
     args: tuple[Any, ...]
+    kind: str = ""
+    in_scan: bool = False
 
     def inside(self, plates: Collection[str]) -> list[Any]:
         """The frames of this site that belong to ``plates``."""
@@ -186,16 +203,34 @@ def _inspected(
     """What :func:`inspect_model` finds, and whether it had a warning to give."""
     target = ModelTarget(model=model, args=args, kwargs=kwargs, sizes={})
     sites, frozen = _sites_as_written(who, target)
+    slices = None
     if whole:
         names = {s.name: s.args[0] for s in sites if s.name in _own_sizes(sites)}
         widths, plates = names, names
     else:
+        sites, rows = with_row_plate(target, sites)
         widths, plates = _choose_plates(who, sites, sizes, full, default)
     latents = _check_sites(who, sites, plates)
-    target = ModelTarget(
-        model=model, args=args, kwargs=kwargs, sizes=plates, frozen=frozen
-    )
-    _check_indexing(who, target, plates, {site.name: site for site in sites})
+    target = replace(target, sizes=plates, frozen=frozen)
+    by_name = {site.name: site for site in sites}
+    if not whole and rows and rows[0][1] in plates:
+        target, by_row = _given_rows(who, target, plates, by_name, rows)
+    else:
+        try:
+            by_row = _check_indexing(who, target, plates, by_name)
+        except ValueError as error:
+            if isinstance(error, _NotIndexed):
+                error = ValueError(str(error)).with_traceback(error.__traceback__)
+            if whole or _own_sizes(sites):
+                raise error from None
+            given = find_slices(who, target, plates, by_name, ())
+            if isinstance(given, str):
+                held = _conditioned(model, by_name)
+                if held:
+                    raise ValueError(_condition_holds(who, held)) from None
+                raise error from None
+            target, by_row = given
+    slices = target.slices
     found = {site.name: site for site in sites if site.name in latents}
     z = {
         name: jax.ShapeDtypeStruct(site.free_shape, jnp.result_type(float))
@@ -210,6 +245,8 @@ def _inspected(
         tuple(found[name].free_shape for name in latents),
         tuple(found[name].value_shape or () for name in latents),
         default is not None and sizes is None and not full and not _own_sizes(sites),
+        slices,
+        by_row,
     )
     return layout, frozen, warned
 
@@ -382,13 +419,27 @@ def _static(site: Any) -> Site:
         auxiliary=bool(site.get("infer", {}).get("is_auxiliary", False)),
         discrete=bool(sample and fn.support is not None and fn.support.is_discrete),
         frames=tuple(site.get("cond_indep_stack", ())),
-        value_shape=jnp.shape(value) if sample else None,
+        value_shape=(
+            jnp.shape(value) if sample or site["type"] == "deterministic" else None
+        ),
         shape=tuple(fn.shape()) if sample else (),
         free_shape=_free_shape(fn, value) if sample else (),
         event_dim=fn.event_dim if sample else 0,
         scaled=site.get("scale") is not None,
         args=tuple(site.get("args", ())),
+        kind=_kind(fn) if sample else "",
+        in_scan=bool(site.get("_control_flow_done", False))
+        and "_scan_current_index" in site.get("infer", {}),
     )
+
+
+def _kind(fn: Any) -> str:
+    """The class of a distribution, and whether it is an event by ``to_event``."""
+    independent = ""
+    while isinstance(fn, ExpandedDistribution | Independent | MaskedDistribution):
+        independent = ".to_event" if isinstance(fn, Independent) else independent
+        fn = fn.base_dist
+    return type(fn).__name__ + independent
 
 
 def _free_shape(fn: Any, value: Any) -> tuple[int, ...]:
@@ -421,6 +472,11 @@ def _sites_as_written(
         with explained(who, target.args, target.kwargs):
             return _abstract_sites(target)
     except (ValueError, TypeError, AssertionError) as error:
+        if find_rows((target.args, dict(target.kwargs))):
+            try:
+                return _abstract_sites(target, in_memory=True)
+            except (ValueError, TypeError, AssertionError):
+                raise error from None
         model = _AllRows(target.model)
         try:
             _abstract_sites(
@@ -447,20 +503,46 @@ def _sites_as_written(
         raise
 
 
-def _abstract_sites(target: ModelTarget) -> tuple[list[Site], dict[str, Any]]:
-    """The sites of a model that runs as written, and its ``param`` values."""
+def _abstract_sites(
+    target: ModelTarget, in_memory: bool = False
+) -> tuple[list[Site], dict[str, Any]]:
+    """The sites of a model that runs as written, and its ``param`` values.
+
+    :param in_memory: whether rows on the host are taken for arrays in memory, as a
+        model has them that is given rows of its arguments.
+    """
     found: list[Site] = []
 
-    def run() -> dict[str, Any]:
+    def described(x: Any) -> Any:
+        if in_memory and isinstance(x, HostRows):
+            return jax.ShapeDtypeStruct(x.shape, x.dtype)
+        return x
+
+    leaves, treedef = flatten_arguments(_arguments(target))
+    on_host = [isinstance(x, HostRows) and in_memory for x in leaves]
+
+    def run(*arrays: Any) -> dict[str, Any]:
         found.clear()
-        trace = target.trace({}, substitute_fn=init_to_uniform())
+        given = iter(arrays)
+        filled = [
+            next(given) if yes else x for x, yes in zip(leaves, on_host, strict=True)
+        ]
+        args, kwargs = jax.tree.unflatten(treedef, filled)
+        filled_target = replace(target, args=args, kwargs=kwargs)
+        trace = filled_target.trace({}, substitute_fn=init_to_uniform())
         found.extend(_static(site) for site in trace.values())
         return {n: s["value"] for n, s in trace.items() if s["type"] == "param"}
 
     with warnings.catch_warnings():
         # what the message below says better
         warnings.filterwarnings("ignore", "subsample_size does not match")
-        frozen = jax.eval_shape(run)
+        arrays = [described(x) for x, yes in zip(leaves, on_host, strict=True) if yes]
+        frozen = jax.eval_shape(run, *arrays)
+    if arrays and jax.tree.leaves(frozen):
+        raise ValueError(
+            "HostRows need a model that takes them by the indices of a plate if it has "
+            "numpyro.param sites, too."
+        )
     if jax.tree.leaves(frozen):
         # every chain must share these values, so they come from a fixed key and are
         # computed for real even where the kernel is being initialised under a transform
@@ -469,11 +551,11 @@ def _abstract_sites(target: ModelTarget) -> tuple[list[Site], dict[str, Any]]:
     return found, frozen
 
 
-def _example(size: int) -> str:
+def _example(size: int, plate: str = "data") -> str:
     return (
-        f'\n    with numpyro.plate("data", {size}) as idx:'
+        f'\n    with numpyro.plate("{plate}", {size}) as idx:'
         '\n        numpyro.sample("obs", dist.Normal(X[idx] @ beta, 1.0), obs=y[idx])'
-        f'\nand pass batch_size={{"data": {max(2, min(100, size // 10))}}}.'
+        f'\nand pass batch_size={{"{plate}": {_rows_of_batch(size)}}}.'
     )
 
 
@@ -551,17 +633,14 @@ def _choose_plates(
                 "are parameters. Pass the data, for example mcmc.run(key, X, y), "
                 "and in the model to the likelihood, obs=y[idx]."
             )
-        advice = (
-            "Put the observed sites into a plate and take the data by its indices:"
-            + _example(1000)
-            if not plates
-            else "Pass batch_size={plate: rows}, or give the plate of the data a "
-            "subsample_size; the data inside must be taken by the plate's indices:"
-            + _example(max(a[0] for a in plates.values()))
-        )
+        ready = _candidates(sites, plates)
+        if ready:
+            name = max(ready, key=lambda name: plates[name][0])
+            raise ValueError(_needs_batch_size(who, name, plates[name][0]))
         raise ValueError(
             f"{who} needs a data plate whose rows it can subsample, and found none to "
-            f"subsample among the model's plates: {listing}. {advice}"
+            f"subsample among the model's plates: {listing}. "
+            f"{_why_no_rows(sites, plates)}"
         )
     for name, width in widths.items():
         size = plates[name][0]
@@ -573,6 +652,81 @@ def _choose_plates(
     return widths, {name: plates[name][0] for name in widths}
 
 
+def _rows_of_batch(size: int) -> int:
+    """A number of rows of a batch that would run."""
+    return max(2, min(100, size // 10))
+
+
+def _needs_batch_size(who: str, plate: str, size: int) -> str:
+    return (
+        f"{who} has to be told how many of the {size} rows of plate {plate!r} a step "
+        f"reads: pass batch_size={{{plate!r}: {_rows_of_batch(size)}}}, or batch_size="
+        f"{_rows_of_batch(size)} if the model has no other data. A subsample_size of "
+        "the plate in the model says so, too."
+    )
+
+
+def _why_no_rows(sites: list[Site], plates: Mapping[str, tuple[Any, ...]]) -> str:
+    """Why nothing of a model can be subsampled, and what to write."""
+    observed = [s for s in sites if s.type == "sample" and s.observed]
+    for name in sorted(plates, key=lambda name: -plates[name][0]):
+        local = [
+            s
+            for s in sites
+            if s.type == "sample" and not s.observed and s.inside({name})
+        ]
+        if local and any(s.inside({name}) for s in observed):
+            return (
+                f"Plate {name!r} has observations, but "
+                f"{_local_latent(local[0].name, name, local[0].discrete)}"
+            )
+    in_scan = [s for s in observed if s.in_scan]
+    if in_scan:
+        return (
+            f"Observed site {in_scan[0].name!r} is in a scan, so that each step may "
+            "depend on the ones before: a time series has no rows that can be read by "
+            "themselves. Sample it with NUTS. If each row of the data is a series of "
+            "its own, put the rows into a plate and loop over time with jax.lax.scan "
+            "inside of it."
+        )
+    for site in observed:
+        length = max((site.value_shape or (0,))[-site.event_dim or 0 :], default=0)
+        if site.event_dim and not _batch_shape(site) and length > 1:
+            kind = site.kind.removesuffix(".to_event")
+            if kind != site.kind:
+                return (
+                    f"Observed site {site.name!r} has its {length} entries as one "
+                    "event: leave out .to_event(...), which makes them conditionally "
+                    "independent rows."
+                )
+            return (
+                f"Observed site {site.name!r} is one {kind} of {length} entries, which "
+                "depend on each other: it does not divide into rows. Sample such a "
+                "model (a Gaussian process, a random walk) with NUTS."
+            )
+    scalars = [s for s in observed if s.auxiliary and not _batch_shape(s)]
+    if scalars and all(s.auxiliary for s in observed):
+        name = scalars[0].name
+        return (
+            f"numpyro.factor({name!r}, ...) is one number. Give it one number for each "
+            "row of the data and do not sum over the rows; what is needed of the data "
+            "must be an argument of the model."
+        )
+    for site in observed:
+        shape = _batch_shape(site)
+        if shape and shape[0] > 1:
+            return (
+                f"Observed site {site.name!r} has {shape[0]} entries, and no argument "
+                "of the model has as many along an axis. Pass the data as arguments "
+                "that have one entry for each row, also lagged ones (y[1:], y[:-1]); "
+                f"or put the site into a plate:{_example(shape[0])}"
+            )
+    return (
+        "Put the observed sites into a plate and take the data by its indices:"
+        f"{_example(max((a[0] for a in plates.values()), default=1000))}"
+    )
+
+
 def _inside_scan(who: str, plate: str) -> str:
     return (
         f"{who} cannot subsample plate {plate!r}: it stands inside a scan or another "
@@ -582,7 +736,30 @@ def _inside_scan(who: str, plate: str) -> str:
 
 
 def _candidates(sites: list[Site], plates: Mapping[str, Any]) -> list[str]:
-    """Plates that hold observations and no latent site."""
+    """Plates that hold observations and no latent site; of nested ones the largest."""
+    found = _holding_data(sites, plates)
+    observed = [s for s in sites if s.type == "sample" and s.observed]
+
+    def is_inner(name: str) -> bool:
+        """Whether all that it holds is in a larger plate, too."""
+        held = [s.inside(found) for s in observed if s.inside({name})]
+        return all(
+            any(
+                _size(plates[f.name]) > _size(plates[name])
+                for f in frames
+                if f.name != name
+            )
+            for frames in held
+        )
+
+    return [name for name in found if not is_inner(name)]
+
+
+def _size(plate: Any) -> int:
+    return plate[0] if isinstance(plate, tuple) else plate
+
+
+def _holding_data(sites: list[Site], plates: Mapping[str, Any]) -> list[str]:
     return [
         name
         for name in plates
@@ -619,7 +796,8 @@ def _check_sites(
             continue
         latents.append(site.name)
         if inside:
-            raise ValueError(_local_latent(site.name, inside[0].name))
+            latent = _local_latent(site.name, inside[0].name, site.discrete)
+            raise ValueError(latent)
         if site.discrete:
             raise ValueError(
                 f"{who} samples continuous parameters, but latent site {site.name!r} "
@@ -629,9 +807,16 @@ def _check_sites(
         if not any(
             s.type == "sample" and s.observed and s.inside({name}) for s in sites
         ):
+            after = [s.name for s in sites if s.type == "sample" and s.observed]
+            outside = (
+                f" Observed site {after[0]!r} stands outside of it, perhaps after the "
+                "with block: indent it."
+                if after
+                else ""
+            )
             raise ValueError(
                 f"plate {name!r} has no observed site, so subsampling it estimates "
-                "nothing. Put the observations inside it, or leave it out of "
+                f"nothing.{outside} Put the observations inside it, or leave it out of "
                 "batch_size and give it no subsample_size."
             )
     if not latents:
@@ -653,11 +838,17 @@ def _check_plate_names(sites: list[Site], plates: Mapping[str, int]) -> None:
             )
 
 
-def _local_latent(site: str, plate: str) -> str:
+def _local_latent(site: str, plate: str, discrete: bool) -> str:
     message = (
         f"latent site {site!r} is inside the subsampled plate {plate!r}: it has one "
         "value per row, and most rows are not in a minibatch."
     )
+    if discrete:
+        return (
+            f"{message} It is discrete: sum it out inside of each row, for example "
+            "with dist.MixtureSameFamily(dist.Categorical(weights), parts). Enumerated "
+            "sites are not supported."
+        )
     if site.endswith("_unobserved"):
         return (
             f"{message} numpyro.sample(..., obs_mask=...) made it for the missing "
@@ -677,19 +868,57 @@ def _probe(plates: Mapping[str, int]) -> dict[str, Any]:
     }
 
 
+def _conditioned(model: Any, as_written: Mapping[str, Site]) -> str:
+    """An observed site whose data ``numpyro.handlers.condition`` holds."""
+    while model is not None:
+        if isinstance(model, handlers.condition) and model.data:
+            return next((n for n in model.data if n in as_written), "")
+        model = getattr(model, "fn", None)
+    return ""
+
+
+def _condition_holds(who: str, site: str) -> str:
+    return (
+        f"{who}: numpyro.handlers.condition holds all rows of site {site!r}, whichever "
+        "rows of the other data a batch has. Pass them as an argument of the model, "
+        f'numpyro.sample("{site}", ..., obs=y).'
+    )
+
+
+class _NotIndexed(ValueError):
+    """Data do not follow the indices; with what is wrong by itself."""
+
+    def __init__(self, message: str, problem: str) -> None:
+        super().__init__(message)
+        self.problem = problem
+
+
 def _check_indexing(
     who: str,
     target: ModelTarget,
     plates: Mapping[str, int],
     as_written: Mapping[str, Site],
-) -> None:
-    """Run the model on two rows per plate: data that are not indexed do not fit."""
+) -> tuple[str, ...]:
+    """Run the model on two rows per plate: data that are not indexed do not fit.
+
+    :return: the deterministic sites in no plate that have a value for each row.
+    """
     problem = crossed = ""
+    by_row: list[str] = []
 
     def run(indices: Mapping[str, Array]) -> dict[str, Array]:
         nonlocal problem, crossed
         trace = target.trace(indices, substitute_fn=init_to_uniform())
-        for site in trace.values():
+        by_row.clear()
+        for name, site in trace.items():
+            written = as_written.get(name)
+            if site["type"] == "deterministic" and written is not None:
+                if jnp.shape(site["value"]) != written.value_shape:
+                    by_row.append(name)
+            is_latent = site["type"] == "sample" and not site["is_observed"]
+            if is_latent and written is not None and target.slices is not None:
+                if jnp.shape(site["value"]) != written.value_shape:
+                    problem = problem or _latent_by_row(name, plates)
             if site["type"] == "sample" and site["is_observed"]:
                 found = _static(site)
                 problem = problem or _shape_problem(found, plates)
@@ -704,11 +933,151 @@ def _check_indexing(
     except (ValueError, TypeError, AssertionError) as error:
         if not any(size > 2 for size in plates.values()):
             raise
-        problem = f"running the model on 2 rows failed with: {error}"
+        problem = f"on 2 rows the model fails with: {_first_line(error)}"
     if problem:
-        raise ValueError(_not_indexed(who, problem, next(iter(plates.values()))))
+        message = _not_indexed(who, problem, next(iter(plates.values())))
+        raise _NotIndexed(message, problem)
     if crossed:
         raise ValueError(f"{who}: {crossed}")
+    return tuple(by_row)
+
+
+def _latent_by_row(name: str, plates: Mapping[str, int]) -> str:
+    size = next(iter(plates.values()))
+    return f"latent site {name!r} has a value for each of the {size} rows"
+
+
+def with_row_plate(
+    target: ModelTarget, sites: list[Site]
+) -> tuple[list[Site], tuple[tuple[str, str, int], ...]]:
+    """The sites of a model as if observed sites in no plate were in a plate of rows.
+
+    NumPyro's batch dimensions are conditionally independent, so the first one of an
+    observed site is a plate without a name if an argument has as many entries.
+
+    :return: the sites, and ``(site, plate, dim)`` of those that were put into it.
+    """
+    known = {s.name for s in sites if s.type == "plate"}
+    in_control_flow = any(f.name not in known for s in sites for f in s.frames)
+    if _own_sizes(sites) or in_control_flow:
+        return sites, ()
+    lengths = {n for x in flatten_arguments(_arguments(target))[0] for n in np.shape(x)}
+    found: dict[int, list[tuple[Site, int]]] = {}
+    for site in sites:
+        if site.type != "sample" or not site.observed or site.in_scan:
+            continue
+        shape = _batch_shape(site)
+        taken = {frame.dim for frame in site.frames}
+        if shape and shape[0] > 1 and shape[0] in lengths and -len(shape) not in taken:
+            found.setdefault(shape[0], []).append((site, -len(shape)))
+    plates = {s.name: s.args[0] for s in sites if s.type == "plate"}
+    largest = max([plates[n] for n in _candidates(sites, plates)], default=1)
+    if not found or max(found) <= largest:
+        return sites, ()
+    size = max(found)
+    used = {site.name for site in sites}
+    name = next(n for n in ("data", "rows", "data_rows", "_rows") if n not in used)
+    dims = {site.name: dim for site, dim in found[size]}
+    placed = [
+        site._replace(
+            frames=(*site.frames, CondIndepStackFrame(name, dims[site.name], size))
+        )
+        if site.name in dims
+        else site
+        for site in sites
+    ]
+    empty = sites[0]._replace(
+        name=name, type="plate", observed=False, frames=(), args=(size, None)
+    )
+    return [*placed, empty], tuple((site, name, dim) for site, dim in dims.items())
+
+
+def _arguments(target: ModelTarget) -> Any:
+    return target.args, dict(target.kwargs)
+
+
+def _batch_shape(site: Site) -> tuple[int, ...]:
+    shapes = [site.shape, site.value_shape or ()]
+    cut = [shape[: len(shape) - site.event_dim] for shape in shapes]
+    return jnp.broadcast_shapes(*cut)
+
+
+def _given_rows(
+    who: str,
+    target: ModelTarget,
+    plates: Mapping[str, int],
+    as_written: Mapping[str, Site],
+    rows: tuple[tuple[str, str, int], ...],
+) -> tuple[ModelTarget, tuple[str, ...]]:
+    """The target of a model whose observed sites are in no plate, given its rows."""
+    found = find_slices(who, target, plates, as_written, rows)
+    held = _conditioned(target.model, as_written)
+    if isinstance(found, str) and held:
+        raise ValueError(_condition_holds(who, held))
+    if isinstance(found, str):
+        site, plate, _ = rows[0]
+        if found.startswith("latent site"):
+            raise ValueError(
+                f"{who}: {found} of observed site {site!r}, and most rows are not in a "
+                "minibatch. Integrate it out (for two normal distributions their "
+                "variances add), or have one value for each group of rows. Otherwise "
+                "sample with NUTS."
+            )
+        raise ValueError(
+            f"{who}: observed site {site!r} has {plates[plate]} rows and is in no "
+            "plate, so the model is run on some of the rows of its arguments, which "
+            f"fails: {found}. {_GIVE_ARGUMENTS}{_example(plates[plate])}"
+        )
+    return found
+
+
+_GIVE_ARGUMENTS = (
+    "Pass all data as arguments of the model, because arrays that it reads from its "
+    "surroundings keep all of their rows; or put the site into a plate and take the "
+    "data by the indices:"
+)
+
+
+def find_slices(
+    who: str,
+    target: ModelTarget,
+    plates: Mapping[str, int],
+    as_written: Mapping[str, Site],
+    rows: tuple[tuple[str, str, int], ...],
+) -> tuple[ModelTarget, tuple[str, ...]] | str:
+    """Find the arrays among a model's arguments that have the rows of its plates.
+
+    Those are all that have an axis of a plate's length; if the model does not run on
+    some of their rows, all but one of them. Whether the model computes the same on
+    rows as on all data is checked later, by values.
+
+    :param rows: ``(site, plate, dim)`` of observed sites in no plate.
+    :return: the target that reads rows of them, and the deterministic sites in no plate
+        that have a value for each row; if there is no such set of arrays, the reason.
+    """
+    if len(set(plates.values())) < len(plates):
+        return "two plates have the same number of rows, and arrays may be of either"
+    leaves = flatten_arguments(_arguments(target))[0]
+    places = []
+    for number, leaf in enumerate(leaves):
+        shape = np.shape(leaf) if hasattr(leaf, "shape") else ()
+        for plate, size in plates.items():
+            if size > 1 and size in shape:
+                places.append((number, plate, shape.index(size)))
+                break
+    if not places:
+        return "no argument of the model has as many rows"
+    reason = ""
+    smaller = [places[:k] + places[k + 1 :] for k in range(len(places))]
+    for some in [places, *(smaller if len(places) > 1 else [])]:
+        given = replace(target, slices=Slices(tuple(some), rows))
+        try:
+            return given, _check_indexing(who, given, plates, as_written)
+        except _NotIndexed as error:
+            reason = reason or error.problem
+        except (ValueError, TypeError, AssertionError, IndexError) as error:
+            reason = reason or _first_line(error)
+    return reason
 
 
 def _crossed(site: Site, as_written: Site, plates: Mapping[str, int]) -> str:

@@ -224,7 +224,12 @@ class Run:
         target = ModelTarget(model=model, args=args, kwargs=kwargs)
         if of_package:
             return run._replay(
-                replace(target, sizes=kernel.plates, frozen=kernel.frozen)
+                replace(
+                    target,
+                    sizes=kernel.plates,
+                    frozen=kernel.frozen,
+                    slices=kernel.slices,
+                )
             )
         try:
             return run._replay(replace(target, sizes=subsampled_plates(target)))

@@ -43,7 +43,7 @@ from numpyro_minibatch.kernels._start import (
     untraced,
 )
 from numpyro_minibatch.kernels._survey import expand_likelihood, survey
-from numpyro_minibatch.target import ModelTarget, Target
+from numpyro_minibatch.target import ModelTarget, Slices, Target
 
 __all__ = ["MinibatchKernel"]
 
@@ -312,6 +312,11 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
         return dict(self._run.report)
 
     @property
+    def slices(self) -> Slices | None:
+        """The rows among the model's arguments, where it takes none by indices."""
+        return self.layout.slices
+
+    @property
     def frozen(self) -> dict[str, Any]:
         """Values of the model's ``param`` sites, fixed at setup."""
         return self._run.frozen
@@ -333,6 +338,8 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
             kwargs=kwargs or {},
             sizes=self.plates,
             frozen=self.frozen,
+            slices=self.layout.slices,
+            by_row=self.layout.by_row,
         )
 
     def reader(

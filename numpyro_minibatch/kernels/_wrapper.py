@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from numpyro_minibatch.kernels._base import MinibatchKernel
 from numpyro_minibatch.kernels._driver import DrivenKernel
-from numpyro_minibatch.target import Target
+from numpyro_minibatch.target import Slices, Target
 
 __all__ = ["OuterKernel"]
 
@@ -51,6 +51,11 @@ class OuterKernel(DrivenKernel):
     def pilot(self) -> dict[str, Any]:
         """What the set-up of a control variate measured; empty without one."""
         return self._inner.pilot
+
+    @property
+    def slices(self) -> Slices | None:
+        """The rows among the model's arguments, where it takes none by indices."""
+        return self._inner.slices
 
     @property
     def frozen(self) -> dict[str, Any]:

@@ -1,0 +1,187 @@
+"""A model that cannot be sampled from minibatches is refused for the true reason, in
+its own names, and before anything compiles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpyro import handlers
+from numpyro.contrib.control_flow import scan
+
+from numpyro_minibatch._model.preflight import inspect_model
+
+N = 60
+RNG = np.random.default_rng(0)
+Y = jnp.asarray(RNG.normal(size=N))
+
+
+def level() -> Any:
+    return numpyro.sample("level", dist.Normal(0.0, 1.0))
+
+
+def schools(y: Any) -> None:
+    mu = level()
+    with numpyro.plate("schools", len(y)):
+        effect = numpyro.sample("effect", dist.Normal(mu, 1.0))
+        numpyro.sample("score", dist.Normal(effect, 1.0), obs=y)
+
+
+def enumerated(y: Any) -> None:
+    means = numpyro.sample("means", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    with numpyro.plate("people", len(y)):
+        kind = numpyro.sample(
+            "kind", dist.Bernoulli(0.5), infer={"enumerate": "parallel"}
+        )
+        numpyro.sample("score", dist.Normal(means[kind], 1.0), obs=y)
+
+
+def with_missing(y: Any) -> None:
+    mu = level()
+    with numpyro.plate("people", len(y)) as idx:
+        numpyro.sample("score", dist.Normal(mu, 1.0), obs=y[idx], obs_mask=y[idx] > 0)
+
+
+def after_the_block(y: Any) -> None:
+    mu = level()
+    with numpyro.plate("people", len(y), subsample_size=10) as idx:
+        rows = y[idx]
+    numpyro.sample("score", dist.Normal(mu, 1.0), obs=rows)
+
+
+def autoregression(y: Any) -> None:
+    mu = level()
+
+    def step(last: Any, now: Any) -> Any:
+        numpyro.sample("price", dist.Normal(mu * last, 1.0), obs=now)
+        return now, None
+
+    scan(step, 0.0, y)
+
+
+def seasons(y: Any) -> None:
+    with numpyro.plate("season", 4):
+        numpyro.sample("effect", dist.Normal(0.0, 1.0))
+    autoregression(y)
+
+
+def conditioned_series(y: Any) -> None:
+    def step(last: Any, _: Any) -> Any:
+        now = numpyro.sample("price", dist.Normal(last, 1.0))
+        return now, None
+
+    level()
+    with handlers.condition(data={"price": y}):
+        scan(step, 0.0, None, length=len(y))
+
+
+def lagged(y: Any) -> None:
+    numpyro.sample("price", dist.Normal(level() * y[:-1], 1.0), obs=y[1:])
+
+
+def random_walk(y: Any) -> None:
+    scale = numpyro.sample("scale", dist.HalfNormal(1.0))
+    numpyro.sample("price", dist.GaussianRandomWalk(scale, len(y)), obs=y)
+
+
+def gaussian_process(y: Any) -> None:
+    cov = jnp.eye(len(y)) * numpyro.sample("scale", dist.HalfNormal(1.0))
+    zeros = jnp.zeros(len(y))
+    numpyro.sample(
+        "price", dist.MultivariateNormal(zeros, cov, validate_args=False), obs=y
+    )
+
+
+def one_event(y: Any) -> None:
+    mean = jnp.full(len(y), level())
+    numpyro.sample("score", dist.Normal(mean, 1.0).to_event(1), obs=y)
+
+
+def one_factor(y: Any) -> None:
+    numpyro.factor("fit", dist.Normal(level(), 1.0).log_prob(y).sum())
+
+
+def random_effects(y: Any) -> None:
+    effect = numpyro.sample("effect", dist.Normal(level(), 1.0).expand([len(y)]))
+    numpyro.sample("score", dist.Normal(effect, 1.0), obs=y)
+
+
+def held_outside(y: Any) -> None:
+    mu = level()
+    with numpyro.plate("people", N) as idx:
+        numpyro.sample("score", dist.Normal(mu * y[idx], 1.0))
+
+
+def no_batch_size(y: Any) -> None:
+    mu = level()
+    with numpyro.plate("people", N):
+        numpyro.sample("score", dist.Normal(mu, 1.0), obs=y)
+
+
+LOCAL = ("one value per row", "'people'")
+SERIES = ("'price' is in a scan", "NUTS", "jax.lax.scan")
+REASONS: dict[str, tuple[Callable, tuple[str, ...]]] = {
+    "a latent site of each row": (schools, ("'effect'", "'schools'", "one value per")),
+    "an enumerated site": (enumerated, ("'kind'", "discrete", "Mixture", *LOCAL)),
+    "obs_mask": (with_missing, ("obs_mask", "handlers.mask", *LOCAL)),
+    "after the block": (after_the_block, ("'score' stands outside", "indent")),
+    "a scan": (autoregression, SERIES),
+    "a plate of four seasons": (seasons, SERIES),
+    "a series that is conditioned": (conditioned_series, SERIES),
+    "lags": (lagged, ("'price' has 59 entries", "also lagged ones (y[1:], y[:-1])")),
+    "a random walk": (random_walk, ("one GaussianRandomWalk of 60", "NUTS")),
+    "a Gaussian process": (gaussian_process, ("one MultivariateNormal of 60", "NUTS")),
+    "one event": (one_event, ("'score'", "leave out .to_event")),
+    "one factor": (one_factor, ("numpyro.factor('fit', ...) is one number",)),
+    "effects of rows in no plate": (random_effects, ("'effect' has a value for each",)),
+    "condition": (
+        handlers.condition(held_outside, {"score": Y}),
+        ("handlers.condition holds all rows of site 'score'", "obs=y"),
+    ),
+}
+
+
+NAMED = {
+    "a latent site of each row": {"schools": 10},
+    "an enumerated site": {"people": 10},
+    "obs_mask": {"people": 10},
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "batch_size"),
+    [(name, size) for name in REASONS for size in (10, None)] + [*NAMED.items()],
+)
+def test_the_reason_is_the_true_one(name: str, batch_size: Any) -> None:
+    model, says = REASONS[name]
+    if batch_size is None and name in ("condition", "effects of rows in no plate"):
+        says = ("batch_size=",)  # which comes first
+    with pytest.raises(ValueError) as caught:
+        inspect_model("MINT", model, (Y,), {}, batch_size)
+    message = str(caught.value)
+    assert [words for words in says if words not in message] == [], message
+    assert len(message) < 700
+
+
+def test_the_batch_size_that_is_suggested_runs() -> None:
+    with pytest.raises(ValueError, match=r"batch_size=\{'people': 6\}"):
+        inspect_model("MINT", no_batch_size, (Y,), {}, None)
+    layout, _ = inspect_model("MINT", no_batch_size, (Y,), {}, {"people": 6})
+    assert layout.widths == (("people", 6),)
+
+
+def test_of_nested_plates_that_of_the_data_is_subsampled() -> None:
+    def model(y: Any) -> None:
+        mu = level()
+        with numpyro.plate("sensors", 5):
+            bias = numpyro.sample("bias", dist.Normal(mu, 1.0))
+            with numpyro.plate("times", 100):
+                numpyro.sample("obs", dist.Normal(bias, 1.0), obs=y)
+
+    layout, _ = inspect_model("MINT", model, (jnp.ones((100, 5)),), {}, 10)
+    assert layout.plates == (("times", 100),)

@@ -1,0 +1,324 @@
+"""Models whose data are taken by no indices run on the rows of their arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpyro import handlers
+from numpyro.infer import MCMC
+from numpyro.infer.util import potential_energy
+
+from numpyro_minibatch import MINT, HostRows, MinibatchMH, to_inference_data
+from numpyro_minibatch._model.independence import check_rows
+from numpyro_minibatch._model.preflight import inspect_model
+from numpyro_minibatch.target import ModelTarget
+
+pytestmark = pytest.mark.x64
+
+N = 60
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(N, 3)).astype(np.float32)
+Y = RNG.normal(size=N).astype(np.float32)
+PAIRS = RNG.normal(size=(N, 2)).astype(np.float32)
+GROUP = RNG.integers(0, 4, N)
+COUNTS = RNG.poisson(2.0, N)
+LABELS = RNG.integers(0, 3, N)
+
+
+def weights(size: int = 3) -> Any:
+    return numpyro.sample("b", dist.Normal(0.0, 1.0).expand([size]).to_event(1))
+
+
+def in_a_plate(X: Any, y: Any) -> None:
+    b = weights()
+    with numpyro.plate("rows", len(y)):
+        numpyro.sample("obs", dist.Normal(X @ b, 1.0), obs=y)
+
+
+def in_a_plate_of_known_size(X: Any, y: Any = None) -> None:
+    b = weights()
+    with numpyro.plate("rows", N):
+        numpyro.sample("obs", dist.Normal(X @ b, 1.0), obs=y)
+
+
+def partly_indexed(X: Any, y: Any) -> None:
+    b = weights()
+    with numpyro.plate("rows", N) as idx:
+        numpyro.sample("obs", dist.Normal(X[idx] @ b, 1.0), obs=y)
+
+
+def in_no_plate(X: Any, y: Any) -> None:
+    mean = numpyro.deterministic("mean", X @ weights())
+    scale = numpyro.sample("scale", dist.HalfNormal(1.0))
+    numpyro.sample("obs", dist.StudentT(4.0, mean, scale), obs=y)
+
+
+def hierarchy(group: Any, y: Any) -> None:
+    mean = numpyro.sample("mean", dist.Normal(0.0, 1.0))
+    with numpyro.plate("groups", 4):
+        a = numpyro.sample("a", dist.Normal(mean, 0.5))
+    numpyro.sample("obs", dist.Poisson(jnp.exp(a[group])), obs=y)
+
+
+def outputs(X: Any, y: Any) -> None:
+    b = numpyro.sample("b", dist.Normal(0.0, 1.0).expand([3, 2]).to_event(2))
+    with numpyro.plate("outputs", 2):
+        numpyro.sample("obs", dist.Normal(X @ b, 1.0), obs=y)
+
+
+def nested_plates(X: Any, y: Any) -> None:
+    b = numpyro.sample("b", dist.Normal(0.0, 1.0).expand([3, 2]).to_event(2))
+    with numpyro.plate("outputs", 2, dim=-1), numpyro.plate("rows", N, dim=-2):
+        numpyro.sample("obs", dist.Normal(X @ b, 1.0), obs=y)
+
+
+def events(X: Any, y: Any) -> None:
+    loc = weights(2)
+    numpyro.sample("obs", dist.MultivariateNormal(loc, jnp.eye(2)), obs=y)
+
+
+def softmax(X: Any, y: Any) -> None:
+    b = numpyro.sample("b", dist.Normal(0.0, 1.0).expand([3, 3]).to_event(2))
+    numpyro.sample("obs", dist.Categorical(logits=X @ b), obs=y)
+
+
+def columns(X: Any, y: Any) -> None:
+    numpyro.sample("obs", dist.Normal(weights() @ X, 1.0), obs=y)
+
+
+def a_dict(data: Any, *, weight: Any) -> None:
+    b = weights()
+    numpyro.sample("calibration", dist.Normal(b[0], 0.5), obs=0.3)
+    with handlers.mask(mask=data["mask"]), handlers.scale(scale=weight):
+        numpyro.sample("obs", dist.Normal(data["x"] @ b, 1.0), obs=data["y"])
+
+
+def factors(X: Any, y: Any) -> None:
+    numpyro.factor("obs", dist.Normal(X @ weights(), 1.0).log_prob(y))
+
+
+def zero_inflated(X: Any, y: Any) -> None:
+    rate = jnp.exp(X @ weights())
+    gate = numpyro.sample("gate", dist.Beta(1.0, 1.0))
+    with numpyro.plate("data", y.shape[0]):
+        numpyro.sample("obs", dist.ZeroInflatedPoisson(gate, rate), obs=y)
+
+
+def ordinal(X: Any, y: Any) -> None:
+    prior = dist.TransformedDistribution(
+        dist.Normal(0.0, 1.0).expand([2]), dist.transforms.OrderedTransform()
+    )
+    cuts = numpyro.sample("cuts", prior)
+    numpyro.sample("obs", dist.OrderedLogistic(X @ weights(), cuts), obs=y)
+
+
+def mixture(X: Any, y: Any) -> None:
+    share = numpyro.sample("share", dist.Dirichlet(jnp.ones(2)))
+    loc = weights(2)
+    parts = dist.Normal(loc, 1.0)
+    numpyro.sample("obs", dist.MixtureSameFamily(dist.Categorical(share), parts), obs=y)
+
+
+def network(X: Any, y: Any) -> None:
+    first = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([3, 4]).to_event(2))
+    hidden = jnp.tanh(X @ first) @ weights(4)
+    numpyro.sample("obs", dist.Normal(hidden, 0.5), obs=y)
+
+
+class Case(NamedTuple):
+    """A model, its arguments, the plate of its rows, and the sites that have rows."""
+
+    model: Callable
+    args: tuple
+    plate: str = "data"
+    kwargs: dict[str, Any] = {}
+
+
+CASES = [
+    Case(in_a_plate, (X, Y), "rows"),
+    Case(in_a_plate_of_known_size, (X, Y), "rows"),
+    Case(partly_indexed, (jnp.asarray(X), jnp.asarray(Y)), "rows"),
+    Case(in_no_plate, (X, Y)),
+    Case(hierarchy, (GROUP, COUNTS)),
+    Case(outputs, (X, PAIRS)),
+    Case(nested_plates, (X, PAIRS), "rows"),
+    Case(events, (X, PAIRS)),
+    Case(softmax, (X, LABELS)),
+    Case(columns, (X.T.copy(), Y)),
+    Case(a_dict, ({"x": X, "y": Y, "mask": Y > 0},), kwargs={"weight": np.abs(Y)}),
+    Case(factors, (X, Y)),
+    Case(zero_inflated, (X, COUNTS)),
+    Case(ordinal, (X, LABELS)),
+    Case(mixture, (X, Y)),
+    Case(network, (X, Y)),
+]
+
+
+def target_of(case: Case) -> tuple[ModelTarget, Any]:
+    layout, frozen = inspect_model("MINT", case.model, case.args, case.kwargs, 2)
+
+    def make(args: tuple, kwargs: dict[str, Any]) -> ModelTarget:
+        return ModelTarget(
+            model=case.model,
+            args=args,
+            kwargs=kwargs,
+            sizes=dict(layout.plates),
+            frozen=frozen,
+            slices=layout.slices,
+            by_row=layout.by_row,
+        )
+
+    check_rows("MINT", make, case.model, case.args, case.kwargs, layout)
+    return make(case.args, case.kwargs), layout
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.model.__name__)
+def test_rows_are_those_of_the_model_on_all_data(case: Case) -> None:
+    target, layout = target_of(case)
+    assert dict(layout.plates) == {case.plate: N}
+    shapes = zip(layout.latents, layout.shapes, strict=True)
+    z = {name: RNG.uniform(-1, 1, shape) for name, shape in shapes}
+    z = jax.tree.map(lambda x: jnp.asarray(x, float), z)
+    some = np.array([7, 0, N - 1, 7, 31])
+
+    @jax.jit
+    def compare(z: Any) -> Any:
+        whole = target.terms(z, {case.plate: jnp.arange(N)})
+        part = target.terms(z, {case.plate: jnp.asarray(some)})
+        theirs = -potential_energy(case.model, case.args, case.kwargs, z)
+        return (
+            whole.rows[case.plate],
+            whole.known,
+            part.rows[case.plate],
+            part.known,
+            theirs,
+        )
+
+    rows, known, some_rows, same, theirs = compare(z)
+    tolerance = 1e-9 if jax.config.jax_enable_x64 else 2e-4
+    np.testing.assert_allclose(known + rows.sum(), theirs, rtol=tolerance)
+    np.testing.assert_allclose(some_rows, rows[some], rtol=tolerance, atol=tolerance)
+    np.testing.assert_allclose(same, known, rtol=tolerance)
+
+
+def test_few_rows_and_keyword_data() -> None:
+    target_of(Case(in_a_plate, (X[:3], Y[:3])))
+    target_of(Case(in_a_plate, (), kwargs={"y": Y, "X": X}))
+
+
+def test_a_run_gives_what_arviz_expects() -> None:
+    mcmc = MCMC(
+        MINT(in_no_plate, batch_size=20, temperature=5.0),
+        num_warmup=5,
+        num_samples=5,
+        progress_bar=False,
+    )
+    mcmc.run(jax.random.key(0), X, y=Y)
+    assert mcmc.sampler.plates == {"data": N}
+    assert set(mcmc.get_samples()) == {"b", "scale"}  # "mean" has a value per row
+    idata = to_inference_data(mcmc, log_likelihood=True)
+    assert idata["observed_data"]["obs"].sizes == {"data": N}
+    values = idata["log_likelihood"]["obs"].sel(chain=0, draw=4).to_numpy()
+    draw = {name: x[4] for name, x in mcmc.get_samples().items()}
+    mean = X @ np.asarray(draw["b"])
+    expected = dist.StudentT(4.0, mean, draw["scale"]).log_prob(Y)
+    np.testing.assert_allclose(values, expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.slow
+def test_the_posterior_is_right() -> None:
+    """A conjugate regression, with the control variate and batches of rows."""
+    mcmc = MCMC(
+        MinibatchMH(in_a_plate, control_variate="taylor2", batch_size=20),
+        num_warmup=200,
+        num_samples=2_000,
+        num_chains=2,
+        chain_method="vectorized",
+        progress_bar=False,
+    )
+    mcmc.run(jax.random.key(1), X, Y)
+    precision = X.T @ X + np.eye(3)
+    mean, cov = np.linalg.solve(precision, X.T @ Y), np.linalg.inv(precision)
+    draws = mcmc.get_samples(group_by_chain=True)["b"]
+    ess = numpyro.diagnostics.effective_sample_size(np.asarray(draws))
+    error = (np.asarray(draws).mean((0, 1)) - mean) / np.sqrt(np.diag(cov))
+    assert (np.abs(error) < 4.5 / np.sqrt(ess)).all()
+
+
+def test_rows_on_the_host_are_read_where_they_are() -> None:
+    mcmc = MCMC(
+        MINT(in_a_plate_of_known_size, batch_size=20, temperature=5.0),
+        num_warmup=5,
+        num_samples=5,
+        progress_bar=False,
+    )
+    draws = []
+    for data in (X, HostRows(X)):
+        mcmc.run(jax.random.key(0), data, Y)
+        draws.append(mcmc.get_samples()["b"])
+    np.testing.assert_array_equal(*draws)
+
+
+# refused ------------------------------------------------------------------------------
+
+
+def closes_over_data(y: Any) -> None:
+    numpyro.sample("obs", dist.Normal(jnp.asarray(X) @ weights(), 1.0), obs=y)
+
+
+def effect_of_each_row(X: Any, y: Any) -> None:
+    effect = numpyro.sample("effect", dist.Normal(0.0, 1.0).expand([len(y)]))
+    numpyro.sample("obs", dist.Normal(effect, 1.0), obs=y)
+
+
+def empirical_prior(X: Any, y: Any) -> None:
+    mean = numpyro.sample("mean", dist.Normal(y.mean(), 1.0))
+    numpyro.sample("obs", dist.Normal(mean, 1.0), obs=y)
+
+
+def prior_of_the_size(X: Any, y: Any) -> None:
+    mean = numpyro.sample("mean", dist.Normal(0.0, len(y) ** -0.5))
+    with numpyro.plate("rows", len(y)):
+        numpyro.sample("obs", dist.Normal(mean, 1.0), obs=y)
+
+
+def standardised(X: Any, y: Any) -> None:
+    X = (X - X.mean(0)) / X.std(0)
+    numpyro.sample("obs", dist.Normal(X @ weights(), 1.0), obs=y)
+
+
+def table_of_as_many_entries(table: Any, which: Any, y: Any) -> None:
+    b = numpyro.sample("b", dist.Normal(0.0, 1.0))
+    numpyro.sample("obs", dist.Normal(b * table[which], 1.0), obs=y)
+
+
+@pytest.mark.parametrize(
+    ("model", "args", "says"),
+    [
+        (closes_over_data, (Y,), ("'obs' has 60 rows", "as arguments of the model")),
+        (effect_of_each_row, (X, Y), ("'effect' has a value for each of the 60 rows",)),
+        (empirical_prior, (X, Y), ("'mean' depends on which rows of 'X', 'y'",)),
+        (prior_of_the_size, (X, Y), ("'mean' depends on how many rows",)),
+        (standardised, (X, Y), ("'obs' depends on which rows", "before the model")),
+        (
+            table_of_as_many_entries,
+            (Y, np.arange(N)[::-1].copy(), Y),
+            ("'table', 'which', 'y'", "by chance"),
+        ),
+    ],
+    ids=lambda x: getattr(x, "__name__", ""),
+)
+def test_what_is_no_function_of_rows_is_refused(
+    model: Callable, args: tuple, says: tuple[str, ...]
+) -> None:
+    with pytest.raises(ValueError) as caught:
+        target_of(Case(model, args))
+    message = str(caught.value)
+    assert [words for words in says if words not in message] == [], message
