@@ -115,8 +115,8 @@ def test_without_progress_the_setup_shows_none(
     prepared = KERNEL.init
 
     def init(*args: Any, **kwargs: Any) -> Any:
-        with progress.stages("a kernel", 2) as tell:
-            tell("a stage")
+        with progress.stages("a kernel", 2):
+            progress.stage("a stage")
         return prepared(*args, **kwargs)
 
     monkeypatch.setattr(KERNEL, "init", init)
@@ -134,8 +134,8 @@ def test_a_bar_leaves_it_to_tqdm_whether_the_environment_wants_one(
     monkeypatch.setattr(
         progress, "tqdm", lambda **k: given.update(k) or real(**{**k, "disable": True})
     )
-    with progress.shown(yes), progress.stages("a kernel", 2) as tell:
-        tell("a stage")
+    with progress.shown(yes), progress.stages("a kernel", 2):
+        progress.stage("a stage")
     assert given.get("disable") is (None if yes else True)  # False overrules it
 
 
