@@ -6,7 +6,9 @@ VENV ?= .venv
 # processes that share the tests
 WORKERS ?= 2
 # which tests run: an expression of marks, as for `pytest -m`; empty for all
-SELECT ?=
+SELECT ?= not slow
+# which tests run on other versions: statistics are checked once, on the main interpreter
+SELECT_OTHER ?= not slow and not statistical
 # which of them run once more with double precision
 SELECT_X64 ?= x64 and not slow
 # constraints file for pip; empty for the newest versions
@@ -27,12 +29,13 @@ PYTEST = $(BIN)/python -m pytest -n $(WORKERS)
 FAST_COMPILER ?= --xla_backend_optimization_level=1 \
     --xla_cpu_parallel_codegen_split_count=1
 
-.PHONY: help demo test test-single test-double lint format types doctest wheel \
+.PHONY: help demo test verify test-single test-double lint format types doctest wheel \
 	examples docs lowest test-other clean
 
 help:
 	@echo 'make demo        set up .venv and run the demo, examples/covertype.py'
-	@echo 'make test        set up .venv and run the tests, in float32 and in float64'
+	@echo 'make test        set up .venv and run the quick tests, in float32 and float64'
+	@echo 'make verify      run the long tests, most of them statistical checks'
 	@echo 'make lint        check format and style; `make format` repairs them'
 	@echo 'make types       check the type hints'
 	@echo 'make doctest     run the examples in the docstrings and in the documentation'
@@ -40,8 +43,8 @@ help:
 	@echo 'make examples    run every example at its small size'
 	@echo 'make docs        build the documentation, which runs every example at its'
 	@echo '                 small size; a warning is an error'
-	@echo 'make lowest      run the quick tests on the lowest supported versions'
-	@echo 'make test-other  run the quick tests on every other supported Python found'
+	@echo 'make lowest      run tests of interfaces on the lowest supported versions'
+	@echo 'make test-other  run tests of interfaces on every other supported Python found'
 	@echo 'make clean       delete environments and everything else that was built'
 
 # One environment, and a stamp in it for each extra that was installed. A stamp is
@@ -64,6 +67,9 @@ demo: $(VENV)/.has-examples
 	$(BIN)/python examples/covertype.py
 
 test: test-single test-double
+
+verify:
+	$(MAKE) --no-print-directory test-single SELECT=slow
 
 test-single: $(VENV)/.has-test
 	XLA_FLAGS="$(FAST_COMPILER) $$XLA_FLAGS" $(PYTEST) -m '$(SELECT)'
@@ -111,7 +117,7 @@ lowest:
 	@if python=$$(tools/find-python 3.11); then \
 	    $(MAKE) --no-print-directory test-single PYTHON="$$python" \
 	        VENV=$(VENV)-lowest CONSTRAINTS=tests/constraints-lowest.txt \
-	        SELECT='not slow'; \
+	        SELECT='$(SELECT_OTHER)'; \
 	else \
 	    echo 'Skipped: the lowest versions are tested on Python 3.11; none was found.'; \
 	fi
@@ -127,7 +133,7 @@ test-other: $(VENV)/.created
 	    fi; \
 	    echo "== Python $$version: $$python"; \
 	    if $(MAKE) --no-print-directory test-single PYTHON="$$python" \
-	        VENV=$(VENV)-$$version SELECT='not slow'; \
+	        VENV=$(VENV)-$$version SELECT='$(SELECT_OTHER)'; \
 	    then passed="$$passed $$version"; else failed="$$failed $$version"; fi; \
 	done; \
 	echo "Python $$this is the one of \`make test\`." \

@@ -1,7 +1,7 @@
 """Says in the header of a run what it ran on, and frees compiled programs; sets
 nothing, so that a test file behaves the same on its own.
 
-The marks ``slow`` and ``x64`` are explained in ``pyproject.toml``.
+The marks ``slow``, ``x64`` and ``statistical`` are explained in ``pyproject.toml``.
 """
 
 from __future__ import annotations
@@ -24,6 +24,35 @@ def pytest_report_header() -> str:
         [*(f"{name} {version(name)}" for name in packages)]
         + [f"JAX_ENABLE_X64 {'on' if double else 'off'}"]
     )
+
+
+# Files that check distributions and not interfaces: other versions of Python and of the
+# dependencies change interfaces, and these files take most of the time.
+STATISTICAL = {
+    "test_amagold",
+    "test_control_variate",
+    "test_cyclical",
+    "test_cyclical_benchmarks",
+    "test_dynamics",
+    "test_equi_energy",
+    "test_equi_energy_benchmark",
+    "test_exactness",
+    "test_long_runs_benchmark",
+    "test_paper_figures",
+    "test_proposal",
+    "test_replica_exchange",
+    "test_replica_exchange_benchmarks",
+    "test_rivals",
+    "test_stochastic_gradient_benchmarks",
+    "test_tails",
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of these files."""
+    for item in items:
+        if item.path.stem in STATISTICAL:
+            item.add_marker("statistical")
 
 
 _MOST_MAPS = 35_000  # Linux allows a process 65,530; a program takes several
