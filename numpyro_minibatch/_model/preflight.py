@@ -474,9 +474,12 @@ def _sites_as_written(
     except (ValueError, TypeError, AssertionError) as error:
         if find_rows((target.args, dict(target.kwargs))):
             try:
-                return _abstract_sites(target, in_memory=True)
+                found = _abstract_sites(target, in_memory=True)
             except (ValueError, TypeError, AssertionError):
                 raise error from None
+            if _own_sizes(found[0]):
+                raise  # it takes rows by indices, and yet needs all of them
+            return found
         model = _AllRows(target.model)
         try:
             _abstract_sites(
