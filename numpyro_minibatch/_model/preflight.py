@@ -474,9 +474,12 @@ def _sites_as_written(
     except (ValueError, TypeError, AssertionError) as error:
         if find_rows((target.args, dict(target.kwargs))):
             try:
-                return _abstract_sites(target, in_memory=True)
+                found = _abstract_sites(target, in_memory=True)
             except (ValueError, TypeError, AssertionError):
                 raise error from None
+            if _own_sizes(found[0]):
+                raise  # it takes rows by indices, and yet needs all of them
+            return found
         model = _AllRows(target.model)
         try:
             _abstract_sites(
@@ -1061,6 +1064,8 @@ def find_slices(
     places = []
     for number, leaf in enumerate(leaves):
         shape = np.shape(leaf) if hasattr(leaf, "shape") else ()
+        if isinstance(leaf, HostRows):
+            shape = shape[:1]  # others are not read a few at a time
         for plate, size in plates.items():
             if size > 1 and size in shape:
                 places.append((number, plate, shape.index(size)))
