@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.flatten_util import ravel_pytree
+from jax.typing import ArrayLike
 
 from numpyro_minibatch.control_variate._taylor import Form
 from numpyro_minibatch.estimate import Weights
@@ -41,6 +42,9 @@ class ExactRows(NamedTuple):
     :param leader: for each row of the plate, which of ``rows`` leads it, ``(N,)``;
         ``None`` where all stand for themselves alone.
     :param share: the multiple, ``(N,)``; ``None`` as well.
+    :param surplus: multiples of their residuals that belong to the surrogate although
+        batches estimate the residuals of all rows, ``(S,)``: they are subtracted
+        exactly. ``None`` where there are none.
     """
 
     rows: Array
@@ -49,6 +53,7 @@ class ExactRows(NamedTuple):
     others: Array
     leader: Array | None = None
     share: Array | None = None
+    surplus: Array | None = None
 
     @classmethod
     def alone(cls, rows: np.ndarray, size: int) -> ExactRows:
@@ -60,10 +65,33 @@ class ExactRows(NamedTuple):
             jnp.asarray(~np.isin(np.arange(size), rows)),
         )
 
+    @classmethod
+    def representing(cls, rows: ArrayLike, weights: ArrayLike, size: int) -> ExactRows:
+        """These rows of a plate of ``size`` rows, weighted to represent all of them.
+
+        :param rows: which, ``(S,)``.
+        :param weights: multiples of their residuals whose sum is close to that of the
+            residuals of all rows, ``(S,)``.
+        :param size: rows of the plate.
+        """
+        return cls(
+            jnp.asarray(rows, jnp.int32),
+            jnp.asarray(weights),
+            jnp.zeros(np.shape(rows)),
+            jnp.ones(size, bool),
+            surplus=jnp.asarray(weights),
+        )
+
     @property
     def every(self) -> bool:
-        """Whether these are all rows of the plate."""
-        return self.rows.shape[-1] == self.others.shape[-1]
+        """Whether these are all rows of the plate, each as it is."""
+        whole = self.rows.shape[-1] == self.others.shape[-1]
+        return whole and self.surplus is None
+
+    @property
+    def in_residuals(self) -> bool:
+        """Whether the residuals of these rows are part of what is left."""
+        return self.share is not None or self.surplus is not None
 
     def values(self, rows: Array) -> Array:
         """What their log likelihoods add to the surrogate; zero at the centre.
@@ -128,9 +156,9 @@ class Expansion(NamedTuple):
 
     @property
     def num_leading(self) -> int:
-        """How many of them there are in plates where they lead others."""
+        """How many of them a decision on the residuals alone evaluates."""
         kept = self.exact.values()
-        return sum(len(each.rows) for each in kept if each.share is not None)
+        return sum(len(each.rows) for each in kept if each.in_residuals)
 
     @property
     def has_every_row(self) -> bool:
@@ -236,12 +264,17 @@ def expand(
 
         residual = residuals(terms.rows, indices)
         polynomial = expansion.polynomial(displacement, order)
-        exact, of_exact = [], {}
+        exact, of_exact, surplus = [], {}, []
         if expansion.exact:
             read = target.terms(z, expansion.exact_rows)
             exact = expansion.exact_values(read.rows)
-            if any(kept.share is not None for kept in expansion.exact.values()):
+            if any(kept.in_residuals for kept in expansion.exact.values()):
                 of_exact = residuals(read.rows, expansion.exact_rows)
+            surplus = [
+                -kept.surplus * of_exact[name]
+                for name, kept in expansion.exact.items()
+                if kept.surplus is not None
+            ]
             residual = {
                 name: jnp.zeros_like(rows)
                 if (kept := expansion.exact[name]).every
@@ -251,12 +284,12 @@ def expand(
         residual = {name: residual[name] for name in asked}
         # the value apart, so that it cancels exactly in a difference
         if beyond:
-            likelihood = [expansion.value]
+            likelihood = [expansion.value, *surplus]
             if order == 1:
                 likelihood.append(polynomial - expansion.polynomial(displacement))
             return Terms(prior=(), rows=residual, likelihood=likelihood)
         # not summed yet: differences of rows come first
-        whole = [terms.likelihood, polynomial, expansion.value, exact]
+        whole = [terms.likelihood, polynomial, expansion.value, exact, surplus]
         return terms._replace(rows=residual, likelihood=whole)
 
     return evaluate

@@ -23,7 +23,13 @@ from numpyro_minibatch.proposal import (
     log_metropolis_ratio,
 )
 
-__all__ = ["SurrogatePosterior", "refined", "rounding_error", "surrogate_posterior"]
+__all__ = [
+    "SurrogatePosterior",
+    "log_surrogate_at",
+    "refined",
+    "rounding_error",
+    "surrogate_posterior",
+]
 
 _CHAINS = 4  # of NUTS on the surrogate
 _POOL = 2000  # draws of the surrogate that all this is chosen from
@@ -178,6 +184,19 @@ def _log_density(
         problem.unravel,
     )
     return fn(flat)
+
+
+def log_surrogate_at(
+    problem: Problem, expansion: Expansion, draws: np.ndarray
+) -> np.ndarray:
+    """The log density of the surrogate at some positions.
+
+    :param problem: the target and its coordinates.
+    :param expansion: the surrogate's.
+    :param draws: positions, ``(K, D)``.
+    """
+    at = partial(_log_density, problem, problem.arrays, expansion)
+    return np.asarray(jax.jit(jax.vmap(at))(jnp.asarray(draws, problem.dtype)), float)
 
 
 def rounding_error(problem: Problem, expansion: Expansion, draws: np.ndarray) -> float:

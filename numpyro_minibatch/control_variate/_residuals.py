@@ -74,6 +74,7 @@ class ResidualScan:
         none = np.zeros(0, int)
         self.exact = {n: ExactRows.alone(none, N) for n, N in problem.plates.items()}
         self.leaders: dict[str, np.ndarray] = {}
+        self.surplus: dict[str, tuple[np.ndarray, np.ndarray]] = {}
 
     def keeping(self, exact: Mapping[str, ExactRows]) -> ResidualScan:
         """The same passes over what these rows leave of the residuals."""
@@ -81,12 +82,20 @@ class ResidualScan:
         scan.exact = {
             # of these, what is no part of a pass is left out
             name: exact.get(name, none)._replace(
-                rows=none.rows, weights=none.weights, at_center=none.at_center
+                rows=none.rows,
+                weights=none.weights,
+                at_center=none.at_center,
+                surplus=None,
             )
             for name, none in self.exact.items()
         }
         leads = {n: kept for n, kept in exact.items() if kept.share is not None}
         scan.leaders = {n: np.asarray(kept.rows) for n, kept in leads.items()}
+        scan.surplus = {
+            n: (np.asarray(kept.rows), np.asarray(kept.surplus, np.float64))
+            for n, kept in exact.items()
+            if kept.surplus is not None
+        }
         return scan
 
     def _at(self, draws: np.ndarray) -> tuple[Expansion, Any, Array]:
@@ -285,6 +294,8 @@ class ResidualScan:
                 sums += whole
                 mean = (whole[1::2] - whole[::2]) / size
                 variances[name] = np.asarray(square, np.float64) / size - mean**2
+        for name, (rows, weights) in self.surplus.items():
+            sums -= np.asarray(self._of_rows(draws, name, rows), np.float64) @ weights
         return sums, variances
 
     @cached_property

@@ -33,6 +33,13 @@ from numpyro_minibatch.control_variate._problem import (
     Refused,
     double,
 )
+from numpyro_minibatch.control_variate._tails import (
+    MAX_INEFFICIENCY,
+    Tails,
+    may_represent,
+    measure_tails,
+    with_representatives,
+)
 from numpyro_minibatch.control_variate._taylor import Form
 
 __all__ = ["Plan", "Prepared", "Surrogate", "prepare"]
@@ -127,14 +134,22 @@ def _prepared(problem: Problem, chosen: Chosen, needs: Needs) -> Prepared:
     center = find_center(problem, _in_coordinates(problem, positions), taylor)
     posterior = surrogate_posterior(problem, center.expansion, positions[0])
     pilot = run_pilot(problem, chosen, needs, posterior)
+    tails = None
     if needs.follows:
         expanded = posterior
-        posterior = with_exact_rows(problem, taylor, pilot, expanded)
+        if may_represent(problem, taylor, pilot):
+            tails = measure_tails(problem, pilot, posterior)
+            if tails.inefficiency > MAX_INEFFICIENCY:
+                posterior, tails = with_representatives(
+                    problem, pilot, posterior, tails
+                )
+        if posterior is expanded:
+            posterior = with_exact_rows(problem, taylor, pilot, expanded)
         if posterior.expansion.has_every_row:
             pilot = pilot.without_residuals()
         elif posterior is not expanded:
             pilot = run_pilot(problem, chosen, needs, posterior, pilot)
-    return _outcome(problem, center, posterior, pilot)
+    return _outcome(problem, center, posterior, pilot, tails)
 
 
 def _positions(problem: Problem) -> np.ndarray:
@@ -154,8 +169,25 @@ def _in_coordinates(problem: Problem, positions: np.ndarray) -> np.ndarray:
         return np.asarray(of(jnp.asarray(positions, jnp.float64)))
 
 
+def _element(problem: Problem, which: int) -> str:
+    """The name of an element of a flat position, such as ``b[2]``."""
+    named = jax.tree_util.tree_leaves_with_path(problem.example)
+    for path, leaf in named:
+        size = np.size(leaf)
+        if which < size:
+            name = jax.tree_util.keystr(path, simple=True, separator=".")
+            index = np.unravel_index(which, np.shape(leaf))
+            return f"{name}[{', '.join(map(str, index))}]" if index else name
+        which -= size
+    raise AssertionError("an element of another position")
+
+
 def _outcome(
-    problem: Problem, center: Center, posterior: SurrogatePosterior, pilot: Pilot
+    problem: Problem,
+    center: Center,
+    posterior: SurrogatePosterior,
+    pilot: Pilot,
+    tails: Tails | None,
 ) -> Prepared:
     """What chains keep of a set-up, and what it reports."""
     dtype, coordinates = problem.dtype, problem.coordinates
@@ -178,6 +210,9 @@ def _outcome(
         "other_mode": center.other_mode,
         "exact_rows": posterior.expansion.num_exact,
     }
+    if tails is not None and not posterior.expansion.has_every_row:
+        report["tail_inefficiency"] = tails.inefficiency
+        report["tail_parameter"] = _element(problem, tails.parameter)
     starts = jnp.asarray(posterior.draws[:_STARTING], dtype)
     return Prepared(
         Plan(coordinates, pilot.form, pilot.scheme, posterior.num_steps, near),

@@ -1,0 +1,352 @@
+"""Tails: whether the surrogate has those of the target, and rows that give it them.
+
+Moves follow the surrogate and are corrected for the target, so that the weight
+``w = target / surrogate`` says how long a chain stays at a position: about ``w`` steps
+where ``w > 1``. A chain of independent draws of the surrogate is uniformly ergodic if
+and only if ``w`` is bounded [1]_. In a skewed posterior the log of the weight is a
+cubic, which draws of the surrogate hardly show: excursions into the heavier tail are
+rare, and last. So the tails are measured where the target has them and the surrogate
+does not, and where they are too heavy the surrogate gets representative rows: a few
+rows of the data, with weights, whose residuals sum to about those of all rows.
+
+References:
+    1. Mengersen, K. L. and Tweedie, R. L. (1996). *Rates of convergence of the Hastings
+       and Metropolis algorithms.* Annals of Statistics 24(1), 101-121.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy.interpolate import CubicSpline
+from scipy.linalg import cho_factor, cho_solve, eigh
+
+from numpyro_minibatch._internal.progress import stage
+from numpyro_minibatch.batch import FullBatch, Weighted
+from numpyro_minibatch.control_variate._exact_rows import without
+from numpyro_minibatch.control_variate._expand import ExactRows
+from numpyro_minibatch.control_variate._pilot import FLOAT_ERROR, IN_DOUBLE, Pilot
+from numpyro_minibatch.control_variate._posterior import (
+    SurrogatePosterior,
+    log_surrogate_at,
+    refined,
+    rounding_error,
+)
+from numpyro_minibatch.control_variate._problem import Problem, double
+from numpyro_minibatch.control_variate._residuals import Rows
+from numpyro_minibatch.control_variate._taylor import Taylor
+
+__all__ = [
+    "MAX_INEFFICIENCY",
+    "Tails",
+    "may_represent",
+    "measure_tails",
+    "nonnegative_fit",
+    "squares_inefficiency",
+    "with_representatives",
+]
+
+MAX_INEFFICIENCY = 1.5  # of squares, above which tails need representative rows
+_KNOTS = np.array([-4.5, -3.0, -1.5, 0.0, 1.5, 3.0, 4.5])  # standard deviations
+_GRID = np.linspace(-4.5, 4.5, 151)
+_MOST_VALUES = 2**22  # residuals that are computed at the knots
+_FEWEST_ROWS, _MOST_ROWS = 512, 2048  # of those that stand in for all
+_WIDTHS = (1.0, 1.5, 2.0)  # of the draws that representatives are fitted to
+_FITTING = 768  # how many such draws
+_JUDGING = 64  # draws of the surrogate that judge them
+_WORTH = 0.9  # of the residual that they may leave
+_TOLERANCE = 0.02  # weighted root mean square of what they leave of the log weight
+_MOST_REPRESENTATIVES = 512
+_CURVED = 0.999  # of the curvature that they may take
+
+
+class Tails(NamedTuple):
+    """The weight of the target in the tails of the surrogate, parameter by parameter.
+
+    The tail of a parameter is explored along the line on which the surrogate's other
+    parameters have their conditional means. There the chain is one of independent draws
+    in one dimension, whose autocorrelation times are known.
+
+    :param inefficiency: the largest integrated autocorrelation time of the squares,
+        which is 1 for independent draws of the target.
+    :param parameter: which element of the flat position has it.
+    :param log_surrogate: the surrogate along the lines, ``(D, 7)``.
+    :param rows: rows that stand in for all.
+    :param multiples: the inverse of the probability with which each was chosen.
+    :param residuals: theirs along the lines, ``(D, 7, m)``.
+    """
+
+    inefficiency: float
+    parameter: int
+    log_surrogate: np.ndarray
+    rows: Rows
+    multiples: np.ndarray
+    residuals: np.ndarray
+
+
+def may_represent(problem: Problem, taylor: Taylor, pilot: Pilot) -> bool:
+    """Whether representative rows may become part of the surrogate.
+
+    :param problem: the target and its coordinates.
+    :param taylor: the control variate.
+    :param pilot: how rows are drawn.
+    """
+    if problem.on_host or taylor.order < 2 or taylor.exact_rows is not None:
+        return False
+    return isinstance(pilot.scheme, FullBatch | Weighted)
+
+
+def measure_tails(
+    problem: Problem, pilot: Pilot, posterior: SurrogatePosterior
+) -> Tails:
+    """Measure the tails; deterministic but for which rows stand in for all.
+
+    :param problem: the target and its coordinates.
+    :param pilot: the scores of all rows.
+    :param posterior: that of the surrogate.
+    """
+    stage("tails")
+    covariance = posterior.root.T @ posterior.root
+    along = covariance / np.sqrt(np.diag(covariance))[:, None]  # a line in each row
+    points = posterior.location + _KNOTS[:, None] * along[:, None]
+    flat = points.reshape(-1, points.shape[-1])
+    few = np.clip(_MOST_VALUES // len(flat), _FEWEST_ROWS, _MOST_ROWS)
+    rows, multiples = _standing_in(problem, pilot, int(few))
+    residuals = pilot.scan.of_rows(flat, rows).reshape(*points.shape[:2], -1)
+    expansion = posterior.expansion.cast(problem.dtype)
+    log_surrogate = log_surrogate_at(problem, expansion, flat).reshape(points.shape[:2])
+    known = problem.likelihood_weight * (residuals @ multiples)
+    inefficiency, parameter = _worst(log_surrogate, known)
+    return Tails(inefficiency, parameter, log_surrogate, rows, multiples, residuals)
+
+
+def _standing_in(problem: Problem, pilot: Pilot, few: int) -> tuple[Rows, np.ndarray]:
+    """Rows in proportion to their scores, systematically, and inverse probabilities."""
+    sizes = problem.plates
+    plate = np.repeat(np.arange(len(sizes)), list(sizes.values()))
+    row = np.concatenate([np.arange(size) for size in sizes.values()])
+    if len(row) <= few:
+        return Rows(plate, row), np.ones(len(row))
+    scores = np.concatenate([pilot.scores[name] for name in sizes]).astype(float)
+    chance = few * (0.2 / len(row) + 0.8 * scores / max(scores.sum(), 1e-300))
+    while (chance > 1).any():  # none twice; what they leave is for the others
+        sure = chance >= 1
+        chance[~sure] *= (few - sure.sum()) / chance[~sure].sum()
+        chance[sure] = 1.0
+    by_score = np.argsort(scores, kind="stable")
+    ends = np.cumsum(chance[by_score])
+    places = np.searchsorted(ends, np.arange(few) + 0.5)
+    chosen = np.sort(by_score[np.minimum(places, len(row) - 1)])
+    return Rows(plate[chosen], row[chosen]), 1.0 / chance[chosen]
+
+
+def _worst(log_surrogate: np.ndarray, log_weights: np.ndarray) -> tuple[float, int]:
+    """The largest autocorrelation time of squares along all lines, and whose it is."""
+    found = [
+        squares_inefficiency(*both)
+        for both in zip(log_surrogate, log_weights, strict=True)
+    ]
+    worst = int(np.argmax(found))
+    return float(found[worst]), worst
+
+
+def squares_inefficiency(log_surrogate: np.ndarray, log_weight: np.ndarray) -> float:
+    """The autocorrelation time of squares in an independence sampler on a line.
+
+    :param log_surrogate: the log density that proposals are drawn from at 0, 1.5, 3 and
+        4.5 standard deviations to both sides, ``(7,)``.
+    :param log_weight: the log of the target's ratio to it there, ``(7,)``.
+    """
+
+    def on_grid(values: np.ndarray) -> np.ndarray:
+        known = np.isfinite(values)
+        if known.sum() < 4:
+            return np.full(len(_GRID), -np.inf)
+        fine = CubicSpline(_KNOTS[known], values[known])(_GRID)
+        inside = (_GRID >= _KNOTS[known][0]) & (_GRID <= _KNOTS[known][-1])
+        return np.where(inside, fine, -np.inf)
+
+    logs = on_grid(log_surrogate)
+    proposed = np.exp(logs - logs.max())
+    proposed /= proposed.sum()
+    weight = on_grid(log_weight)
+    target = proposed * np.exp(weight - weight[proposed > 0].max())
+    target /= target.sum()
+    # a chain on the grid: its transitions, and the sum of its autocorrelations
+    possible = (proposed > 0) & (target > 0)
+    proposed, target, grid = proposed[possible], target[possible], _GRID[possible]
+    proposed /= proposed.sum()
+    weight = target / proposed
+    step = proposed * np.minimum(1.0, weight / weight[:, None])
+    step[np.diag_indices(len(grid))] += 1.0 - step.sum(1)
+    centred = grid - target @ grid
+    square = centred**2 - target @ centred**2
+    try:
+        solved = np.linalg.solve(np.eye(len(grid)) - step + target, square)
+    except np.linalg.LinAlgError:  # it never leaves a position
+        return np.inf
+    variance = target @ square**2
+    return float(2 * (target @ (square * solved)) / variance - 1)
+
+
+def with_representatives(
+    problem: Problem, pilot: Pilot, posterior: SurrogatePosterior, tails: Tails
+) -> tuple[SurrogatePosterior, Tails]:
+    """The posterior of a surrogate with representative rows, and its tails.
+
+    The rows are found among those that stand in for all by non-negative least squares:
+    their weighted residuals are fitted to the sum of all at draws of several widths and
+    along the lines of the tails.
+
+    :param problem: the target and its coordinates.
+    :param pilot: what was measured without them.
+    :param posterior: that of the surrogate without them.
+    :param tails: of that surrogate.
+    :return: the same ones where representative rows do not improve them.
+    """
+    same = posterior, tails
+    stage("representative rows")
+    rng = np.random.default_rng(50)
+    width = np.resize(_WIDTHS, _FITTING)
+    normal = width[:, None] * rng.normal(size=(_FITTING, len(posterior.location)))
+    wide = posterior.location + normal @ posterior.root
+    on_lines = tails.residuals.reshape(-1, tails.residuals.shape[-1])
+    at_draws = pilot.scan.of_rows(wide, tails.rows)
+    residuals = np.concatenate([at_draws, on_lines])
+    of_knots = np.maximum(1.0, np.abs(_KNOTS) / 2)
+    far = np.concatenate([width, np.tile(of_knots, len(tails.residuals))])
+    sums = residuals @ tails.multiples
+    usable = np.isfinite(residuals).all(1)
+    weight = problem.likelihood_weight
+    importance = 1 / (far * np.sqrt(1 + weight * np.abs(sums)))
+    fitted = nonnegative_fit(
+        (importance[:, None] * residuals)[usable],
+        (importance * sums)[usable],
+        _TOLERANCE / float(weight),
+        _MOST_REPRESENTATIVES,
+    )
+    chosen = fitted > 0
+    if not chosen.any():
+        return same
+    exact = _representing(problem, tails.rows.take(chosen), fitted[chosen])
+    exact, scale = _scaled(problem, posterior, exact)
+    explained = weight * (tails.residuals @ (scale * fitted))
+    log_surrogate = tails.log_surrogate + explained
+    left = weight * (tails.residuals @ tails.multiples) - explained
+    inefficiency, parameter = _worst(log_surrogate, left)
+    if not inefficiency < tails.inefficiency:
+        return same
+    expansion = without(problem, posterior.expansion, exact)
+    judging = posterior.draws[-_JUDGING:]
+    before, _ = pilot.scan.sums(judging)
+    after, _ = pilot.scan.keeping(exact).sums(judging)
+    if not after.std() <= _WORTH * before.std():
+        return same
+    if rounding_error(problem, expansion, judging[:IN_DOUBLE]) > FLOAT_ERROR:
+        return same
+    changed = refined(problem, posterior, expansion)
+    if changed is None:
+        return same
+    return changed, tails._replace(
+        inefficiency=inefficiency, parameter=parameter, log_surrogate=log_surrogate
+    )
+
+
+def _representing(
+    problem: Problem, rows: Rows, weights: np.ndarray
+) -> dict[str, ExactRows]:
+    """These rows with their weights, by plate."""
+    exact = {}
+    for k, (name, size) in enumerate(problem.plates.items()):
+        mine = np.flatnonzero(rows.plate == k)
+        if len(mine):
+            exact[name] = ExactRows.representing(rows.row[mine], weights[mine], size)
+        else:
+            exact[name] = ExactRows.alone(np.zeros(0, int), size)
+    return exact
+
+
+def _scaled(
+    problem: Problem, posterior: SurrogatePosterior, exact: dict[str, ExactRows]
+) -> tuple[dict[str, ExactRows], float]:
+    """The same with weights so small that the polynomials that are left have a maximum.
+
+    Where representative rows are flat the surrogate is the prior times what is left of
+    the polynomials, which needs a maximum for the surrogate to be proper.
+    """
+    expansion = posterior.expansion
+    taken = np.asarray(expansion.hessian - without(problem, expansion, exact).hessian)
+    curvature = -np.asarray(expansion.hessian)
+    if problem.in_own_coordinates:  # the prior has these coordinates, too
+        with double():
+            known = jax.hessian(partial(problem.known, problem.arrays))
+            at = jnp.asarray(expansion.center, jnp.float64)
+            prior = np.asarray(jax.jit(known)(at))
+        curvature = curvature - prior / problem.likelihood_weight
+    try:
+        highest = eigh(-taken, curvature, eigvals_only=True)[-1]
+    except (np.linalg.LinAlgError, ValueError):
+        highest = 1.0
+    scale = float(min(1.0, _CURVED / highest)) if highest > 0 else 1.0
+    if scale == 1.0:
+        return exact, scale
+
+    def scaled(kept: ExactRows) -> ExactRows:
+        if kept.surplus is None:
+            return kept
+        weights = scale * kept.weights
+        return kept._replace(weights=weights, surplus=weights)
+
+    return {name: scaled(kept) for name, kept in exact.items()}, scale
+
+
+def nonnegative_fit(
+    columns: np.ndarray, sums: np.ndarray, tolerance: float, most: int
+) -> np.ndarray:
+    """Non-negative least squares with few columns: Lawson and Hanson's, stopped early.
+
+    :param columns: shape ``(K, m)``.
+    :param sums: what multiples of the columns should sum to, ``(K,)``.
+    :param tolerance: root mean square of what is left at which to stop.
+    :param most: how many columns may have a multiple.
+    :return: the multiples, ``(m,)``, nearly all of them zero.
+    """
+    norms = np.linalg.norm(columns, axis=0)
+    norms = np.where(norms > 0, norms, 1.0)
+    unit = columns / norms
+    gram, target = unit.T @ unit, unit.T @ sums
+    found = np.zeros(columns.shape[1])
+    active: list[int] = []
+    for _ in range(3 * most):
+        left = sums - unit[:, active] @ found[active]
+        gain = target - gram[:, active] @ found[active]
+        gain[active] = -np.inf
+        best = int(np.argmax(gain))
+        done = np.sqrt(np.mean(left**2)) <= tolerance or len(active) >= most
+        if done or not gain[best] > 1e-9 * np.linalg.norm(sums):
+            break
+        active.append(best)
+        while active:
+            inner = gram[np.ix_(active, active)] + 1e-10 * np.eye(len(active))
+            solved = cho_solve(cho_factor(inner), target[active])
+            if solved.min() > 0:
+                found[:] = 0
+                found[active] = solved
+                break
+            # as far towards it as all stay positive
+            old = found[active]
+            falling = solved <= 0
+            with np.errstate(divide="ignore", invalid="ignore"):
+                step = np.where(falling, old / (old - solved), np.inf).min()
+            new = old + step * (solved - old)
+            found[active] = new
+            stay = [k for k, value in zip(active, new, strict=True) if value > 1e-12]
+            if best not in stay and len(stay) == len(active) - 1:
+                gain[best] = -np.inf
+            found[[k for k in active if k not in stay]] = 0
+            active = stay
+    return found / norms
