@@ -1,0 +1,184 @@
+"""Tails of the surrogate: what is measured of them, and rows that make them right."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from jax import random
+from numpyro.infer import MCMC
+from scipy.optimize import nnls
+
+from numpyro_minibatch import MinibatchMH
+from numpyro_minibatch.control_variate import _setup, _tails
+from numpyro_minibatch.control_variate._tails import (
+    nonnegative_fit,
+    squares_inefficiency,
+)
+
+slow = pytest.mark.slow
+
+KNOTS = _tails._KNOTS
+N, ONES = 2003, 5
+_rng = np.random.default_rng(11)
+X = np.column_stack([np.ones(N), _rng.normal(size=N)]).astype(np.float32)
+Y = np.zeros(N, np.float32)
+Y[_rng.choice(N, ONES, replace=False)] = 1.0
+
+
+def model(x: Any, y: Any) -> None:
+    b = numpyro.sample("b", dist.Normal(0, 5).expand([2]).to_event(1))
+    with numpyro.plate("data", N) as i:
+        numpyro.sample("obs", dist.Bernoulli(logits=x[i] @ b), obs=y[i])
+
+
+# a chain on a line ------------------------------------------------------------------
+
+
+def test_independent_draws_of_the_target_have_inefficiency_one() -> None:
+    assert squares_inefficiency(-0.5 * KNOTS**2, 0 * KNOTS) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("skewness", [0.1, 0.2])
+def test_the_inefficiency_is_that_of_an_independence_sampler(skewness: float) -> None:
+    log_weight = skewness * KNOTS**3 / 6
+    found = squares_inefficiency(-0.5 * KNOTS**2, log_weight)
+    rng = np.random.default_rng(3)
+    grid = np.linspace(-4.5, 4.5, 151)
+    weight = np.exp(skewness * grid**3 / 6)
+    proposed = np.exp(-0.5 * grid**2)
+    target = proposed * weight
+    chains, length = 4000, 1500
+    at = rng.choice(151, chains, p=target / target.sum())
+    mean = (target @ grid) / target.sum()
+    total = np.zeros(chains)
+    for _ in range(length):
+        new = rng.choice(151, chains, p=proposed / proposed.sum())
+        at = np.where(rng.random(chains) * weight[at] < weight[new], new, at)
+        total += (grid[at] - mean) ** 2
+    square = (grid - mean) ** 2
+    spread = target @ square**2 / target.sum() - (target @ square / target.sum()) ** 2
+    simulated = total.var() / length / spread
+    # 4000 chains know a variance to 2.2% if it is that of a normal mean; it is a little
+    # less for a chain of finite length
+    assert simulated == pytest.approx(found, rel=0.13)
+    assert found > 1.05
+
+
+def test_a_tail_that_is_never_left_is_infinitely_bad() -> None:
+    log_weight = np.where(KNOTS > 4, 200.0, 0.0)
+    assert squares_inefficiency(-0.5 * KNOTS**2, log_weight) > 100
+
+
+# rows -------------------------------------------------------------------------------
+
+
+def test_the_fit_is_that_of_non_negative_least_squares() -> None:
+    rng = np.random.default_rng(4)
+    columns = rng.normal(size=(60, 25)) + 0.5
+    sums = columns[:, :6] @ rng.random(6) + 0.3 * rng.normal(size=60)
+    right, _ = nnls(columns, sums)
+    assert (right == 0).any()
+    found = nonnegative_fit(columns, sums, 0.0, 25)
+    np.testing.assert_allclose(found, right, atol=1e-5)
+
+
+def test_the_fit_stops_where_it_suffices() -> None:
+    rng = np.random.default_rng(5)
+    columns = rng.random((100, 40))
+    sums = 3 * columns[:, 7] + 0.01 * columns.sum(1)
+    found = nonnegative_fit(columns, sums, 0.1, 40)
+    assert 1 <= (found > 0).sum() <= 4
+    assert np.sqrt(np.mean((sums - columns @ found) ** 2)) <= 0.1
+    assert (nonnegative_fit(columns, sums, 0.0, 3) > 0).sum() <= 3
+
+
+@pytest.mark.parametrize("few", [40, 300])
+def test_rows_that_stand_in_for_all(few: int) -> None:
+    rng = np.random.default_rng(6)
+    scores = {"first": rng.exponential(size=700) ** 3, "second": rng.random(50)}
+    problem: Any = SimpleNamespace(plates={"first": 700, "second": 50})
+    pilot: Any = SimpleNamespace(scores=scores)
+    rows, multiples = _tails._standing_in(problem, pilot, few)
+    both = np.concatenate([scores["first"], scores["second"]])
+    places = rows.row + 700 * rows.plate
+    assert len(set(places)) == few
+    assert (multiples >= 1).all()
+    # by score in proportion to it: sums that go with the score are nearly exact
+    assert multiples @ both[places] == pytest.approx(both.sum(), rel=0.03)
+    assert multiples.sum() == pytest.approx(750, rel=0.25)
+
+
+# a posterior with a skew --------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def posterior() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The grid of the intercept, its marginal, and means and sds of both."""
+    first, second = np.linspace(-14, -3, 221), np.linspace(-3, 3, 121)
+    x = X.astype(float)[:, 1]
+    eta = first[:, None] + second * x[:, None, None]
+    logs = np.asarray(
+        eta[Y > 0].sum(0) - jnp.logaddexp(0, eta).sum(0), float
+    ) - 0.02 * (first[:, None] ** 2 + second**2)
+    density = np.exp(logs - logs.max())
+    density /= density.sum()
+    marginals = (first, density.sum(1)), (second, density.sum(0))
+    means = np.array([g @ p for g, p in marginals])
+    sds = np.array(
+        [np.sqrt((g - m) ** 2 @ p) for (g, p), m in zip(marginals, means, strict=True)]
+    )
+    # up to the middle of each cell
+    return marginals[0][1].cumsum() - 0.5 * marginals[0][1], means, sds
+
+
+def test_without_representatives_the_tails_are_known_to_be_wrong(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_setup, "MAX_INEFFICIENCY", np.inf)
+    kernel = MinibatchMH(model, control_variate="taylor2", batch_size=16)
+    kernel.init(random.key(0), 10, None, (X, Y), {})
+    assert kernel.pilot["tail_inefficiency"] > 5
+    assert kernel.pilot["tail_parameter"] == "b[0]"
+
+
+@slow
+def test_a_run_of_a_skewed_posterior_is_right_in_its_tails(
+    posterior: tuple[np.ndarray, np.ndarray, np.ndarray],
+) -> None:
+    """From the default start: means, standard deviations and tail probabilities."""
+    distribution, means, sds = posterior
+    kernel = MinibatchMH(model, control_variate="taylor2", batch_size=16)
+    mcmc = MCMC(
+        kernel,
+        num_warmup=300,
+        num_samples=1000,
+        num_chains=128,
+        chain_method="vectorized",
+        progress_bar=False,
+    )
+    mcmc.run(random.key(1), X, Y)
+    pilot = kernel.pilot
+    assert pilot["tail_inefficiency"] < 1.3
+    assert 1 <= pilot["exact_rows"] <= 32
+    draws = np.asarray(mcmc.get_samples(group_by_chain=True)["b"], float)
+    white = (draws - means) / sds
+    grid = np.linspace(-14, -3, 221)
+    for level in (0.05, 0.95):
+        quantile = np.interp(level, distribution, grid)
+        below = np.mean(draws[..., 0] < quantile, axis=1)
+        error = below.std(ddof=1) / np.sqrt(len(below))
+        assert abs(below.mean() - level) < 4.5 * error
+    for power, right in ((white, 0.0), (white**2, 1.0)):
+        by_chain = power.mean(1)
+        error = by_chain.std(0, ddof=1) / np.sqrt(len(by_chain))
+        assert (np.abs(by_chain.mean(0) - right) < 4.5 * error).all()
+        assert (error < 0.03).all()
+        # a chain of 1000 knows it as well as 200 independent draws, at least
+        independent = power.std((0, 1)) / np.sqrt(200)
+        assert (by_chain.std(0, ddof=1) < independent).all()
