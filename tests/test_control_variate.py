@@ -804,9 +804,7 @@ def coordinates_of(fn, sites=None):
     latents = [
         n for n, s in sites_.items() if s["type"] == "sample" and not s["is_observed"]
     ]
-    return choose_coordinates(
-        "test", target, target.unconstrain(sites_, latents), sites
-    )
+    return choose_coordinates(target, target.unconstrain(sites_, latents), sites)
 
 
 def test_coordinates_are_those_that_the_likelihood_depends_on():
