@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.flatten_util import ravel_pytree
 
 from numpyro_minibatch._internal.progress import stage
 from numpyro_minibatch.control_variate._expand import Expansion
@@ -28,6 +29,8 @@ __all__ = ["Center", "find_center", "not_definite"]
 
 _SUBSAMPLE = 10_000  # rows on which the search for the centre begins
 _MAX_DIM = 2_000  # above this a Hessian is too large to keep and to factorise
+_PRIOR_DRAWS = 400  # whose quartiles give the ridge its width
+_VAGUE = 1e-4  # precision of the ridge where the prior has no scale
 _STARTS = 4  # searches from different starts, to see whether there are several modes
 
 
@@ -37,10 +40,12 @@ class Center(NamedTuple):
     :param expansion: the sum of the rows' polynomials about it, in double precision.
     :param other_mode: distance to another mode that some search ended in, in
         posterior standard deviations; 0 where all ended in the same.
+    :param about: the expansion about another point, by the same compiled pass.
     """
 
     expansion: Expansion
     other_mode: float
+    about: Callable[[np.ndarray], Expansion]
 
 
 def find_center(problem: Problem, starts: np.ndarray, taylor: Taylor) -> Center:
@@ -69,7 +74,7 @@ def find_center(problem: Problem, starts: np.ndarray, taylor: Taylor) -> Center:
             smallest = np.linalg.eigvalsh(density.of_all(center)[2]).min()
             if not smallest > 0:
                 raise Refused(not_definite(smallest))
-        return density.at_center(center, 0.0)
+        return Center(density.about(center), 0.0, density.about)
     stage("mode of some rows")
     searches = _searches(density, starts)
     best = min(searches, key=lambda r: r.fun if np.isfinite(r.fun) else np.inf)
@@ -81,7 +86,8 @@ def find_center(problem: Problem, starts: np.ndarray, taylor: Taylor) -> Center:
         )
     stage("mode of all rows")
     center, hessian = _newton(density.of_all, best.x)
-    return density.at_center(center, _other_mode(problem, searches, best, hessian))
+    other_mode = _other_mode(problem, searches, best, hessian)
+    return Center(density.about(center), other_mode, density.about)
 
 
 @dataclass(frozen=True)
@@ -105,11 +111,11 @@ class _Density:
     def of(cls, problem: Problem, taylor: Taylor) -> _Density:
         """That of the posterior, or of the likelihood with a ridge."""
         own = problem.in_own_coordinates
-        ridge = taylor.ridge if taylor.ridge is not None else (0.0 if own else 1.0)
+        middle, ridge = _ridge(problem, taylor)
 
         def fn(arrays: list[Any], phi: Array) -> Array:
             known = problem.known(arrays, phi) if own else jnp.zeros((), phi.dtype)
-            return known - 0.5 * ridge * jnp.square(phi).sum()
+            return known - 0.5 * (ridge * jnp.square(phi - middle)).sum()
 
         kinds = fn, jax.grad(fn, 1), jax.hessian(fn, 1)
         few = {n: min(size, _SUBSAMPLE) for n, size in problem.plates.items()}
@@ -139,13 +145,45 @@ class _Density:
                 for r, k in pairs
             ]
 
-    def at_center(self, center: np.ndarray, other_mode: float) -> Center:
-        """The expansion of the likelihood there."""
+    def about(self, center: np.ndarray) -> Expansion:
+        """The expansion of the likelihood about a point."""
         with double():
             found = self.every(jnp.asarray(center, jnp.float64))
             value, gradient, hessian = map(np.asarray, found)
-        expansion = Expansion(center, gradient, hessian, value)  # type: ignore[arg-type]
-        return Center(expansion, other_mode)
+        return Expansion(center, gradient, hessian, value)  # type: ignore[arg-type]
+
+
+def _ridge(problem: Problem, taylor: Taylor) -> tuple[Any, Any]:
+    """Where the ridge has its maximum, and its precision.
+
+    By default those of a normal distribution with the quartiles that the prior has in
+    each coordinate: whatever the unit of an effect is, a ridge that is as wide as its
+    prior moves the centre by little more than the prior itself would.
+    """
+    if taylor.ridge is not None or problem.in_own_coordinates:
+        return 0.0, taylor.ridge or 0.0
+    try:
+        with double():
+            keys = jax.random.split(jax.random.key(21), _PRIOR_DRAWS)
+            draws = np.asarray(problem.compiled(_prior_of_phi)(keys))
+    except NotImplementedError:  # a prior that is improper says nothing of a scale
+        return 0.0, _VAGUE
+    lower, middle, upper = np.quantile(draws, [0.25, 0.5, 0.75], axis=0)
+    scale = (upper - lower) / 1.349
+    known = np.isfinite(scale) & np.isfinite(middle) & (scale > 0)
+    middle = np.where(known, middle, 0.0)
+    return middle, np.where(known, np.where(known, scale, 1.0) ** -2.0, _VAGUE)
+
+
+def _prior_of_phi(problem: Problem, arrays: list[Any], keys: Array) -> Array:
+    """Draws of the coordinates from the prior, ``(K, d)``."""
+    target = problem.target_of(arrays)
+
+    def one(key: Array) -> Array:
+        z = target.draw_prior(key)  # type: ignore[attr-defined]
+        return ravel_pytree(problem.coordinates.of(target, z))[0]
+
+    return jax.vmap(one)(keys)
 
 
 def _searches(density: _Density, starts: np.ndarray) -> list[OptimizeResult]:

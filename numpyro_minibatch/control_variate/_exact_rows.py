@@ -17,6 +17,7 @@ from numpyro_minibatch._internal.progress import stage
 from numpyro_minibatch.batch import FullBatch, Weighted
 from numpyro_minibatch.control_variate._expand import ExactRows, Expansion
 from numpyro_minibatch.control_variate._pilot import (
+    COARSE,
     FLOAT_ERROR,
     IN_DOUBLE,
     SCORING,
@@ -28,6 +29,7 @@ from numpyro_minibatch.control_variate._posterior import (
     rounding_error,
 )
 from numpyro_minibatch.control_variate._problem import (
+    Chosen,
     Needs,
     Problem,
     Refused,
@@ -36,9 +38,14 @@ from numpyro_minibatch.control_variate._problem import (
 from numpyro_minibatch.control_variate._residuals import ResidualScan, Rows
 from numpyro_minibatch.control_variate._taylor import Taylor
 
-__all__ = ["check_exact_rows", "with_exact_rows", "without"]
+__all__ = [
+    "check_exact_rows",
+    "every_row",
+    "may_be_exact",
+    "with_exact_rows",
+    "without",
+]
 
-_COARSE = 0.5  # residual above which the surrogate should have some rows exactly
 _WORTH = 0.9  # of the residual that exact rows may leave
 _FITTING = 200  # draws by which rows are found to be alike, and as many that judge
 _CANDIDATES = 2048  # rows of which some are taken that others are like
@@ -95,6 +102,27 @@ def with_exact_rows(
     return posterior
 
 
+def may_be_exact(problem: Problem, chosen: Chosen, needs: Needs) -> bool:
+    """Whether the surrogate may evaluate all rows exactly: so few are read anyway."""
+    rows, asked = sum(problem.plates.values()), chosen.taylor.exact_rows
+    if not needs.follows or problem.on_host:
+        return False
+    full = isinstance(chosen.scheme, FullBatch)
+    return full and rows <= (_EXACT[-1] if asked is None else asked)
+
+
+def every_row(problem: Problem, center: np.ndarray) -> Expansion:
+    """The expansion of no row: the surrogate is the target.
+
+    :param center: any point at which the rows are finite, ``(d,)``.
+    """
+    zeros = np.zeros((len(center),) * 2)
+    nothing = Expansion(center, zeros[0], zeros, np.zeros(()))  # type: ignore[arg-type]
+    exact = {n: ExactRows.alone(np.arange(N), N) for n, N in problem.plates.items()}
+    expansion = without(problem, nothing, exact)
+    return expansion._replace(gradient=nothing.gradient, hessian=nothing.hessian)
+
+
 def _chosen_rows(
     problem: Problem, taylor: Taylor, pilot: Pilot, posterior: SurrogatePosterior
 ) -> dict[str, ExactRows]:
@@ -136,7 +164,7 @@ def _chosen_rows(
     left = weight * (sums[:, None] - known).std(0, ddof=1)
     if not np.isfinite(left).all():
         return {}
-    enough = [count for count in counts if count and left[count - 1] <= _COARSE]
+    enough = [count for count in counts if count and left[count - 1] <= COARSE]
     found = highest.take(slice(min(enough, default=counts[-1]))).alone(sizes)
     if enough or taylor.order < 2:
         return found
@@ -162,7 +190,7 @@ def _counts(problem: Problem, taylor: Taylor, pilot: Pilot) -> list[int]:
     full = isinstance(pilot.scheme, FullBatch)
     if taylor.exact_rows is not None:
         return [min(taylor.exact_rows, number)]
-    if pilot.residual_sd <= _COARSE or problem.on_host:
+    if pilot.residual_sd <= COARSE or problem.on_host:
         return [0]
     if not (full or isinstance(pilot.scheme, Weighted)):
         return [0]  # somebody wants to see what such batches do

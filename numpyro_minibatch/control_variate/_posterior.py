@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.flatten_util import ravel_pytree
 from numpyro.infer.hmc import hmc
 
 from numpyro_minibatch._internal.progress import stage
@@ -28,6 +29,7 @@ __all__ = [
     "log_surrogate_at",
     "refined",
     "rounding_error",
+    "starting_point",
     "surrogate_posterior",
 ]
 
@@ -38,6 +40,8 @@ _NUM_STEPS = (1, 2, 4, 8, 16, 32, 64)  # steps of a trajectory that are tried
 _HELD = 0.1  # acceptance probability below which a draw holds the chain
 _STUCK = 0.001  # share of draws that may hold it
 _FEW_DRAWS = 200  # effective ones that resampling must leave of all
+_STEPS_TO_START = 100  # at most, to where NUTS starts
+_NEARLY = 0.1  # of the log density, which NUTS may still gain from there
 _JUDGING = 56  # draws that judge whether it is normal
 
 
@@ -74,7 +78,7 @@ def surrogate_posterior(
 
     :param problem: the target and its coordinates.
     :param expansion: the expansion about the centre, in double precision.
-    :param start: a flat position of finite density, where NUTS starts.
+    :param start: where NUTS starts, flat.
     :raises Refused: it is not proper, or trajectories diverge.
     """
     stage("posterior of the surrogate")
@@ -98,8 +102,13 @@ def surrogate_posterior(
         if np.std(misfit) < 0.1:
             return SurrogatePosterior(expansion, center, root, draws, True, 1.0, 0, 0.0)
         start = center
+    return _sampled(problem, expansion, start + 0.01 * normal[:_CHAINS])
 
-    starts = start + 0.01 * normal[:_CHAINS]
+
+def _sampled(
+    problem: Problem, expansion: Expansion, starts: np.ndarray
+) -> SurrogatePosterior:
+    """The posterior of a surrogate, from NUTS."""
     cast = expansion.cast(problem.dtype)
     draws, rhat = _by_nuts(problem, cast, starts)
     covariance = np.atleast_2d(np.cov(draws.T))
@@ -114,6 +123,77 @@ def surrogate_posterior(
     )
 
 
+def starting_point(
+    problem: Problem, expansion: Expansion, start: np.ndarray
+) -> np.ndarray:
+    """A position from which NUTS gets into the bulk of the surrogate's posterior.
+
+    Gauss-Newton steps towards the mode given the sites that are both sampled and
+    expanded, which stay at the centre: a centred hierarchy as a whole has no mode, for
+    its density grows without bound where all effects become equal. The first step
+    explains effects by what is linear in them, not by a huge scale of small ones.
+
+    :param problem: the target and its coordinates.
+    :param expansion: the expansion about the centre, in double precision.
+    :param start: a flat position of finite density.
+    """
+    latents = problem.coordinates.latents
+    if latents is None:
+        return np.asarray(expansion.center)
+    with double():
+        center = _phi_at(problem, expansion.center)
+        z = problem.unravel(jnp.asarray(start, jnp.float64))
+        held = {name: jnp.full(jnp.shape(x), name in latents) for name, x in z.items()}
+        z = z | {name: center[name] for name in latents}
+        flat, fixed = (np.asarray(ravel_pytree(tree)[0]) for tree in (z, held))
+        free, wide = np.flatnonzero(~fixed), expansion.cast(jnp.float64)
+
+        def at(flat: np.ndarray) -> list[np.ndarray]:
+            found = problem.compiled(_gauss_newton)(wide, jnp.asarray(flat))
+            return [np.asarray(x) for x in found]
+
+        for _ in range(_STEPS_TO_START if len(free) else 0):
+            value, slope, curvature = at(flat)
+            slope, curvature = slope[free], curvature[np.ix_(free, free)]
+            if not np.isfinite(curvature).all() or not np.isfinite(slope).all():
+                break
+            eigenvalues, vectors = np.linalg.eigh(curvature)
+            floor = 1e-8 * np.abs(eigenvalues).max() + 1e-12
+            along = (vectors.T @ slope) / np.maximum(np.abs(eigenvalues), floor)
+            step = np.zeros_like(flat)
+            step[free] = vectors @ along
+            gain, shrink = slope @ step[free], 1.0
+            while shrink > 1e-6 and gain > _NEARLY:
+                if at(flat + shrink * step)[0] >= value + 1e-4 * shrink * gain:
+                    break
+                shrink /= 2.0
+            else:
+                break
+            flat = flat + shrink * step
+    return flat
+
+
+def _phi_at(problem: Problem, phi: Any) -> Any:
+    """The coordinates of the expansion, by site."""
+    zeros = jax.tree.map(lambda x: jnp.zeros(jnp.shape(x)), problem.example)
+    target = problem.target_of(problem.arrays)
+    shapes = jax.eval_shape(lambda z: problem.coordinates.of(target, z), zeros)
+    _, unravel = ravel_pytree(jax.tree.map(lambda s: jnp.zeros(s.shape), shapes))
+    return unravel(jnp.asarray(phi))
+
+
+def _gauss_newton(
+    problem: Problem, arrays: list[Any], expansion: Expansion, flat: Array
+) -> tuple[Array, Array, Array]:
+    """The surrogate's log density, its gradient, and its curvature for straight phi."""
+    density = partial(_log_density, problem, arrays, expansion)
+    value, slope = jax.value_and_grad(density)(flat)
+    known = jax.hessian(lambda z: problem.known(arrays, z))(flat)
+    to_phi = jax.jacfwd(lambda z: ravel_pytree(problem.phi_of(arrays, z))[0])(flat)
+    rows = to_phi.T @ expansion.hessian @ to_phi
+    return value, slope, -known - problem.weights.likelihood * rows
+
+
 def _by_nuts(
     problem: Problem, expansion: Expansion, starts: np.ndarray
 ) -> tuple[np.ndarray, float]:
@@ -124,52 +204,72 @@ def _by_nuts(
     :param starts: a flat position for each chain.
     :raises Refused: trajectories diverge.
     """
-
-    @jax.jit
-    def sample(arrays: list[Any], expansion: Expansion, starts: Array) -> Any:
-        def chain(key: Array, start: Array) -> Any:
-            init, step = hmc(
-                potential_fn=lambda z: -_log_density(problem, arrays, expansion, z),
-                algo="NUTS",
-            )
-            state = init(
-                start,
-                500,
-                dense_mass=len(start) <= 200,
-                target_accept_prob=0.9,
-                max_tree_depth=6,
-                rng_key=key,
-            )
-
-            def body(state: Any, _: None) -> Any:
-                state = step(state)
-                return state, (state.z, state.diverging)
-
-            state, _ = jax.lax.scan(body, state, length=500)
-            _, draws = jax.lax.scan(body, state, length=500)
-            return draws
-
-        keys = jax.random.split(jax.random.key(31), len(starts))
-        return jax.vmap(chain)(keys, starts)
-
     positions = jnp.asarray(starts, problem.dtype)
     draws, diverging = jax.tree.map(
-        np.asarray, sample(problem.arrays, expansion, positions)
+        np.asarray, problem.compiled(_nuts)(expansion, positions)
     )
     draws = draws.astype(np.float64)
     within, between = draws.var(1, ddof=1).mean(0), draws.mean(1).var(0, ddof=1)
     draws = draws.reshape(-1, draws.shape[-1])
-    still = not within.min() > 0
-    if still or not np.isfinite(draws).all() or diverging.mean() > _DIVERGING:
+    share = diverging.mean()
+    if not np.isfinite(draws).all() or not within.min() > 0:
+        names = sorted(problem.example)
         raise Refused(
-            "the surrogate of the control variate (the exact prior and the "
-            f"expanded likelihood) could not be sampled: {diverging.mean():.0%} of "
-            "the trajectories diverged. Its geometry is that of a funnel: sample the "
-            "effects in their non-centred form, with numpyro.infer.reparam or "
-            'numpyro.deterministic("theta", mu + tau * eta).'
+            "NUTS could not sample the surrogate of the control variate (the exact "
+            f"prior and the expanded likelihood) of {', '.join(names)}: a chain "
+            f"{'left all bounds' if not np.isfinite(draws).all() else 'did not move'}. "
+            "The expansion has no maximum where these chains went: the parameters are "
+            "not determined by the data and the prior, or its centre is far from "
+            "their posterior. Give them proper priors, pass "
+            "control_variate.taylor2(center={...}), or use NumPyro's NUTS."
+        )
+    if share > _DIVERGING:
+        form = (
+            "Sample the effects themselves where their groups have many rows"
+            if problem.coordinates.values
+            else "Sample the effects in their non-centred form, with "
+            'numpyro.deterministic("theta", mu + tau * eta)'
+        )
+        raise Refused(
+            "NUTS could not sample the surrogate of the control variate (the exact "
+            f"prior and the expanded likelihood): {share:.0%} of its trajectories "
+            f"diverged, and {_DIVERGING:.0%} is the limit. The scale of its posterior "
+            f"changes too much from place to place, as in a funnel. {form}, or use "
+            "NumPyro's NUTS."
         )
     rhat = np.sqrt(1 + between / within).max()
     return draws, float(rhat)
+
+
+def _nuts(
+    problem: Problem, arrays: list[Any], expansion: Expansion, starts: Array
+) -> tuple[Array, Array]:
+    """Draws of NUTS after a warmup of as many, and which trajectories diverged."""
+
+    def chain(key: Array, start: Array) -> Any:
+        init, step = hmc(
+            potential_fn=lambda z: -_log_density(problem, arrays, expansion, z),
+            algo="NUTS",
+        )
+        state = init(
+            start,
+            500,
+            dense_mass=len(start) <= 200,
+            target_accept_prob=0.9,
+            max_tree_depth=6,
+            rng_key=key,
+        )
+
+        def body(state: Any, _: None) -> Any:
+            state = step(state)
+            return state, (state.z, state.diverging)
+
+        state, _ = jax.lax.scan(body, state, length=500)
+        _, draws = jax.lax.scan(body, state, length=500)
+        return draws
+
+    keys = jax.random.split(jax.random.key(31), len(starts))
+    return jax.vmap(chain)(keys, starts)
 
 
 def _log_density(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property, reduce
+from functools import cached_property, partial, reduce
 from operator import add
 from typing import Any, NamedTuple
 
@@ -129,6 +129,20 @@ class Problem:
         return jax.tree.unflatten(
             treedef, [p.reshape(s) for p, s in zip(parts, leaves, strict=True)]
         )
+
+    def compiled(self, fn: Callable) -> Callable:
+        """A function of this problem, compiled once for all who ask.
+
+        :param fn: a function of a module, ``fn(problem, arrays, ...)``.
+        :return: a function of what follows ``arrays``.
+        """
+        if fn not in self._programs:
+            self._programs[fn] = jax.jit(partial(fn, self))
+        return partial(self._programs[fn], self.arrays)
+
+    @cached_property
+    def _programs(self) -> dict[Callable, Callable]:
+        return {}
 
     @property
     def one_row(self) -> dict[str, Array]:

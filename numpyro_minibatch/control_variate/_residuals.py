@@ -76,6 +76,12 @@ class ResidualScan:
         self.leaders: dict[str, np.ndarray] = {}
         self.surplus: dict[str, tuple[np.ndarray, np.ndarray]] = {}
 
+    def about(self, expansion: Expansion) -> ResidualScan:
+        """The same passes for an expansion about another centre."""
+        scan = copy.copy(self)
+        scan.expansion = expansion.cast(self.dtype)._replace(exact={})
+        return scan
+
     def keeping(self, exact: Mapping[str, ExactRows]) -> ResidualScan:
         """The same passes over what these rows leave of the residuals."""
         scan = copy.copy(self)
@@ -98,7 +104,7 @@ class ResidualScan:
         }
         return scan
 
-    def _at(self, draws: np.ndarray) -> tuple[Expansion, Any, Array]:
+    def _at(self, draws: np.ndarray | Array) -> tuple[Expansion, Any, Array]:
         """What every pass depends on but the data."""
         kept = {
             name: (exact, self._of_rows(draws, name, self.leaders[name]))
@@ -144,27 +150,38 @@ class ResidualScan:
         rows = jax.vmap(left)(draws, {n: pair[1] for n, pair in kept.items()})
         return {n: jnp.where(masks[n], r, 0.0) for n, r in rows.items()}
 
-    def _of_rows(self, draws: np.ndarray, name: str, rows: ArrayLike) -> Array:
+    def _of_rows(
+        self, draws: np.ndarray | Array, name: str, rows: ArrayLike, left: bool = False
+    ) -> Array:
         """The residuals of a few rows of a plate, ``(K, number of rows)``."""
         rows = np.asarray(rows)
         # in the plate's order: a model need not look at the order of all of its rows
         order = np.argsort(rows, kind="stable")
         indices = self.problem.one_row | {name: jnp.asarray(rows[order], jnp.int32)}
         masks = {n: jnp.ones(len(i), bool) for n, i in indices.items()}
-        compiled, given = jax.jit(self._residuals), self.problem.arrays
-        found = [
-            compiled(given, self.expansion, {}, part, indices, masks)[name]
-            for part in _parts(jnp.asarray(draws, self.dtype), len(rows))
-        ]
+        given, found = self.problem.arrays, []
+        for part in _parts(jnp.asarray(draws, self.dtype), len(rows)):
+            kept = self._at(part)[1] if left else {}
+            args = given, self.expansion, kept, part, indices, masks
+            found.append(self._of_some(*args)[name])
         return jnp.concatenate(found)[:, np.argsort(order)]
 
-    def of_rows(self, draws: np.ndarray, rows: Rows) -> np.ndarray:
-        """The residuals of a few rows, ``(K, number of rows)``."""
+    @cached_property
+    def _of_some(self) -> Callable:
+        """The residuals of a few rows."""
+        return jax.jit(self._residuals)
+
+    def of_rows(self, draws: np.ndarray, rows: Rows, left: bool = False) -> np.ndarray:
+        """The residuals of a few rows, ``(K, number of rows)``.
+
+        :param left: whether as far as the exact rows leave them.
+        """
+        left = left and any(not kept.others.all() for kept in self.exact.values())
         found = np.zeros((len(draws), len(rows.row)))
         for k, name in enumerate(self.problem.plates):
             mine = np.flatnonzero(rows.plate == k)
             if len(mine):
-                found[:, mine] = self._of_rows(draws, name, rows.row[mine])
+                found[:, mine] = self._of_rows(draws, name, rows.row[mine], left)
         return found
 
     def led(

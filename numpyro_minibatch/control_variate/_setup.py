@@ -18,12 +18,20 @@ from numpyro_minibatch.control_variate._center import Center, find_center
 from numpyro_minibatch.control_variate._coordinates import choose_coordinates
 from numpyro_minibatch.control_variate._exact_rows import (
     check_exact_rows,
+    every_row,
+    may_be_exact,
     with_exact_rows,
 )
 from numpyro_minibatch.control_variate._expand import Coordinates, Expansion
-from numpyro_minibatch.control_variate._pilot import Pilot, run_pilot
+from numpyro_minibatch.control_variate._pilot import (
+    COARSE,
+    Pilot,
+    check_residuals,
+    run_pilot,
+)
 from numpyro_minibatch.control_variate._posterior import (
     SurrogatePosterior,
+    starting_point,
     surrogate_posterior,
 )
 from numpyro_minibatch.control_variate._problem import (
@@ -46,6 +54,8 @@ __all__ = ["Plan", "Prepared", "Surrogate", "prepare"]
 
 _STARTS = 4  # searches for the mode
 _STAGES = 5
+_RECENTRED = 2  # times that a coarse expansion is made again
+_BETTER = 0.8  # of the residual that it must leave
 _STARTING = 56  # positions to start chains from
 _NEAR = 0.94  # share of effective draws by log weights of standard deviation 1/4
 
@@ -131,9 +141,25 @@ def _prepared(problem: Problem, chosen: Chosen, needs: Needs) -> Prepared:
     coordinates = choose_coordinates(target, problem.example, taylor.sites)
     problem = replace(problem, coordinates=coordinates)
     positions = _positions(problem)
-    center = find_center(problem, _in_coordinates(problem, positions), taylor)
-    posterior = surrogate_posterior(problem, center.expansion, positions[0])
-    pilot = run_pilot(problem, chosen, needs, posterior)
+    phi = _in_coordinates(problem, positions)
+    center, start = None, positions[0]
+    try:
+        center = find_center(problem, phi, taylor)
+        start = starting_point(problem, center.expansion, start)
+        posterior = surrogate_posterior(problem, center.expansion, start)
+        pilot = run_pilot(problem, chosen, needs, posterior)
+    except Refused:
+        lost = center is None and problem.in_own_coordinates
+        if lost or not may_be_exact(problem, chosen, needs):
+            raise
+        # without an expansion there is still the target itself, whose rows are few
+        about = phi[0] if center is None else center.expansion.center
+        expansion = every_row(problem, np.asarray(about))
+        posterior = surrogate_posterior(problem, expansion, start)
+        pilot = Pilot.of_every_row(problem, chosen)
+        return _outcome(problem, 0.0, posterior, pilot)
+    if not may_be_exact(problem, chosen, needs):
+        posterior, pilot = _recentred(problem, chosen, needs, center, posterior, pilot)
     tails = None
     if needs.follows:
         expanded = posterior
@@ -149,7 +175,39 @@ def _prepared(problem: Problem, chosen: Chosen, needs: Needs) -> Prepared:
             pilot = pilot.without_residuals()
         elif posterior is not expanded:
             pilot = run_pilot(problem, chosen, needs, posterior, pilot)
-    return _outcome(problem, center, posterior, pilot, tails)
+    check_residuals(problem, taylor, posterior, pilot)
+    return _outcome(problem, center.other_mode, posterior, pilot, tails)
+
+
+def _recentred(
+    problem: Problem,
+    chosen: Chosen,
+    needs: Needs,
+    center: Center,
+    posterior: SurrogatePosterior,
+    pilot: Pilot,
+) -> tuple[SurrogatePosterior, Pilot]:
+    """The same about the mean of the posterior, as long as that is better.
+
+    The mode of the likelihood with a ridge is what is known of a hierarchy at first.
+    Its posterior shrinks the effects, and is wider: where the expansion is coarse, it
+    is made again where the posterior is.
+    """
+    if problem.in_own_coordinates or chosen.taylor.center is not None:
+        return posterior, pilot
+    for _ in range(_RECENTRED):
+        if pilot.residual_sd <= COARSE:
+            break
+        mean = _in_coordinates(problem, posterior.draws[::8]).mean(0)
+        try:
+            moved = surrogate_posterior(problem, center.about(mean), posterior.location)
+            found = run_pilot(problem, chosen, needs, moved, pilot)
+        except Refused:
+            break
+        if not found.residual_sd < _BETTER * pilot.residual_sd:
+            break
+        posterior, pilot = moved, found
+    return posterior, pilot
 
 
 def _positions(problem: Problem) -> np.ndarray:
@@ -163,10 +221,13 @@ def _positions(problem: Problem) -> np.ndarray:
 
 def _in_coordinates(problem: Problem, positions: np.ndarray) -> np.ndarray:
     """The coordinates of the expansion at some flat positions."""
-    arrays = problem.arrays
     with double():
-        of = jax.jit(jax.vmap(lambda z: ravel_pytree(problem.phi_of(arrays, z))[0]))
-        return np.asarray(of(jnp.asarray(positions, jnp.float64)))
+        at = jnp.asarray(positions, jnp.float64)
+        return np.asarray(problem.compiled(_phi_of)(at))
+
+
+def _phi_of(problem: Problem, arrays: list[Any], positions: Array) -> Array:
+    return jax.vmap(lambda z: ravel_pytree(problem.phi_of(arrays, z))[0])(positions)
 
 
 def _element(problem: Problem, which: int) -> str:
@@ -184,10 +245,10 @@ def _element(problem: Problem, which: int) -> str:
 
 def _outcome(
     problem: Problem,
-    center: Center,
+    other_mode: float,
     posterior: SurrogatePosterior,
     pilot: Pilot,
-    tails: Tails | None,
+    tails: Tails | None = None,
 ) -> Prepared:
     """What chains keep of a set-up, and what it reports."""
     dtype, coordinates = problem.dtype, problem.coordinates
@@ -207,7 +268,7 @@ def _outcome(
         "surrogate_num_steps": posterior.num_steps,
         "surrogate_stuck": posterior.stuck,
         "over_relaxed": near,
-        "other_mode": center.other_mode,
+        "other_mode": other_mode,
         "exact_rows": posterior.expansion.num_exact,
     }
     if tails is not None and not posterior.expansion.has_every_row:
