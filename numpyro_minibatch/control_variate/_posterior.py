@@ -141,12 +141,13 @@ def starting_point(
     if latents is None:
         return np.asarray(expansion.center)
     with double():
-        center = _phi_at(problem, expansion.center)
-        z = problem.unravel(jnp.asarray(start, jnp.float64))
-        held = {name: jnp.full(jnp.shape(x), name in latents) for name, x in z.items()}
-        z = z | {name: center[name] for name in latents}
-        flat, fixed = (np.asarray(ravel_pytree(tree)[0]) for tree in (z, held))
-        free, wide = np.flatnonzero(~fixed), expansion.cast(jnp.float64)
+        z = _unflatten(start, problem.example)
+        fixed = _unflatten(np.zeros(len(start)), problem.example)
+        for name, value in _unflatten(expansion.center, _phi_of(problem)).items():
+            if name in latents:
+                z[name], fixed[name] = value, np.ones_like(value)
+        flat, fixed = map(_flatten, (z, fixed))
+        free, wide = np.flatnonzero(fixed == 0), expansion.cast(jnp.float64)
 
         def at(flat: np.ndarray) -> list[np.ndarray]:
             found = problem.compiled(_gauss_newton)(wide, jnp.asarray(flat))
@@ -173,13 +174,24 @@ def starting_point(
     return flat
 
 
-def _phi_at(problem: Problem, phi: Any) -> Any:
-    """The coordinates of the expansion, by site."""
-    zeros = jax.tree.map(lambda x: jnp.zeros(jnp.shape(x)), problem.example)
-    target = problem.target_of(problem.arrays)
-    shapes = jax.eval_shape(lambda z: problem.coordinates.of(target, z), zeros)
-    _, unravel = ravel_pytree(jax.tree.map(lambda s: jnp.zeros(s.shape), shapes))
-    return unravel(jnp.asarray(phi))
+def _phi_of(problem: Problem) -> Any:
+    """Shapes of the coordinates of the expansion."""
+    target, shapes = problem.target_of(problem.arrays), problem.example
+    return jax.eval_shape(lambda z: problem.coordinates.of(target, z), shapes)
+
+
+def _unflatten(flat: Any, example: Any) -> Any:
+    """A tree of the host's arrays with the shapes of another."""
+    leaves, treedef = jax.tree.flatten(example)
+    shapes = [jnp.shape(x) for x in leaves]
+    cuts = np.cumsum([int(np.prod(shape)) for shape in shapes])[:-1]
+    parts = np.split(np.asarray(flat, np.float64), cuts)
+    pairs = zip(parts, shapes, strict=True)
+    return jax.tree.unflatten(treedef, [x.reshape(shape) for x, shape in pairs])
+
+
+def _flatten(tree: Any) -> np.ndarray:
+    return np.concatenate([np.ravel(x) for x in jax.tree.leaves(tree)])
 
 
 def _gauss_newton(
