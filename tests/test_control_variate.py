@@ -1134,6 +1134,9 @@ class Sums:
         x = draws[:, 0]
         return self.sd * (x + (x**3 - 3 * x) / np.sqrt(6)) / np.sqrt(2), {}
 
+    def of_surplus(self, draws):
+        return np.zeros(len(draws))
+
     def of_rows(self, draws, rows, left):
         number = self.problem.plates["data"]
         wave = np.sqrt(2 * number) * self.noise * np.sin(np.arange(number))

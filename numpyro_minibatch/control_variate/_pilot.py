@@ -8,12 +8,12 @@ and whether the expansion holds at all.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from scipy.special import erfc
 
 from numpyro_minibatch._internal.progress import stage
 from numpyro_minibatch.batch import Design, FullBatch, Scheme, Weighted
@@ -286,7 +286,7 @@ def check_residuals(
     if rows <= 2048 and not isinstance(pilot.scheme, FullBatch):
         ways.append(f"batch=batch.full(), which evaluates all {rows} rows exactly")
     if found < 2 * limit:
-        share = erfc(found / 2)  # of two normal log weights with this spread
+        share = math.erfc(found / 2)  # of two normal log weights with this spread
         ways.append(
             f"control_variate.taylor{taylor.order}(max_residual_sd={np.ceil(found):g})"
             f", with which about {share:.0%} of independent proposals are accepted"
@@ -400,7 +400,8 @@ class _Estimated:
         parts = self.scan.of_rows(draws, self.rows, left=True) * self.weights
         # an error that all draws share moves none of them away from the others
         apart = parts - parts.mean(0)
-        return parts.sum(1), parts.shape[1] * apart.var(1, ddof=1)
+        sums = parts.sum(1) - self.scan.of_surplus(draws)
+        return sums, parts.shape[1] * apart.var(1, ddof=1)
 
 
 def _choose_form(

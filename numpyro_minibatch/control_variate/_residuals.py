@@ -311,9 +311,15 @@ class ResidualScan:
                 sums += whole
                 mean = (whole[1::2] - whole[::2]) / size
                 variances[name] = np.asarray(square, np.float64) / size - mean**2
+        return sums - self.of_surplus(draws), variances
+
+    def of_surplus(self, draws: np.ndarray) -> np.ndarray:
+        """What representative rows explain of the sums at some draws, ``(K,)``."""
+        explained = np.zeros(len(draws))
         for name, (rows, weights) in self.surplus.items():
-            sums -= np.asarray(self._of_rows(draws, name, rows), np.float64) @ weights
-        return sums, variances
+            residuals = self._of_rows(draws, name, rows)
+            explained += np.asarray(residuals, np.float64) @ weights
+        return explained
 
     @cached_property
     def _total(self) -> Callable:

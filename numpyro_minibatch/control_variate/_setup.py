@@ -142,6 +142,7 @@ def _prepared(problem: Problem, chosen: Chosen, needs: Needs) -> Prepared:
     problem = replace(problem, coordinates=coordinates)
     positions = _positions(problem)
     phi = _in_coordinates(problem, positions)
+    few = may_be_exact(problem, chosen, needs)
     center, start = None, positions[0]
     try:
         center = find_center(problem, phi, taylor)
@@ -149,21 +150,22 @@ def _prepared(problem: Problem, chosen: Chosen, needs: Needs) -> Prepared:
         posterior = surrogate_posterior(problem, center.expansion, start)
         pilot = run_pilot(problem, chosen, needs, posterior)
     except Refused:
-        lost = center is None and problem.in_own_coordinates
-        if lost or not may_be_exact(problem, chosen, needs):
+        if not few or (center is None and problem.in_own_coordinates):
             raise
         # without an expansion there is still the target itself, whose rows are few
         about = phi[0] if center is None else center.expansion.center
         expansion = every_row(problem, np.asarray(about))
         posterior = surrogate_posterior(problem, expansion, start)
         pilot = Pilot.of_every_row(problem, chosen)
-        return _outcome(problem, 0.0, posterior, pilot)
-    if not may_be_exact(problem, chosen, needs):
+        return _outcome(problem, 0.0, posterior, pilot, None)
+    if not few:
         posterior, pilot = _recentred(problem, chosen, needs, center, posterior, pilot)
     tails = None
     if needs.follows:
         expanded = posterior
-        if may_represent(problem, taylor, pilot):
+        if may_represent(problem, taylor, pilot) and not (
+            few and pilot.residual_sd > COARSE  # then every row is evaluated exactly
+        ):
             tails = measure_tails(problem, pilot, posterior)
             if tails.inefficiency > MAX_INEFFICIENCY:
                 posterior, tails = with_representatives(
@@ -248,7 +250,7 @@ def _outcome(
     other_mode: float,
     posterior: SurrogatePosterior,
     pilot: Pilot,
-    tails: Tails | None = None,
+    tails: Tails | None,
 ) -> Prepared:
     """What chains keep of a set-up, and what it reports."""
     dtype, coordinates = problem.dtype, problem.coordinates
