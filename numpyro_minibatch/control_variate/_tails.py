@@ -51,8 +51,8 @@ __all__ = [
 ]
 
 MAX_INEFFICIENCY = 1.5  # of squares, above which tails need representative rows
-# Standard deviation of the residual below which tails need not be measured: if all of it
-# were a cubic of one parameter, its skewness would be 0.155, and the inefficiency 1.3.
+# Standard deviation of the residual below which tails need not be measured: if it were
+# all a cubic of one parameter, its skewness would be 0.155, and the inefficiency 1.3.
 _NORMAL = 0.1
 _KNOTS = np.array([-4.5, -3.0, -1.5, 0.0, 1.5, 3.0, 4.5])  # standard deviations
 _GRID = np.linspace(-4.5, 4.5, 151)
