@@ -436,8 +436,8 @@ def test_known_bugs_fail_the_bias_table(monkeypatch):
     energy, cov = settled_model(*settings)
 
     class Twice(SGHMC):
-        def _energy(self, reader):
-            reader = super()._energy(reader)
+        def energy(self, reader):
+            reader = super().energy(reader)
             weights = reader.weights._replace(likelihood=1.0 / problems.N)
             return reader._replace(weights=weights)
 
