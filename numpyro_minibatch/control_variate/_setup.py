@@ -162,23 +162,44 @@ def _prepared(problem: Problem, chosen: Chosen, needs: Needs) -> Prepared:
         posterior, pilot = _recentred(problem, chosen, needs, center, posterior, pilot)
     tails = None
     if needs.follows:
-        expanded = posterior
-        if may_represent(problem, taylor, pilot) and not (
-            few and pilot.residual_sd > COARSE  # then every row is evaluated exactly
-        ):
-            tails = measure_tails(problem, pilot, posterior)
-            if tails.inefficiency > MAX_INEFFICIENCY:
-                posterior, tails = with_representatives(
-                    problem, pilot, posterior, tails
-                )
-        if posterior is expanded:
-            posterior = with_exact_rows(problem, taylor, pilot, expanded)
-        if posterior.expansion.has_every_row:
-            pilot = pilot.without_residuals()
-        elif posterior is not expanded:
-            pilot = run_pilot(problem, chosen, needs, posterior, pilot)
+        posterior, pilot, tails = _with_rows(problem, chosen, needs, posterior, pilot)
     check_residuals(problem, taylor, posterior, pilot)
     return _outcome(problem, center.other_mode, posterior, pilot, tails)
+
+
+def _with_rows(
+    problem: Problem,
+    chosen: Chosen,
+    needs: Needs,
+    posterior: SurrogatePosterior,
+    pilot: Pilot,
+) -> tuple[SurrogatePosterior, Pilot, Tails | None]:
+    """The surrogate with rows that it evaluates itself, where it needs some.
+
+    Representative rows where its tails are too light; where it is coarse, also with
+    these, exact rows, if they leave less.
+    """
+    taylor, tails = chosen.taylor, None
+    # few rows that are read anyway are all evaluated exactly, which settles the tails
+    coarse = pilot.residual_sd > COARSE
+    every = coarse and may_be_exact(problem, chosen, needs)
+    if may_represent(problem, taylor, pilot) and not every:
+        tails = measure_tails(problem, pilot, posterior)
+    best = posterior, pilot, tails
+    if tails is not None and tails.inefficiency > MAX_INEFFICIENCY:
+        found, after = with_representatives(problem, pilot, posterior, tails)
+        if found is not posterior:
+            best = found, run_pilot(problem, chosen, needs, found, pilot), after
+            if best[1].residual_sd <= COARSE:
+                return best
+    found = with_exact_rows(problem, taylor, pilot, posterior)
+    if found.expansion.has_every_row:
+        return found, pilot.without_residuals(), tails
+    if found is not posterior:
+        measured = run_pilot(problem, chosen, needs, found, pilot)
+        if best[0] is posterior or measured.residual_sd < best[1].residual_sd:
+            best = found, measured, tails
+    return best
 
 
 def _recentred(
