@@ -234,7 +234,9 @@ def _choose_sizes(
         plain = np.zeros(len(draws) // 2)
         for name, size in plates.items():
             rows = chosen[name]
-            plain = plain + size**2 * uniform[name] / rows * (1 - rows / size)
+            # rounding can make a variance of nearly nothing negative
+            among = np.maximum(uniform[name], 0.0)
+            plain = plain + size**2 * among / rows * (1 - rows / size)
         designs: dict[str, Design] = {}
         if isinstance(bound, Weighted):
             for name in plates:

@@ -22,7 +22,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy.interpolate import CubicSpline
 from scipy.linalg import cho_factor, cho_solve, eigh
 
 from numpyro_minibatch._internal.progress import stage
@@ -165,6 +164,7 @@ def squares_inefficiency(log_surrogate: np.ndarray, log_weight: np.ndarray) -> f
         4.5 standard deviations to both sides, ``(7,)``.
     :param log_weight: the log of the target's ratio to it there, ``(7,)``.
     """
+    from scipy.interpolate import CubicSpline  # slow to import
 
     def on_grid(values: np.ndarray) -> np.ndarray:
         known = np.isfinite(values)
