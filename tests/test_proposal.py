@@ -448,7 +448,7 @@ def test_one_turn_on_a_surrogate_known_to_be_normal() -> None:
 
 def test_what_draws_are_worth_after_one_turn() -> None:
     """The numbers of the docstring: how many independent draws one is worth."""
-    lags = proposal.BACK ** np.arange(1, 40)
+    lags = _on_surrogate.BACK ** np.arange(1, 40)
 
     def worth(autocorrelations: Any) -> float:
         return 1 / (1 + 2 * np.sum(autocorrelations))

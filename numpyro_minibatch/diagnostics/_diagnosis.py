@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass, fields
 
 import xarray as xr
@@ -61,12 +62,12 @@ class Diagnosis(
         return "\n".join(text)
 
 
-Diagnosis.__doc__ = "\n    ".join(
+Diagnosis.__doc__ = "\n".join(
     [
         "What :func:`~numpyro_minibatch.diagnose` found; ``print`` it.\n",
         "A number that was not recorded, or has no meaning for the run, is NaN.\n",
         *(
-            (family.numbers.__doc__ or "").partition("\n\n")[2].strip()
+            inspect.cleandoc(family.numbers.__doc__ or "").partition("\n\n")[2]
             for family in FAMILIES
         ),
         ":param advice: what is wrong and what to write instead; empty if nothing is.",

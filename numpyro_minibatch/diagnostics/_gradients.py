@@ -20,8 +20,8 @@ class Gradients(Numbers):
     """The noise of gradients.
 
     :param noise_ratio: the variance of the noise that gradient steps inject over
-    that of their gradients, where it is smallest; its inverse is about the relative
-    error of the temperature that nothing corrects.
+        that of their gradients, where it is smallest; its inverse is about the relative
+        error of the temperature that nothing corrects.
     """
 
     noise_ratio: float
