@@ -124,7 +124,7 @@ def metropolis() -> AcceptanceTest:
     .. doctest::
 
         >>> from numpyro_minibatch import Estimate
-        >>> from numpyro_minibatch.accept._tests import metropolis
+        >>> from numpyro_minibatch.accept import metropolis
         >>> round(float(metropolis().probability(Estimate(-1.0))), 3)
         0.368
     """
@@ -167,7 +167,7 @@ def penalty(max_variance: float = 1.0, small_sample: bool = True) -> AcceptanceT
 
         >>> import jax
         >>> from numpyro_minibatch import Estimate
-        >>> from numpyro_minibatch.accept._tests import penalty
+        >>> from numpyro_minibatch.accept import penalty
         >>> test, key = penalty(), jax.random.key(0)
         >>> decision = test(key, Estimate(-1.0, variance=0.5, dof=99.0))
         >>> round(float(decision.accept_prob), 3), bool(decision.reliable)
@@ -196,7 +196,7 @@ def barker() -> AcceptanceTest:
     .. doctest::
 
         >>> from numpyro_minibatch import Estimate
-        >>> from numpyro_minibatch.accept._tests import barker
+        >>> from numpyro_minibatch.accept import barker
         >>> round(float(barker().probability(Estimate(-1.0))), 3)
         0.269
     """
@@ -254,7 +254,7 @@ def compensated_barker(
     .. doctest::
 
         >>> from numpyro_minibatch import Estimate
-        >>> from numpyro_minibatch.accept._tests import compensated_barker
+        >>> from numpyro_minibatch.accept import compensated_barker
         >>> test = compensated_barker(variance=1.0)
         >>> round(float(test.probability(Estimate(-1.0, variance=0.0))), 3)
         0.269

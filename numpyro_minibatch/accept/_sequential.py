@@ -325,7 +325,7 @@ def average_epsilon(
     .. doctest::
 
         >>> import numpy as np
-        >>> from numpyro_minibatch.accept._tests import average_epsilon
+        >>> from numpyro_minibatch.accept import average_epsilon
         >>> deltas = np.linspace(-4.0, 2.0, 100)
         >>> epsilon = average_epsilon(
         ...     0.005, deltas, 20.0 + 0 * deltas, size=100_000, batch_size=500
@@ -489,7 +489,7 @@ def logistic_bound(
     .. doctest::
 
         >>> import numpy as np
-        >>> from numpyro_minibatch.accept._tests import logistic_bound
+        >>> from numpyro_minibatch.accept import logistic_bound
         >>> bound = logistic_bound(np.array([[3.0, 4.0], [1.0, 0.0]]))
         >>> float(bound({"beta": np.zeros(2)}, {"beta": np.array([0.0, 2.0])}))
         10.0
