@@ -578,7 +578,10 @@ def _reported(fields: Mapping[str, Any], pace: _Pace) -> str:
     for name, label in (("accept_prob", "acceptance"), ("reliable", "reliable")):
         for key in (name, f"replicas.{name}", f"inner.{name}"):
             if key in fields:
-                parts.append(f"{label} {np.nanmean(fields[key]):.2f}")
+                values = np.asarray(fields[key], float)
+                # of a short chunk in which nothing was proposed all are NaN
+                if np.isfinite(values).any():
+                    parts.append(f"{label} {np.nanmean(values):.2f}")
                 break
     if "num_rows" in fields and pace.per_second:
         rows = float(np.mean(fields["num_rows"])) * pace.per_second
