@@ -184,8 +184,8 @@ def squares_inefficiency(log_surrogate: np.ndarray, log_weight: np.ndarray) -> f
     possible = (proposed > 0) & (target > 0)
     proposed, target, grid = proposed[possible], target[possible], _GRID[possible]
     proposed /= proposed.sum()
-    weight = target / proposed
-    step = proposed * np.minimum(1.0, weight / weight[:, None])
+    weight = weight[possible]
+    step = proposed * np.exp(np.minimum(weight - weight[:, None], 0.0))
     step[np.diag_indices(len(grid))] += 1.0 - step.sum(1)
     centred = grid - target @ grid
     square = centred**2 - target @ centred**2
