@@ -48,6 +48,15 @@ class Batch(NamedTuple):
 
 
 def check_rows(name: str, value: object, minimum: int) -> int:
+    """Raise unless a value is a number of rows of at least ``minimum``.
+
+    :param name: the argument's name, for the messages.
+    :param value: what the user wrote.
+    :param minimum: the smallest number allowed.
+    :return: the value as an ``int``.
+    :raises TypeError: the value is no integer.
+    :raises ValueError: it is too small.
+    """
     if not isinstance(value, Integral) or isinstance(value, bool):
         shape = getattr(value, "shape", ())
         got = f"an array of shape {shape}" if shape else repr(value)

@@ -114,6 +114,16 @@ class Proposal(ABC):
 def check_number(
     what: str, value: Any, allowed: Callable[[Any], bool], expected: str
 ) -> float:
+    """Raise unless a value is a finite number that is allowed.
+
+    :param what: the function and its argument, for the messages.
+    :param value: what the user wrote.
+    :param allowed: whether a number is.
+    :param expected: what is allowed, in words.
+    :return: the value as a ``float``.
+    :raises TypeError: the value is no number.
+    :raises ValueError: it is not finite, or not allowed.
+    """
     if isinstance(value, bool | np.bool_) or not isinstance(value, Real):
         raise TypeError(
             f"{what} must be {expected}, got {value!r} ({type(value).__name__})."
@@ -124,4 +134,5 @@ def check_number(
 
 
 def is_positive(value: Any) -> bool:
+    """Whether a number is above zero."""
     return value > 0

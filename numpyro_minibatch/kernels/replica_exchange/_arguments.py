@@ -39,6 +39,13 @@ def as_rung(name: str, inner: Any, temper_prior: bool | None) -> MinibatchKernel
 def check_prior_rung(
     name: str, inner: MinibatchKernel, temperatures: tuple[float, ...]
 ) -> None:
+    """Raise where a hottest rung at infinity could not be drawn from the prior.
+
+    :param name: the ladder's name, for the messages.
+    :param inner: the kernel of the other rungs.
+    :param temperatures: all temperatures, from the coldest.
+    :raises ValueError: the prior is tempered as well, or there is no model.
+    """
     if not math.isinf(temperatures[-1]):
         return
     if inner.temper_prior:
@@ -59,6 +66,14 @@ def check_prior_rung(
 def temperatures_of(
     name: str, temperatures: Any, number: Any, ratio: Any
 ) -> tuple[float, ...]:
+    """The temperatures of a ladder, given one by one or by their number and ratio.
+
+    :param name: the ladder's name, for the messages.
+    :param temperatures: all of them, or ``None``.
+    :param number: how many, or ``None``.
+    :param ratio: that of neighbours, or ``None``.
+    :raises ValueError: neither is given, or both, or they make no ladder.
+    """
     if temperatures is not None:
         if number is not None or ratio is not None:
             raise ValueError(
