@@ -450,7 +450,7 @@ def test_never_a_dependence_without_an_error(
     dependent = any(differ(z) for z in (0.7, -1.3))
     try:
         check_rows(
-            "MINT", lambda *_: target, target, (), {}, layout._layout, np.float32(0.7)
+            "MINT", lambda *_: target, target, (), {}, layout.layout, np.float32(0.7)
         )
     except ValueError as error:
         assert across, f"a false alarm: {error}"

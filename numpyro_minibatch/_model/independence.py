@@ -38,8 +38,12 @@ from numpyro_minibatch.target import ModelTarget, Target, data_frames
 __all__ = ["check_rows"]
 
 _POOL = 24  # rows of each plate that are compared
-_LARGE, _SMALL = 16, 5  # rows of a batch: a dependence on their number shows, too
-_SETS = 4  # random sets of rows of each size, each of them in two orders
+# Rows of a batch. Large and small ones differ in all that is a function of their rows
+# or of their number, and nothing is closer to a row alone than a pair: a single row
+# would do, were there no models that drop an axis of length one.
+_LARGE, _SMALL = 16, 2
+_SETS = 4, _POOL // 2  # sets of rows of either size, each of them in two orders
+_SMALL_OF_PROOF = 5  # rows of the smaller batch of a proof: not a factor of the larger
 _RADII = (2.0, 0.5, 0.05)  # positions are uniform within these, as NumPyro's starts
 # relative differences between batches: rounding stays below the first, or below the
 # second in double precision
@@ -163,12 +167,21 @@ def _batches(plates: Mapping[str, int], rng: Any) -> tuple[_Batches, _Batches]:
         run = np.arange(start, start + large)
         others = rng.choice(size, min(4 * _POOL, size), replace=False)
         pool = np.concatenate([run, np.setdiff1d(others, run)])[:_POOL]
-        for found, width in zip(both, (large, small), strict=True):
-            sets = [run[:width]]
-            sets += [rng.choice(pool, width, replace=False) for _ in range(_SETS - 1)]
+        for found, width, count in zip(both, (large, small), _SETS, strict=True):
+            sets = [run[:width], *_random_sets(pool, width, count - 1, rng)]
             orders = [x for rows in sets for x in (rows, _reordered(rows, rng))]
             found[name] = np.stack(orders).astype(np.int32)
     return _Batches(both[0]), _Batches(both[1])
+
+
+def _random_sets(
+    pool: np.ndarray, width: int, count: int, rng: Any
+) -> list[np.ndarray]:
+    """Sets of distinct rows: every row is in one of them before any is in two."""
+    each = len(pool) // width
+    shuffled = (rng.permutation(pool) for _ in range(-(-count // each)))
+    sets = [x[k * width : (k + 1) * width] for x in shuffled for k in range(each)]
+    return sets[:count]
 
 
 def _reordered(rows: np.ndarray, rng: Any) -> np.ndarray:
@@ -178,9 +191,7 @@ def _reordered(rows: np.ndarray, rng: Any) -> np.ndarray:
 
 def _positions(layout: Layout, init: Any, rng: Any) -> Any:
     """Positions along a first axis."""
-    given = None
-    if init is not None:
-        given = jax.tree.map(lambda x: np.asarray(x, np.float64), init)
+    given = jax.tree.map(_value, init)
     if not layout.latents:  # a target written by hand
         moved = [
             jax.tree.map(lambda x, r=r: x + r * rng.uniform(-1, 1, x.shape), given)
@@ -195,6 +206,13 @@ def _positions(layout: Layout, init: Any, rng: Any) -> Any:
     if given is not None:
         positions[-1] = given
     return jax.tree.map(lambda *x: np.stack(x), *positions)
+
+
+def _value(x: Any) -> np.ndarray:
+    """The number; zeros for what is being traced, of which only the shape is known."""
+    if isinstance(x, jax.core.Tracer):
+        return np.zeros(x.shape)
+    return np.asarray(x, np.float64)
 
 
 class _Difference(NamedTuple):
@@ -234,7 +252,7 @@ class _Comparison:
 
     def is_proven(self) -> bool:
         """Whether how the target computes shows that its rows are independent."""
-        if any(len(indices) < 2 for indices in self.batch(1).values()):
+        if any(x.shape[0] < 2 for x in self.batch(1).values()):
             return False  # an axis of length one could be any
         names: list[Any] = []
 
@@ -280,11 +298,11 @@ class _Comparison:
         )
 
     def batch(self, size: int) -> dict[str, Any]:
-        """What JAX has to know of a batch, of the larger or the smaller size."""
-        return {
-            name: jax.ShapeDtypeStruct(i.shape[1:], jnp.int32)
-            for name, i in self.batches[size].indices.items()
-        }
+        """What JAX has to know of a batch, the larger or the smaller one of a proof."""
+        rows = {name: i.shape[1] for name, i in self.batches[0].indices.items()}
+        if size:
+            rows = {n: max(1, min(_SMALL_OF_PROOF, r - 1)) for n, r in rows.items()}
+        return {n: jax.ShapeDtypeStruct((r,), jnp.int32) for n, r in rows.items()}
 
     def evaluate(self) -> list[tuple[dict[str, Any], dict[str, Any], dict[str, str]]]:
         """Log densities of the batches of either size.
