@@ -72,7 +72,9 @@ def trace_rows(one: Any, other: Any, facts: Sequence[Fact]) -> list[Fact]:
     """
     try:
         return _follow(one, other, facts)
-    except _Unproven:
+    except (_Unproven, KeyError, AttributeError):
+        # parameters of primitives are JAX's own and change from version to version:
+        # what is not understood is not proven
         return [None] * len(one.jaxpr.outvars)
 
 
@@ -299,8 +301,16 @@ def _loop(body: Any, carry: list[Fact]) -> tuple[list[Fact], list[Fact]]:
     raise _Unproven
 
 
+def _sizes_of_scan(params: Any) -> tuple[int, int]:
+    """How many of a scan's inputs are constants, and how many are carried."""
+    if "ft_in" in params:  # since JAX 0.12
+        consts, carries, _ = params["ft_in"].unpack()
+        return len(list(consts)), len(list(carries))
+    return params["num_consts"], params["num_carry"]
+
+
 def _scan(params: Any, others: Any, inputs: list[Fact], outputs: int) -> list[Fact]:
-    consts, carries = params["num_consts"], params["num_carry"]
+    consts, carries = _sizes_of_scan(params)
     if params["length"] != others["length"]:  # over the rows of a batch
         return [None] * outputs
     items: list[Fact] = []
