@@ -7,8 +7,8 @@ VENV ?= .venv
 WORKERS ?= 2
 # which tests run: an expression of marks, as for `pytest -m`; empty for all
 SELECT ?= not slow
-# which tests run on other versions: statistics are checked once, on the main interpreter
-SELECT_OTHER ?= not slow and not statistical
+# which tests run on other versions: interfaces; all else runs on the main interpreter
+SELECT_OTHER ?= not slow and not once
 # which of them run once more with double precision
 SELECT_X64 ?= x64 and not slow
 # constraints file for pip; empty for the newest versions
@@ -24,10 +24,9 @@ export JAX_COMPILATION_CACHE_DIR ?= $(PROGRAMS)
 export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0.3
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS)
 # Two thirds of the time of the tests is that of the compiler, most of whose programs run
-# once. Less optimisation, and no threads of its own beside those of the workers, save a
-# fifth of all. Double precision keeps the default, so that both are tested.
-FAST_COMPILER ?= --xla_backend_optimization_level=1 \
-    --xla_cpu_parallel_codegen_split_count=1
+# once: less optimisation, and no threads of its own beside those of the workers. Double
+# precision keeps the default, so that both are tested.
+FAST_COMPILER ?= $$($(BIN)/python tests/compiling.py)
 
 .PHONY: help demo test verify test-single test-double lint format types doctest wheel \
 	examples docs lowest test-other clean
@@ -89,7 +88,7 @@ types: $(VENV)/.has-dev
 	$(BIN)/mypy
 
 doctest: $(VENV)/.has-test
-	$(PYTEST) --doctest-modules --doctest-glob='*.md' \
+	XLA_FLAGS="$(FAST_COMPILER) $$XLA_FLAGS" $(PYTEST) --doctest-modules --doctest-glob='*.md' \
 	    numpyro_minibatch README.md $(wildcard docs/*.md docs/*/*.md)
 
 # The wheel is built from the source distribution, which shows that both are whole.

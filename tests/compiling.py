@@ -1,20 +1,38 @@
-"""How processes that tests start compile: as fast as can be, for they run little."""
+"""How tests compile: as fast as can be, for they run little.
+
+``python tests/compiling.py`` prints the flags of `make test`.
+"""
 
 from __future__ import annotations
 
 import os
-
-import jax
+from importlib.metadata import version
 
 # a program of XLA ends at a flag that it does not know: those known from JAX 0.7 on
-_FAST = "--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1"
-if jax.__version_info__ < (0, 11):
-    _FAST += " --xla_cpu_use_fusion_emitters=false"
+_ONE_THREAD = "--xla_cpu_parallel_codegen_split_count=1"
+_WITHOUT_EMITTERS = (
+    "--xla_cpu_use_fusion_emitters=false"  # a third of the compiler's time
+)
+
+
+def flags(level: int) -> str:
+    """Flags for the installed JAX.
+
+    :param level: how much LLVM optimises, from 0.
+    """
+    found = [f"--xla_backend_optimization_level={level}", _ONE_THREAD]
+    if tuple(map(int, version("jax").split(".")[:2])) < (0, 11):
+        found.append(_WITHOUT_EMITTERS)
+    return " ".join(found)
 
 
 def quick_flags(devices: int | None = None) -> str:
     """``XLA_FLAGS`` of a new process, with as many devices of the processor."""
-    flags = f"{os.environ.get('XLA_FLAGS', '')} {_FAST}"
+    found = f"{os.environ.get('XLA_FLAGS', '')} {flags(0)}"
     if devices is not None:
-        flags += f" --xla_force_host_platform_device_count={devices}"
-    return flags
+        found += f" --xla_force_host_platform_device_count={devices}"
+    return found
+
+
+if __name__ == "__main__":
+    print(flags(1))

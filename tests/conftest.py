@@ -1,7 +1,7 @@
 """Says in the header of a run what it ran on, and frees compiled programs; sets
 nothing, so that a test file behaves the same on its own.
 
-The marks ``slow``, ``x64`` and ``statistical`` are explained in ``pyproject.toml``.
+The marks ``slow``, ``x64`` and ``once`` are explained in ``pyproject.toml``.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the tests of these files."""
     for item in items:
         if item.path.stem in STATISTICAL:
-            item.add_marker("statistical")
+            item.add_marker("once")
 
 
 _MOST_MAPS = 35_000  # Linux allows a process 65,530; a program takes several

@@ -171,13 +171,22 @@ KERNELS: dict[str, Callable[[], MinibatchKernel]] = {
 }
 GRADIENTS = {"SGLD", "SGNHT", "RENHD", "CyclicalSGHMC"}  # that nothing decides about
 CHANGING = {"SGLD", "CyclicalSGHMC", "CyclicalMINT"}  # step sizes, after warmup too
-every_kernel = pytest.mark.parametrize("name", KERNELS)
+# One kernel for each way through the driver: the others add programs and no interface,
+# and run on the main interpreter only.
+ON_ALL_VERSIONS = {"MINT", "control-variate", "AMAGOLD", "RENHD", "CyclicalMINT"}
+
+
+def _param(name: str) -> Any:
+    return pytest.param(name, marks=() if name in ON_ALL_VERSIONS else pytest.mark.once)
+
+
+every_kernel = pytest.mark.parametrize("name", [_param(name) for name in KERNELS])
 
 
 def kernels(*names: str) -> pytest.MarkDecorator:
     """For what does not depend on the kernel: as few as meet all code on the way."""
     assert set(names) <= set(KERNELS)
-    return pytest.mark.parametrize("name", names)
+    return pytest.mark.parametrize("name", [_param(name) for name in names])
 
 
 Draws = dict[str, np.ndarray]
