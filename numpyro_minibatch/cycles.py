@@ -97,15 +97,15 @@ def weights(
     log_w = np.zeros((chains, len(names)))
     if method != "equal":
         assert densities is not None
-        heat = float(posterior.attrs.get("temperature", 1.0))
-        likelihood = densities["log_likelihood"].values / heat
+        temperature = float(posterior.attrs.get("temperature", 1.0))
+        likelihood = densities["log_likelihood"].values / temperature
         if likelihood.shape != numbers.shape:
             raise ValueError(
                 f"weights(densities=...) has {likelihood.shape} chains and draws, and "
                 f"the run {numbers.shape}: pass cycles.densities of the same run."
             )
         density = likelihood + densities["log_prior"].values / (
-            heat if _tempers_prior(posterior) else 1.0
+            temperature if _tempers_prior(posterior) else 1.0
         )
         if method == "harmonic":
             warnings.warn(

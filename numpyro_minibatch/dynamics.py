@@ -380,16 +380,16 @@ class _NoseHoover(Dynamics):
     ) -> Moved:
         h, (p, friction, last), noise = step_size, memory, _normal(key, z)
 
-        def heated(friction: Array, p: Array, h: Scalar) -> Array:
+        def updated(friction: Array, p: Array, h: Scalar) -> Array:
             excess = jnp.mean(jnp.square(p)) - temperature
             return friction + h / self.thermal_mass * excess
 
         if self.integrator == "symmetric":
             p = p + 0.5 * h * whitening.whiten_gradient(last)
             z = z + whitening.color(0.5 * h * p)
-            friction = heated(friction, p, 0.5 * h)
+            friction = updated(friction, p, 0.5 * h)
             p = _thermal(p, noise, friction, self.friction, h, temperature)
-            friction = heated(friction, p, 0.5 * h)
+            friction = updated(friction, p, 0.5 * h)
             z = z + whitening.color(0.5 * h * p)
             value, last = force(z)
             gradient = whitening.whiten_gradient(last)
@@ -400,7 +400,7 @@ class _NoseHoover(Dynamics):
             scale = jnp.sqrt(2.0 * self.friction * h * temperature)
             p = p - h * friction * p + h * gradient + scale * noise
             z = z + whitening.color(h * p)
-            friction = heated(friction, p, h)
+            friction = updated(friction, p, h)
         return Moved(z, Thermostat(p, friction, last), value, gradient)
 
     def injected(self, step_size: Scalar, temperature: Scalar) -> Scalar:

@@ -103,10 +103,10 @@ def swap_rates(idata: Any, *, ax: Axes | None = None) -> Axes:
         >>> import numpy as np, xarray as xr
         >>> from numpyro_minibatch import plots
         >>> rate = np.array([[[0.5, np.nan], [np.nan, 0.25]]])  # chain, draw, pair
-        >>> heat = np.array([[[1.0, 2.0, 4.0]] * 2])
+        >>> temperatures = np.array([[[1.0, 2.0, 4.0]] * 2])
         >>> stats = xr.Dataset({
         ...     "swap_acceptance_rate": (("chain", "draw", "pair"), rate),
-        ...     "temperatures": (("chain", "draw", "ladder"), heat),
+        ...     "temperatures": (("chain", "draw", "ladder"), temperatures),
         ... })
         >>> tree = xr.DataTree.from_dict({"sample_stats": stats})
         >>> [float(bar.get_height()) for bar in plots.swap_rates(tree).patches]
@@ -114,11 +114,12 @@ def swap_rates(idata: Any, *, ax: Axes | None = None) -> Axes:
     """
     stats = _stats("swap_rates", idata, "swap_acceptance_rate")
     rates = mean_rates(stats, "swap_acceptance_rate")
-    heat = stats["temperatures"].isel(draw=-1).mean("chain").values
+    temperatures = stats["temperatures"].isel(draw=-1).mean("chain").values
     ax = _axes(ax)
     ax.bar(range(len(rates)), rates, color="#56B4E9", edgecolor="#0072B2")
     names = [
-        f"{low:.3g}\n{high:.3g}" for low, high in zip(heat, heat[1:], strict=False)
+        f"{low:.3g}\n{high:.3g}"
+        for low, high in zip(temperatures, temperatures[1:], strict=False)
     ]
     barrier = np.nansum([1.0 - rate for rate in rates])
     ax.set(

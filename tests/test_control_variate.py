@@ -494,8 +494,8 @@ def test_what_is_not_expanded_is_the_likelihood_all_the_same(kind, order):
 class Reticent(type(proposal.surrogate_hmc())):
     """Trajectories that leave it to the decision to find the surrogate's ratio."""
 
-    def propose(self, key, z, step_size, landscape):
-        made = super().propose(key, z, step_size, landscape)
+    def propose(self, key, z, step_size, context):
+        made = super().propose(key, z, step_size, context)
         return made._replace(log_surrogate=None)
 
 

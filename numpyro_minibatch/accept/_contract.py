@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
-from numpyro_minibatch.estimate import Estimate, Rule
+from numpyro_minibatch.estimate import Estimate, StoppingRule
 
 __all__ = ["AcceptanceTest", "Decision"]
 
@@ -78,7 +78,7 @@ class AcceptanceTest(ABC):
 
     def rule(
         self, key: Array, log_q_ratio: ArrayLike, move: tuple[Any, Any]
-    ) -> Rule | None:
+    ) -> StoppingRule | None:
         """Which rows are enough; ``None``, the default, where the variance says so.
 
         :param key: the key with which the test is going to decide.

@@ -19,7 +19,7 @@ from jax.typing import ArrayLike
 
 from numpyro_minibatch.accept._contract import AcceptanceTest, uniform
 from numpyro_minibatch.accept._one_shot import Metropolis
-from numpyro_minibatch.estimate import Look, Rule
+from numpyro_minibatch.estimate import SequentialEvidence, StoppingRule
 
 __all__ = [
     "SequentialTest",
@@ -42,12 +42,14 @@ class SequentialTest(Metropolis):
     max_variance = math.inf
 
     @abstractmethod
-    def decided(self, distance: Array, look: Look, bounds: Any) -> Array:
+    def decided(
+        self, distance: Array, evidence: SequentialEvidence, bounds: Any
+    ) -> Array:
         """Whether the comparison is clear enough.
 
         :param distance: how far the estimated log ratio is from the level that
             decides.
-        :param look: what has been read, with the proposal's ratio in its log ratio.
+        :param evidence: what has been read, with the proposal's ratio in its log ratio.
         :param bounds: what :meth:`bounds` said of the move.
         """
 
@@ -57,16 +59,16 @@ class SequentialTest(Metropolis):
 
     def rule(
         self, key: Array, log_q_ratio: ArrayLike, move: tuple[Any, Any]
-    ) -> Rule | None:
+    ) -> StoppingRule | None:
         """Whether the comparison is clear enough, with the number that decides."""
         bounds = self.bounds(move)  # once a decision, not once a look
 
-        def enough(look: Look) -> Array:
-            look = look._replace(log_ratio=look.log_ratio + log_q_ratio)
-            value = jnp.asarray(look.log_ratio.value)
+        def enough(evidence: SequentialEvidence) -> Array:
+            evidence = evidence._replace(log_ratio=evidence.log_ratio + log_q_ratio)
+            value = jnp.asarray(evidence.log_ratio.value)
             # cloned: the number that decides in the end, on purpose
             level = jnp.log(uniform(jax.random.clone(key), value))
-            decided = self.decided(jnp.abs(value - level), look, bounds)
+            decided = self.decided(jnp.abs(value - level), evidence, bounds)
             # a row that is not finite settles it, too
             return decided | ~jnp.isfinite(value)
 
@@ -83,17 +85,19 @@ class Austerity(SequentialTest):
         _check_share("austerity", "epsilon", self.epsilon, 0.5, 0.005)
         object.__setattr__(self, "epsilon", float(self.epsilon))
 
-    def decided(self, distance: Array, look: Look, bounds: Any) -> Array:
+    def decided(
+        self, distance: Array, evidence: SequentialEvidence, bounds: Any
+    ) -> Array:
         # As in the paper, rows without any scatter decide by their sign alone. It has
         # n - 1 degrees of freedom and the factor (N - n) / (N - 1); here they are
         # (n - 1) / (1 - n / N) and 1 - n / N, those of a sample without replacement.
         # Not as in the paper, fewer than ten rows do not decide.
-        variance = jnp.asarray(look.log_ratio.variance)
+        variance = jnp.asarray(evidence.log_ratio.variance)
         noisy = variance > 0
         scale = jnp.sqrt(jnp.where(noisy, variance, 1.0))
-        dof = jnp.where(noisy, look.log_ratio.dof, 1.0)
+        dof = jnp.where(noisy, evidence.log_ratio.dof, 1.0)
         clear = normal_deviate(distance / scale, dof) > _quantile(self.epsilon)
-        count = sum(rows.seen for rows in look.rows.values())
+        count = sum(rows.seen for rows in evidence.rows.values())
         return (count >= _FEWEST_ROWS) & (~noisy | clear)
 
 
@@ -168,30 +172,34 @@ class Confidence(SequentialTest):
                 )
         return given
 
-    def decided(self, distance: Array, look: Look, bounds: Any) -> Array:
+    def decided(
+        self, distance: Array, evidence: SequentialEvidence, bounds: Any
+    ) -> Array:
         given = (
-            bounds if isinstance(bounds, Mapping) else dict.fromkeys(look.sizes, bounds)
+            bounds
+            if isinstance(bounds, Mapping)
+            else dict.fromkeys(evidence.sizes, bounds)
         )
-        if set(given) != set(look.sizes):
+        if set(given) != set(evidence.sizes):
             raise ValueError(
                 f"confidence(bound=...) returned bounds for {sorted(given)}, and the "
-                f"data plates are {sorted(look.sizes)}."
+                f"data plates are {sorted(evidence.sizes)}."
             )
         # the paper's delta_k = (p - 1) / (p k ** p) delta, one part for each plate
-        share = (self.p - 1.0) / self.p * self.delta / len(look.sizes)
-        more = self.p * jnp.log(look.number.astype(distance.dtype))
+        share = (self.p - 1.0) / self.p * self.delta / len(evidence.sizes)
+        more = self.p * jnp.log(evidence.number.astype(distance.dtype))
         width = jnp.zeros_like(distance)
         holds = jnp.array(True)
-        for name, rows in look.rows.items():
+        for name, rows in evidence.rows.items():
             count = rows.seen.astype(distance.dtype)
             half = self._half_width(
                 jnp.sqrt(rows.m2 / count),
                 given[name],
                 count,
-                look.sizes[name],
+                evidence.sizes[name],
                 more - math.log(share),
             )
-            width += look.weight * look.sizes[name] * half
+            width += evidence.weight * evidence.sizes[name] * half
             # a bound that the rows do not keep, up to rounding, decides nothing: then
             # all rows are read
             square = rows.m2 / count + jnp.square(rows.mean)

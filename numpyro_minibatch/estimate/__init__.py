@@ -17,9 +17,9 @@ from numpyro_minibatch.estimate._comparison import Comparison as Comparison
 from numpyro_minibatch.estimate._number import Estimate, Weights, penalty_correction
 from numpyro_minibatch.estimate._number import Moments as Moments
 from numpyro_minibatch.estimate._number import total as total
-from numpyro_minibatch.estimate._reader import Look as Look
 from numpyro_minibatch.estimate._reader import Reader as Reader
-from numpyro_minibatch.estimate._reader import Rule as Rule
+from numpyro_minibatch.estimate._reader import SequentialEvidence as SequentialEvidence
+from numpyro_minibatch.estimate._reader import StoppingRule as StoppingRule
 
 __all__ = [
     "Augmented",

@@ -21,7 +21,7 @@ from numpyro_minibatch.estimate._number import (
     Moments,
     penalty_correction,
 )
-from numpyro_minibatch.estimate._reader import Look, Reader, Rule
+from numpyro_minibatch.estimate._reader import Reader, SequentialEvidence, StoppingRule
 from numpyro_minibatch.target import Terms
 
 __all__ = ["Augmented", "Exact", "Shared", "augmented", "exact", "shared"]
@@ -82,7 +82,7 @@ class Shared:
         z_new: Array,
         memory: Any,
         max_variance: ArrayLike,
-        rule: Rule | None = None,
+        rule: StoppingRule | None = None,
     ) -> Comparison:
         """Compare ``z_new`` with ``z`` on the rows that ``key`` draws.
 
@@ -109,7 +109,9 @@ class Shared:
             rows = {n: Moments(m.seen, m.mean[0], m.m2[0]) for n, m in moments.items()}
             weight = reader.weights.likelihood
             _, log_ratio = ratio(known, sums)
-            return rule(Look(log_ratio, rows, reader.plates, weight, number))
+            return rule(
+                SequentialEvidence(log_ratio, rows, reader.plates, weight, number)
+            )
 
         if rule is None:
             known, sums, num_rows = reader.read(key, rows_of, max_variance)
@@ -199,7 +201,7 @@ class Exact:
         z_new: Array,
         memory: Terms | tuple[()],
         max_variance: ArrayLike,
-        rule: Rule | None = None,
+        rule: StoppingRule | None = None,
     ) -> Comparison:
         """Compare ``z_new`` with ``z`` on all rows."""
         everything = reader.everything(jnp.array(True))
@@ -283,7 +285,7 @@ class Augmented:
         z_new: Array,
         memory: Remembered,
         max_variance: ArrayLike,
-        rule: Rule | None = None,
+        rule: StoppingRule | None = None,
     ) -> Comparison:
         """Compare the kept weight of ``z`` with a new one of ``z_new``.
 

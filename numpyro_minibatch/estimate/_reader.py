@@ -21,7 +21,7 @@ from numpyro_minibatch.estimate._number import Estimate, Moments, Weights, total
 from numpyro_minibatch.target import Terms
 
 
-class Look(NamedTuple):
+class SequentialEvidence(NamedTuple):
     """What a sequential test sees when it is asked whether the rows read are enough.
 
     :param log_ratio: the estimated log ratio of the target's densities so far.
@@ -39,7 +39,7 @@ class Look(NamedTuple):
     number: Array
 
 
-Rule = Callable[[Look], Array]  # whether the rows read are enough
+StoppingRule = Callable[[SequentialEvidence], Array]  # whether the rows read are enough
 
 
 class Reader(NamedTuple):

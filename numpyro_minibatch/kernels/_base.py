@@ -347,14 +347,14 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
         target: Target,
         unravel: Callable[[Array], Any],
         surrogate: Any = (),
-        beyond: bool = False,
+        residual_only: bool = False,
     ) -> Reader:
         """The target's rows, read as the kernel's batches are, and their weights.
 
         :param target: the target.
         :param unravel: from a flat position to the latent sites.
         :param surrogate: that of the state; with a control variate rows are residuals.
-        :param beyond: only what the target has beyond the surrogate.
+        :param residual_only: only what the target has beyond the surrogate.
         """
         layout, plan = self.layout, self._run.plan
         plates = dict(layout.plates)
@@ -372,10 +372,10 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
             plan.form,
             surrogate.expansion,
             unravel,
-            beyond,
+            residual_only,
         )
         expansion = surrogate.expansion
-        if beyond and expansion.has_every_row:
+        if residual_only and expansion.has_every_row:
             plates = {}
         return Reader(
             evaluate,
@@ -383,7 +383,7 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
             plan.scheme,
             self._weights,
             surrogate.designs,
-            known_rows=expansion.num_leading if beyond else expansion.num_exact,
+            known_rows=expansion.num_leading if residual_only else expansion.num_exact,
         )
 
     @property
@@ -396,9 +396,11 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
 
         :param reader: the target's rows.
         """
-        heat = self.temperature
+        temperature = self.temperature
         return reader._replace(
-            weights=Weights(1.0 if self._temper_prior else heat, 1.0, heat)
+            weights=Weights(
+                1.0 if self._temper_prior else temperature, 1.0, temperature
+            )
         )
 
     # rungs of a ladder: see `Tempered` ------------------------------------------------

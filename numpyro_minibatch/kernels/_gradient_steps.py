@@ -15,7 +15,7 @@ from numpyro_minibatch.dynamics import Dynamics, Moved, Scalar
 from numpyro_minibatch.estimate import Reader
 from numpyro_minibatch.preconditioner import Whitening
 
-__all__ = ["NoiseGauge", "follow"]
+__all__ = ["NoiseEstimator", "follow"]
 
 _EVERY = 100  # draws between measurements of the gradients' noise
 _GRADIENTS = 4  # gradients that one measurement takes
@@ -89,7 +89,7 @@ def follow(
     return jax.lax.scan(step, first, at)[0]
 
 
-class NoiseGauge(NamedTuple):
+class NoiseEstimator(NamedTuple):
     """How noisy gradients are: the mean of what was measured so far in this phase.
 
     - **number** - measurements so far.
@@ -100,7 +100,7 @@ class NoiseGauge(NamedTuple):
     variance: Array
 
     @classmethod
-    def init(cls, z: Array) -> NoiseGauge:
+    def init(cls, z: Array) -> NoiseEstimator:
         """Nothing measured yet."""
         return cls(jnp.zeros((), z.dtype), jnp.zeros_like(z))
 
@@ -112,7 +112,7 @@ class NoiseGauge(NamedTuple):
         whitening: Whitening,
         i: Array,
         num_warmup: int,
-    ) -> tuple[NoiseGauge, Array]:
+    ) -> tuple[NoiseEstimator, Array]:
         """Measure now and then, and begin again after warmup.
 
         :param reader: rows and weights of what gradients are taken of.
@@ -130,13 +130,13 @@ class NoiseGauge(NamedTuple):
         since = jnp.where(in_warmup, i, i - num_warmup)
         every = jnp.where(in_warmup, max(num_warmup // 10, 1), _EVERY)
 
-        def measure() -> tuple[NoiseGauge, Array]:
+        def measure() -> tuple[NoiseEstimator, Array]:
             found = reader.gradient_variance(
                 key, _GRADIENTS, z, whitening.whiten_gradient
             )
             number = jnp.where(since == 0, 0.0, self.number) + 1.0
             mean = self.variance + (found - self.variance) / number
-            new = NoiseGauge(number.astype(z.dtype), mean)
+            new = NoiseEstimator(number.astype(z.dtype), mean)
             # one that is not finite would stay in the mean
             fine = jnp.isfinite(found).all()
             kept = jax.tree.map(lambda new, old: jnp.where(fine, new, old), new, self)

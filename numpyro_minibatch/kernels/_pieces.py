@@ -8,10 +8,10 @@ from typing import Any, Self
 
 from jax import Array
 
-__all__ = ["PacedKernel"]
+__all__ = ["SteppedKernel"]
 
 
-class PacedKernel:
+class SteppedKernel:
     """A kernel with a number of steps, and step sizes that may follow a schedule."""
 
     num_steps: int

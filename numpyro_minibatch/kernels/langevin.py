@@ -29,8 +29,8 @@ from numpyro_minibatch.estimate import Reader
 from numpyro_minibatch.kernels._arguments import read_step_and_friction
 from numpyro_minibatch.kernels._base import MinibatchKernel
 from numpyro_minibatch.kernels._contract import Pieces, Start
-from numpyro_minibatch.kernels._gradient_steps import NoiseGauge, follow
-from numpyro_minibatch.kernels._pieces import PacedKernel
+from numpyro_minibatch.kernels._gradient_steps import NoiseEstimator, follow
+from numpyro_minibatch.kernels._pieces import SteppedKernel
 from numpyro_minibatch.preconditioner import (
     Preconditioner,
     ScaleState,
@@ -54,11 +54,11 @@ class SGMCMCState(NamedTuple):
     - **surrogate** - with a control variate, the expansion and what belongs to it.
     - **memory** - what the dynamics keeps with the position: momentum, thermostat.
     - **scale_state** - the preconditioner and its running mean of squared gradients.
-    - **noise_gauge** - the measured noise of the gradients.
+    - **noise_estimator** - the measured noise of the gradients.
     - **step_size** - step size of the draw's last gradient step.
     - **diverging** - whether the draw's steps ended where a number is not finite; then
-      ``z`` is ``refuge``, with fresh momentum.
-    - **refuge** - where the last draw began whose steps were all finite. The draw
+      ``z`` is ``last_finite``, with fresh momentum.
+    - **last_finite** - where the last draw began whose steps were all finite. The draw
       before may itself be where the gradient is not: SGLD reads it a step later.
     - **lp_estimate** - minibatch estimate of the target's log density where the draw's
       last gradient was taken.
@@ -76,16 +76,16 @@ class SGMCMCState(NamedTuple):
     surrogate: Any
     memory: Any
     scale_state: ScaleState
-    noise_gauge: NoiseGauge
+    noise_estimator: NoiseEstimator
     step_size: Array
     diverging: Array
-    refuge: Any
+    last_finite: Any
     lp_estimate: Array
     noise_ratio: Array
     num_rows: Array
 
 
-class SGMCMC(PacedKernel, MinibatchKernel):
+class SGMCMC(SteppedKernel, MinibatchKernel):
     """Stochastic gradient MCMC with any of the dynamics of the package.
 
     :class:`SGLD`, :class:`SGHMC` and :class:`SGNHT` are presets of it. Nothing corrects
@@ -240,10 +240,10 @@ class SGMCMC(PacedKernel, MinibatchKernel):
             surrogate=(),
             memory=self._dynamics.init(momentum_key, flat, self.temperature),
             scale_state=self._preconditioner.init(flat, root),
-            noise_gauge=NoiseGauge.init(flat),
+            noise_estimator=NoiseEstimator.init(flat),
             step_size=zero,
             diverging=jnp.array(False),
-            refuge=start.z,
+            last_finite=start.z,
             lp_estimate=zero,
             noise_ratio=zero,
             num_rows=jnp.zeros_like(self._gradient_rows(start.reader)),
@@ -260,7 +260,7 @@ class SGMCMC(PacedKernel, MinibatchKernel):
             # what came along has the share of the prior of another temperature
             reader = self.energy(self.reader(target, unravel, here.surrogate))
             memory = memory._replace(force=reader.gradient(row_key, z))
-        return here._replace(z=there.z, refuge=there.refuge, memory=memory)
+        return here._replace(z=there.z, last_finite=there.last_finite, memory=memory)
 
     def transition(self, target: Target, state: SGMCMCState) -> SGMCMCState:
         """One draw of one chain."""
@@ -308,7 +308,7 @@ class SGMCMC(PacedKernel, MinibatchKernel):
         return self._measured(target, state, key, z, i, num_warmup)
 
     @property
-    def _heat(self) -> Any:
+    def _temperature_of_noise(self) -> Any:
         """The temperature of the noise, by default that of the target."""
         given = self._noise_temperature
         return self.temperature if given is None else given
@@ -327,7 +327,7 @@ class SGMCMC(PacedKernel, MinibatchKernel):
             state.rng_key, 4
         )
         z, unravel = ravel_pytree(state.z)
-        dynamics, heat = self._dynamics, self._heat
+        dynamics, noise_temperature = self._dynamics, self._temperature_of_noise
         reader = self.energy(self.reader(target, unravel, state.surrogate))
         start = state.i * self.num_steps
         in_warmup = state.i < self.num_warmup
@@ -337,7 +337,7 @@ class SGMCMC(PacedKernel, MinibatchKernel):
             reader,
             Whitening(state.scale_state.root),
             self._step_size_at,
-            heat,
+            noise_temperature,
             self.num_steps,
             start,
             (noise_key, state.index_key),
@@ -351,12 +351,15 @@ class SGMCMC(PacedKernel, MinibatchKernel):
         found = jax.tree.leaves((moved.z, moved.memory, moved.log_density))
         fine = jnp.stack([jnp.isfinite(x).all() for x in found]).all()
         # a branch, so that a new momentum is drawn only for a chain that needs it
-        refuge = jnp.where(fine, z, ravel_pytree(state.refuge)[0])
+        last_finite = jnp.where(fine, z, ravel_pytree(state.last_finite)[0])
         bits, wrap = unwrapped(restart_key)
         z, memory = jax.lax.cond(
             fine,
             lambda: (moved.z, moved.memory),
-            lambda: (refuge, dynamics.init(wrap(bits), refuge, heat)),
+            lambda: (
+                last_finite,
+                dynamics.init(wrap(bits), last_finite, noise_temperature),
+            ),
         )
         last = start + self.num_steps - 1
         return state._replace(
@@ -367,7 +370,7 @@ class SGMCMC(PacedKernel, MinibatchKernel):
             scale_state=scale_state,
             step_size=jnp.asarray(self._step_size_at(last), z.dtype),
             diverging=~fine,
-            refuge=unravel(refuge),
+            last_finite=unravel(last_finite),
             lp_estimate=moved.log_density / self.temperature,
             num_rows=self._gradient_rows(reader),
         ), measure_key
@@ -392,12 +395,14 @@ class SGMCMC(PacedKernel, MinibatchKernel):
         _, unravel = ravel_pytree(state.z)
         reader = self.energy(self.reader(target, unravel, state.surrogate))
         whitening = Whitening(state.scale_state.root)
-        gauge, rows = state.noise_gauge.updated(
+        estimator, rows = state.noise_estimator.updated(
             reader, key, z, whitening, i, num_warmup
         )
-        ratio = gauge.ratio(self._dynamics, state.step_size, self._heat)
+        ratio = estimator.ratio(
+            self._dynamics, state.step_size, self._temperature_of_noise
+        )
         return state._replace(
-            noise_gauge=gauge,
+            noise_estimator=estimator,
             noise_ratio=ratio,
             num_rows=rows + state.num_rows,
         )

@@ -46,8 +46,8 @@ from numpyro_minibatch.kernels._arguments import (
 )
 from numpyro_minibatch.kernels._base import MinibatchKernel
 from numpyro_minibatch.kernels._contract import Pieces, Start
-from numpyro_minibatch.kernels._pieces import PacedKernel
-from numpyro_minibatch.proposal import Landscape, Proposal, Whitening
+from numpyro_minibatch.kernels._pieces import SteppedKernel
+from numpyro_minibatch.proposal import Proposal, ProposalContext, Whitening
 from numpyro_minibatch.target import Target
 
 __all__ = ["MinibatchMH", "MinibatchMHState"]
@@ -139,7 +139,7 @@ class _Step(NamedTuple):
     checks: _Checks
 
 
-class MinibatchMH(PacedKernel, AdaptedKernel, MinibatchKernel):
+class MinibatchMH(SteppedKernel, AdaptedKernel, MinibatchKernel):
     """Metropolis-Hastings whose log ratio is estimated from a minibatch.
 
     The general kernel of this family: any proposal, any way to draw the rows, any
@@ -446,10 +446,10 @@ class MinibatchMH(PacedKernel, AdaptedKernel, MinibatchKernel):
         """One draw of one chain."""
         flat, unravel = ravel_pytree(state.z)
         reader = self.reader(target, unravel, state.surrogate)
-        landscape = self._landscape(reader, target, unravel, state)
-        beyond = None
+        context = self._context(reader, target, unravel, state)
+        residual = None
         if self._run.plan is not None and isinstance(self._estimate, Shared):
-            beyond = self.reader(target, unravel, state.surrogate, beyond=True)
+            residual = self.reader(target, unravel, state.surrogate, residual_only=True)
 
         is_check = self._is_check(reader, state.i)
 
@@ -459,8 +459,8 @@ class MinibatchMH(PacedKernel, AdaptedKernel, MinibatchKernel):
             step_size = self._step_size_at(count, state)
             return self._metropolis_step(
                 reader,
-                beyond,
-                landscape,
+                residual,
+                context,
                 step_size,
                 is_check & (n == 0),
                 batch_key,
@@ -542,21 +542,21 @@ class MinibatchMH(PacedKernel, AdaptedKernel, MinibatchKernel):
         smallest = super()._needs.smallest if self._proposal.uses_gradient else _FEWEST
         return Needs(smallest, follows=self._proposal.follows_surrogate)
 
-    def _landscape(
+    def _context(
         self,
         reader: Reader,
         target: Target,
         unravel: Callable[[Array], Any],
         state: MinibatchMHState,
-    ) -> Landscape:
+    ) -> ProposalContext:
         """What proposals may look at, but for the gradient of a step's own batch."""
 
         def no_batch(position: Array) -> Array:
             raise AssertionError("a step sets the gradient of its batch")
 
         if self._run.plan is None:
-            return Landscape(no_batch, Whitening(state.adapt_state.root))
-        return Landscape(
+            return ProposalContext(no_batch, Whitening(state.adapt_state.root))
+        return ProposalContext(
             no_batch,
             # the surrogate's, which chains side by side share: a matrix of each
             # chain's own, though equal, would be a product of its own
@@ -574,15 +574,15 @@ class MinibatchMH(PacedKernel, AdaptedKernel, MinibatchKernel):
             num_steps=max(self._run.plan.num_steps, 4)
             if self._moved
             else self._run.plan.num_steps,
-            near=self._run.plan.near,
+            over_relaxed=self._run.plan.near,
             num_rows=state.surrogate.expansion.num_exact,
         )
 
     def _metropolis_step(
         self,
         reader: Reader,
-        beyond: Reader | None,
-        landscape: Landscape,
+        residual: Reader | None,
+        context: ProposalContext,
         step_size: Array,
         is_check: Array,
         batch_key: Array,
@@ -591,12 +591,12 @@ class MinibatchMH(PacedKernel, AdaptedKernel, MinibatchKernel):
     ) -> tuple[_Carry, _Step]:
         """Propose, compare on a batch, decide.
 
-        :param beyond: with a surrogate, what the target has beyond it.
+        :param residual: with a surrogate, what the target has beyond it.
         """
         rng_key, z, memory, lp = carry
         rng_key, key_proposal, key_accept = jax.random.split(rng_key, 3)
-        evaluations = self._proposal.evaluations(landscape)
-        proposal_rows: ArrayLike = landscape.num_rows * evaluations
+        evaluations = self._proposal.evaluations(context)
+        proposal_rows: ArrayLike = context.num_rows * evaluations
         if self._proposal.uses_gradient:
             batch_key, gradient_key = self.row_keys(batch_key)
             proposal_rows = proposal_rows + reader.gradient_rows
@@ -606,14 +606,14 @@ class MinibatchMH(PacedKernel, AdaptedKernel, MinibatchKernel):
             return reader.gradient(jax.random.clone(gradient_key), position)
 
         proposed = self._proposal.propose(
-            key_proposal, z, step_size, landscape._replace(gradient=gradient)
+            key_proposal, z, step_size, context._replace(gradient=gradient)
         )
 
         judge, known, log_q_ratio = reader, None, proposed.log_q_ratio
-        if beyond is not None and proposed.log_surrogate is not None:
+        if residual is not None and proposed.log_surrogate is not None:
             # what the surrogate says of the move and what the proposal's ratio takes
             # back are one number
-            judge, known = beyond, proposed.log_surrogate
+            judge, known = residual, proposed.log_surrogate
             log_q_ratio = jnp.zeros_like(log_q_ratio)
 
         test = self._acceptance

@@ -14,11 +14,11 @@ from jax.typing import ArrayLike
 
 from numpyro_minibatch.preconditioner import Whitening
 
-__all__ = ["Landscape", "Proposal", "Proposed"]
+__all__ = ["ProposalContext", "Proposal", "Proposed"]
 
 
-class Landscape(NamedTuple):
-    """What a proposal may look at.
+class ProposalContext(NamedTuple):
+    """What a proposal may use of the target.
 
     :param gradient: the gradient of the target's log density at a position, estimated
         from one batch, the same for the whole proposal and independent of the batch
@@ -31,8 +31,9 @@ class Landscape(NamedTuple):
     :param num_steps: steps in which a quarter of a period of the surrogate's dynamics
         keeps accepting, in its tails as well; 0 where the surrogate is normal with the
         mean ``center`` and the whitening's covariance.
-    :param near: whether the target is so close to a normal surrogate that moves to its
-        other side are accepted from the tails as well.
+    :param over_relaxed: whether the target is so close to a normal surrogate that
+        over-relaxed moves, to the other side of its centre, are accepted from the tails
+        as well.
     :param num_rows: rows of data that an evaluation of the surrogate reads.
     """
 
@@ -41,7 +42,7 @@ class Landscape(NamedTuple):
     center: Array | None = None
     log_surrogate: Callable[[Array], Array] | None = None
     num_steps: int = 4
-    near: bool = False
+    over_relaxed: bool = False
     num_rows: int = 0
 
 
@@ -72,9 +73,9 @@ class Proposal(ABC):
 
     #: acceptance rate that a Metropolis test should aim at, all stages together
     target_accept_prob = 0.3
-    #: whether :meth:`propose` calls the landscape's ``gradient``
+    #: whether :meth:`propose` calls the context's ``gradient``
     uses_gradient = False
-    #: whether it needs the landscape's ``center`` and ``log_surrogate``
+    #: whether it needs the context's ``center`` and ``log_surrogate``
     uses_surrogate = False
     #: whether it follows the surrogate's gradient, so that what it knows pays
     follows_surrogate = False
@@ -93,17 +94,17 @@ class Proposal(ABC):
 
     @abstractmethod
     def propose(
-        self, key: Array, z: Array, step_size: Array, landscape: Landscape
+        self, key: Array, z: Array, step_size: Array, context: ProposalContext
     ) -> Proposed:
         """Propose a position.
 
         :param key: PRNG key.
         :param z: the current position, shape ``(D,)``.
         :param step_size: step size in the whitened coordinates.
-        :param landscape: what can be known about the target.
+        :param context: what can be known about the target.
         """
 
-    def evaluations(self, landscape: Landscape) -> int:
+    def evaluations(self, context: ProposalContext) -> int:
         """How often the surrogate is evaluated for a proposal, at most."""
         return 0
 

@@ -12,8 +12,8 @@ import numpy as np
 from jax import Array
 
 from numpyro_minibatch.proposal._contract import (
-    Landscape,
     Proposal,
+    ProposalContext,
     Proposed,
     check_number,
     is_positive,
@@ -49,15 +49,15 @@ class _Mixture(Proposal):
         for name, value in derived.items():
             object.__setattr__(self, name, value)
 
-    def evaluations(self, landscape: Landscape) -> int:
-        return max(part.evaluations(landscape) for _, part in self.components)
+    def evaluations(self, context: ProposalContext) -> int:
+        return max(part.evaluations(context) for _, part in self.components)
 
     def propose(
-        self, key: Array, z: Array, step_size: Array, landscape: Landscape
+        self, key: Array, z: Array, step_size: Array, context: ProposalContext
     ) -> Proposed:
         def branch(part: Proposal) -> Callable[[Array], Proposed]:
             def propose(key: Array) -> Proposed:
-                made = part.propose(key, z, step_size, landscape)
+                made = part.propose(key, z, step_size, context)
                 return Proposed(
                     made.z,
                     jnp.asarray(made.log_q_ratio, z.dtype),

@@ -14,8 +14,8 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from numpyro_minibatch.proposal._contract import (
-    Landscape,
     Proposal,
+    ProposalContext,
     Proposed,
     check_number,
     is_positive,
@@ -33,25 +33,29 @@ __all__ = [
 # proposals that look at the surrogate ------------------------------------------------
 
 
-def _surrogate(landscape: Landscape) -> Callable[[Array], Array]:
-    assert landscape.log_surrogate is not None  # the kernel has checked
-    return landscape.log_surrogate
+def _surrogate(context: ProposalContext) -> Callable[[Array], Array]:
+    assert context.log_surrogate is not None  # the kernel has checked
+    return context.log_surrogate
 
 
-def _centered(z: Array, landscape: Landscape) -> tuple[Array, Array]:
+def _centered(z: Array, context: ProposalContext) -> tuple[Array, Array]:
     """The centre, and the whitened displacement from it."""
-    assert landscape.center is not None  # the kernel has checked
-    return landscape.center, landscape.whitening.whiten(z - landscape.center)
+    assert context.center is not None  # the kernel has checked
+    return context.center, context.whitening.whiten(z - context.center)
 
 
-def _turned(
-    z: Array, noise: Array, cos: Array | float, sin: Array | float, landscape: Landscape
+def _rotated(
+    z: Array,
+    noise: Array,
+    cos: Array | float,
+    sin: Array | float,
+    context: ProposalContext,
 ) -> Proposed:
     """Turn the displacement into the noise, which leaves the normal law as it is."""
-    center, white = _centered(z, landscape)
+    center, white = _centered(z, context)
     white_new = cos * white + sin * noise
     log_q_ratio = 0.5 * (jnp.square(white_new) - jnp.square(white)).sum()
-    return Proposed(center + landscape.whitening.color(white_new), log_q_ratio)
+    return Proposed(center + context.whitening.color(white_new), log_q_ratio)
 
 
 def _first_stage(
@@ -75,17 +79,21 @@ def _first_stage(
 
 
 #: length of a trajectory, about a quarter of a period, ``pi / 2``
-LENGTH = 1.56
+TRAJECTORY_LENGTH = 1.56
 #: Cosine of one turn on a normal surrogate near the target, the correlation of a draw
 #: with the last. Below zero the errors of successive draws cancel in their mean, whose
 #: variance is ``(1 + cos) / (1 - cos)`` of that of independent draws. That of an even
 #: function, ``(1 + cos**2) / (1 - cos**2)``, is larger; for the indicator of a 5% tail,
 #: which is neither, the two make up for each other at this number.
-BACK = -0.3
+OVERRELAXATION_COSINE = -0.3
 
 
 def follow(
-    z: Array, momentum: Array, step: Array, num_steps: ArrayLike, landscape: Landscape
+    z: Array,
+    momentum: Array,
+    step: Array,
+    num_steps: ArrayLike,
+    context: ProposalContext,
 ) -> tuple[Array, Array, Array]:
     """Follow the surrogate's dynamics.
 
@@ -97,14 +105,14 @@ def follow(
     :param step: time of a step; a turn by ``pi / 2`` is a quarter of a period.
     :return: position and momentum at the end, and the log surrogate at both ends.
     """
-    density = _surrogate(landscape)
-    whitening = landscape.whitening
-    center, white = _centered(z, landscape)
+    density = _surrogate(context)
+    whitening = context.whitening
+    center, white = _centered(z, context)
     cos, sin = jnp.cos(step), jnp.sin(step)
 
     # A half kick at each end of every turn; two that meet are one. The loop keeps the
     # surrogate, which holds the model's prior, at few places of the compiled program.
-    def kick_and_turn(i: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
+    def kick_and_rotate(i: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
         position, white, momentum, first, last = carry
         at_end = (i == 0) | (i == num_steps)
         # only the ends need their density, the same condition for all chains
@@ -117,14 +125,14 @@ def follow(
         kick = jnp.where(at_end, 0.5 * step, step)
         momentum = momentum + kick * (whitening.whiten_gradient(gradient) + white)
         ends = i == num_steps
-        turned = cos * white + sin * momentum
+        rotated = cos * white + sin * momentum
         momentum = jnp.where(ends, momentum, cos * momentum - sin * white)
-        position = jnp.where(ends, position, center + whitening.color(turned))
-        return position, turned, momentum, jnp.where(i == 0, value, first), value
+        position = jnp.where(ends, position, center + whitening.color(rotated))
+        return position, rotated, momentum, jnp.where(i == 0, value, first), value
 
     zero = jnp.zeros((), z.dtype)
     z, _, momentum, first, last = jax.lax.fori_loop(
-        0, num_steps + 1, kick_and_turn, (z, white, momentum, zero, zero)
+        0, num_steps + 1, kick_and_rotate, (z, white, momentum, zero, zero)
     )
     return z, momentum, jnp.stack([first, last])
 
@@ -170,38 +178,44 @@ class _SurrogateHMC(Proposal):
         )
         object.__setattr__(self, "jitter", jitter)
 
-    def trajectory(self, landscape: Landscape) -> tuple[int, float]:
+    def trajectory(self, context: ProposalContext) -> tuple[int, float]:
         """Number of steps and their length; none where one turn is the exact flow."""
         num_steps, step_size = self.num_steps, self.step_size
         if num_steps is None:
-            num_steps = landscape.num_steps
+            num_steps = context.num_steps
             if step_size is not None:
-                num_steps = max(1, round(LENGTH / step_size))
+                num_steps = max(1, round(TRAJECTORY_LENGTH / step_size))
         if step_size is None:
-            step_size = LENGTH / max(num_steps, 1)
+            step_size = TRAJECTORY_LENGTH / max(num_steps, 1)
         return num_steps, step_size
 
-    def evaluations(self, landscape: Landscape) -> int:
-        num_steps, _ = self.trajectory(landscape)
+    def evaluations(self, context: ProposalContext) -> int:
+        num_steps, _ = self.trajectory(context)
         return num_steps + 1 if num_steps else 0
 
     def propose(
-        self, key: Array, z: Array, step_size: Array, landscape: Landscape
+        self, key: Array, z: Array, step_size: Array, context: ProposalContext
     ) -> Proposed:
-        num_steps, length = self.trajectory(landscape)
+        num_steps, length = self.trajectory(context)
         if num_steps == 0:
             # the flow of the normal law itself, which loses no energy
-            if not landscape.near:
-                return independence().propose(key, z, step_size, landscape)
+            if not context.over_relaxed:
+                return independence().propose(key, z, step_size, context)
             noise = jax.random.normal(key, z.shape, z.dtype)
-            return _turned(z, noise, BACK, math.sqrt(1.0 - BACK**2), landscape)
+            return _rotated(
+                z,
+                noise,
+                OVERRELAXATION_COSINE,
+                math.sqrt(1.0 - OVERRELAXATION_COSINE**2),
+                context,
+            )
         noise = jax.random.normal(key, (z.size + 3,), z.dtype)
         momentum, for_step, for_accept = noise[:-3], noise[-3], noise[-2:]
         step = jnp.asarray(length, z.dtype)
         if self.jitter:  # erf(x / sqrt(2)) of a normal x is uniform on (-1, 1)
             uniform = jax.scipy.special.erf(for_step * np.sqrt(0.5).item())
             step = step * (1.0 + self.jitter * uniform)
-        z_new, momentum_new, logs = follow(z, momentum, step, num_steps, landscape)
+        z_new, momentum_new, logs = follow(z, momentum, step, num_steps, context)
         log_ratio = log_metropolis_ratio(momentum, momentum_new, logs)
         return _first_stage(z, z_new, logs, log_ratio, for_accept)
 
@@ -210,15 +224,15 @@ class _SurrogateHMC(Proposal):
 class _DelayedRandomWalk(Proposal):
     uses_surrogate = True
 
-    def evaluations(self, landscape: Landscape) -> int:
+    def evaluations(self, context: ProposalContext) -> int:
         return 2
 
     def propose(
-        self, key: Array, z: Array, step_size: Array, landscape: Landscape
+        self, key: Array, z: Array, step_size: Array, context: ProposalContext
     ) -> Proposed:
         noise = jax.random.normal(key, (z.size + 2,), z.dtype)
-        z_new = z + step_size * landscape.whitening.color(noise[:-2])
-        logs = jax.vmap(_surrogate(landscape))(jnp.stack([z, z_new]))
+        z_new = z + step_size * context.whitening.color(noise[:-2])
+        logs = jax.vmap(_surrogate(context))(jnp.stack([z, z_new]))
         return _first_stage(z, z_new, logs, logs[1] - logs[0], noise[-2:])
 
 
@@ -228,12 +242,12 @@ class _Independence(Proposal):
     adapts_step_size = False
 
     def propose(
-        self, key: Array, z: Array, step_size: Array, landscape: Landscape
+        self, key: Array, z: Array, step_size: Array, context: ProposalContext
     ) -> Proposed:
         noise = jax.random.normal(key, z.shape, z.dtype)
-        center, white = _centered(z, landscape)
+        center, white = _centered(z, context)
         log_q_ratio = 0.5 * (jnp.square(noise) - jnp.square(white)).sum()
-        return Proposed(center + landscape.whitening.color(noise), log_q_ratio)
+        return Proposed(center + context.whitening.color(noise), log_q_ratio)
 
 
 @dataclass(frozen=True)
@@ -250,7 +264,7 @@ class _StudentT(Proposal):
         object.__setattr__(self, "df", df)
 
     def propose(
-        self, key: Array, z: Array, step_size: Array, landscape: Landscape
+        self, key: Array, z: Array, step_size: Array, context: ProposalContext
     ) -> Proposed:
         if self.df.is_integer() and self.df <= 32:
             # a chi-squared number is a sum of squares, cheaper than a gamma number
@@ -262,10 +276,10 @@ class _StudentT(Proposal):
             normal = jax.random.normal(key_normal, z.shape, z.dtype)
             chi_squared = 2.0 * jax.random.gamma(key_scale, 0.5 * self.df, (), z.dtype)
         noise = normal * jnp.sqrt(self.df / chi_squared)
-        center, white = _centered(z, landscape)
+        center, white = _centered(z, context)
         logs = jnp.log1p(jnp.square(jnp.stack([noise, white])).sum(-1) / self.df)
         log_q_ratio = 0.5 * (self.df + z.size) * (logs[0] - logs[1])
-        return Proposed(center + landscape.whitening.color(noise), log_q_ratio)
+        return Proposed(center + context.whitening.color(noise), log_q_ratio)
 
 
 @dataclass(frozen=True)
@@ -287,13 +301,13 @@ class _PreconditionedCrankNicolson(Proposal):
             object.__setattr__(self, "adapts_step_size", False)
 
     def propose(
-        self, key: Array, z: Array, step_size: Array, landscape: Landscape
+        self, key: Array, z: Array, step_size: Array, context: ProposalContext
     ) -> Proposed:
         noise = jax.random.normal(key, z.shape, z.dtype)
         beta = step_size if self.beta is None else self.beta
         beta = jnp.minimum(jnp.asarray(beta, z.dtype), 1.0)
         # sqrt((1 - b) (1 + b)) keeps its digits where b is near one
-        return _turned(z, noise, jnp.sqrt((1.0 - beta) * (1.0 + beta)), beta, landscape)
+        return _rotated(z, noise, jnp.sqrt((1.0 - beta) * (1.0 + beta)), beta, context)
 
 
 def surrogate_hmc(
@@ -370,15 +384,15 @@ def surrogate_hmc(
         >>> hmc = proposal.surrogate_hmc()
         >>> hmc.uses_surrogate, hmc.adapts_step_size
         (True, False)
-        >>> landscape = proposal.Landscape(
+        >>> context = proposal.ProposalContext(
         ...     gradient=lambda z: -z,
         ...     whitening=proposal.Whitening(jnp.ones(3)),
         ...     center=jnp.zeros(3),
         ...     log_surrogate=lambda z: -0.5 * (z**2).sum(),
         ... )
         >>> z = jnp.array([3.0, 0.0, -2.0])
-        >>> proposed = hmc.propose(jax.random.key(0), z, 1.0, landscape)
-        >>> ratio = landscape.log_surrogate(z) - landscape.log_surrogate(proposed.z)
+        >>> proposed = hmc.propose(jax.random.key(0), z, 1.0, context)
+        >>> ratio = context.log_surrogate(z) - context.log_surrogate(proposed.z)
         >>> bool(proposed.moved), bool(proposed.log_q_ratio == ratio)
         (True, True)
     """

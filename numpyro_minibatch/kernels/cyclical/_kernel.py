@@ -403,18 +403,18 @@ class Cyclical(OuterKernel):
     def _at(self, inner: Any) -> tuple[Any, Any]:
         """The kernel of a piece, and the state that it begins with."""
         kernel = self._inner.with_step_schedule(self._step_factor)
-        shape, heat = self._shape, self.temperature
-        if not shape.explore or self._explore_temperature == heat:
+        shape, temperature = self._shape, self.temperature
+        if not shape.explore or self._explore_temperature == temperature:
             return kernel, inner
         count = inner.i % (shape.length // shape.piece) * shape.piece
         real = inner.lp_estimate.dtype
-        noise = jnp.where(count < shape.explore, self._explore_temperature, heat)
+        noise = jnp.where(count < shape.explore, self._explore_temperature, temperature)
         if jax.tree.leaves(inner.memory):
             # the momentum of descent is not that of a temperature: erratum C5
             bits, wrap = _bits(jax.random.fold_in(inner.rng_key, _RESTART))
             memory = jax.lax.cond(
                 count == shape.explore,
-                lambda: self._inner.refreshed(wrap(bits), inner, heat),
+                lambda: self._inner.refreshed(wrap(bits), inner, temperature),
                 lambda: inner.memory,
             )
             inner = inner._replace(memory=memory)

@@ -20,7 +20,7 @@ from numpyro_minibatch.kernels.equi_energy._nested import (
     truncated,
 )
 from numpyro_minibatch.kernels.equi_energy._rings import Rings, ring_of
-from numpyro_minibatch.proposal import Landscape, Proposal, Whitening
+from numpyro_minibatch.proposal import Proposal, ProposalContext, Whitening
 
 __all__ = ["Moves", "Rungs", "Step", "log_density", "log_jump_ratio"]
 
@@ -76,12 +76,12 @@ def log_jump_ratio(new: Energies, old: Energies, reference: Reference) -> Array:
     :param reference: temperatures and floors. For the hottest chain, which does not
         jump, the ratio is one.
     """
-    heat, floors = reference.temperatures, reference.floors
-    hotter = jnp.concatenate([heat[1:], heat[-1:]])
+    temperatures, floors = reference.temperatures, reference.floors
+    hotter = jnp.concatenate([temperatures[1:], temperatures[-1:]])
     higher = jnp.concatenate([floors[1:], floors[-1:]])
 
     def log_weights(energies: Energies) -> Array:
-        own = truncated(energies.own, floors, heat)
+        own = truncated(energies.own, floors, temperatures)
         return own - truncated(energies.above, higher, hotter)
 
     return log_weights(new) - log_weights(old)
@@ -143,16 +143,16 @@ class Moves:
         temper_prior = self.nested.temper_prior
 
         def propose(
-            key: Array, bits: Array, z: Array, heat: Array, root: Array, size: Array
+            key: Array, bits: Array, z: Array, t: Array, root: Array, size: Array
         ) -> tuple[Array, Array]:
-            weights = Weights(1.0 / heat if temper_prior else 1.0, 1.0 / heat)
+            weights = Weights(1.0 / t if temper_prior else 1.0, 1.0 / t)
 
             def gradient(position: Array) -> Array:
                 tempered = self.reader._replace(weights=weights)
                 return tempered.gradient(wrap(bits), position)
 
-            landscape = Landscape(gradient, Whitening(root))
-            proposed = self.proposal.propose(key, z, size, landscape)
+            context = ProposalContext(gradient, Whitening(root))
+            proposed = self.proposal.propose(key, z, size, context)
             return proposed.z, proposed.log_q_ratio
 
         keys = jax.random.split(key, len(z))

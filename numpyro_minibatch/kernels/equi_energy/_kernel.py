@@ -448,8 +448,8 @@ class MINTEE(MinibatchKernel):
         number = self._settings.number
         positions = jnp.broadcast_to(flat, (number, *flat.shape))
         bits, wrap = unwrapped(jax.random.split(rows_key, number))
-        heat = surrogate.temperatures
-        steps = self._settings.step_size * jnp.sqrt(heat / heat[0])
+        temperatures = surrogate.temperatures
+        steps = self._settings.step_size * jnp.sqrt(temperatures / temperatures[0])
         energies = self._nested.energies(start.reader, surrogate, positions, bits, wrap)
         zero = jnp.zeros((), flat.dtype)
         each = jnp.zeros((number,), flat.dtype)

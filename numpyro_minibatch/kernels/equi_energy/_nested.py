@@ -186,10 +186,10 @@ class Nested:
         inner, outer = (self._gathered(flat, part, mean, m2) for part in (0, 1))
         # what is not a row is the same in every block of a chain
         first = np.argmax(flat[:, 0] == np.arange(len(self.sizes))[:, None], axis=1)
-        heat = reference.temperatures
-        hotter = jnp.concatenate([heat[1:], heat[-1:]])
+        temperatures = reference.temperatures
+        hotter = jnp.concatenate([temperatures[1:], temperatures[-1:]])
         own, noise = self._energy(
-            inner.merge(outer), np.array(self.sizes), known[first], heat
+            inner.merge(outer), np.array(self.sizes), known[first], temperatures
         )
         above, _ = self._energy(inner, self.shared, known[first], hotter)
         return Energies(own, above, noise, log_prior[first])
@@ -209,7 +209,7 @@ class Nested:
         return Moments(jnp.asarray(seen, jnp.int32), whole, spread)
 
     def _energy(
-        self, moments: Moments, sizes: np.ndarray, known: Array, heat: Array
+        self, moments: Moments, sizes: np.ndarray, known: Array, temperatures: Array
     ) -> tuple[Array, Array]:
         """The energy that a batch estimates, and its variance in temperatures squared.
 
@@ -218,10 +218,10 @@ class Nested:
         """
         fpc = ((self.size - sizes) / self.size).astype(moments.mean.dtype)
         total = moments.total(self.size, jnp.asarray(fpc))
-        log_weight = (1.0 / heat) * Estimate(
+        log_weight = (1.0 / temperatures) * Estimate(
             total.value + known, total.variance, total.dof
         )
-        energy = -heat * log_weight.value
+        energy = -temperatures * log_weight.value
         if self.penalty:
-            energy = energy + heat * penalty_correction(log_weight)
+            energy = energy + temperatures * penalty_correction(log_weight)
         return energy, jnp.asarray(log_weight.variance)

@@ -508,11 +508,11 @@ class ReplicaExchange(OuterKernel):
         keys = jax.random.split(key, len(rungs))
 
         def take(
-            rung: Array, origin: Array, is_new: Array, heat: Array, key: Array
+            rung: Array, origin: Array, is_new: Array, temperature: Array, key: Array
         ) -> Any:
             here = jax.tree.map(lambda x: x[rung], replicas)
             there = jax.tree.map(lambda x: x[origin], replicas)
-            at_rung = self._inner.with_temperature(heat)
+            at_rung = self._inner.with_temperature(temperature)
             arrived = at_rung.arrive(
                 target, here._replace(surrogate=surrogate), there, key
             )._replace(surrogate=())
