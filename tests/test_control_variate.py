@@ -1271,8 +1271,8 @@ def test_overconfident_batches_are_spoken_of():
             "stratified": batch.stratified(),
         }.items()
     }
-    assert "batches take themselves for too good" in advice["uniform"]
-    assert "too good" not in advice["stratified"], advice
+    assert "batches underestimate their noise" in advice["uniform"]
+    assert "underestimate" not in advice["stratified"], advice
     assert "checked on all rows" not in advice["stratified"], advice
 
 

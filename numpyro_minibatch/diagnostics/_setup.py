@@ -22,8 +22,8 @@ class Setup(Numbers):
     :param temperature: the temperature of the likelihood.
     :param plates: the number of rows of each data plate.
     :param batch_sizes: the rows of one draw of each data plate.
-    :param num_chains: the chains.
-    :param num_draws: the draws of each chain.
+    :param num_chains: the number of chains.
+    :param num_draws: the number of draws of each chain.
     """
 
     kernel: str
@@ -86,7 +86,7 @@ def _note_all_rows(run: Run) -> Iterator[str]:
     if rows and everything and run.flag("decides"):
         yield (
             f"every step read all {rows} rows, so its decision is exact and costs "
-            f"{rows} rows; a batch_size makes it cheaper."
+            f"{rows} rows; a batch_size makes steps cheaper."
         )
 
 
