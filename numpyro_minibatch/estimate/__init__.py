@@ -1,8 +1,8 @@
-"""How noisy: numbers that know their own noise, and how rows are turned into them.
+"""Estimates with a variance, and how they are computed from rows.
 
-Every decision of the package compares log likelihoods summed over all rows of
-the data but read from a few. What such a sum is worth is an
-:class:`Estimate`; exact is not a mode, it is ``variance == 0``.
+Every accept/reject step compares log likelihoods summed over all rows of the data, but
+reads only a few rows. Such a sum is an :class:`Estimate`, a value with its variance. An
+exact sum has ``variance == 0`` and needs no mode of its own.
 """
 
 from numpyro_minibatch.estimate._comparison import (
