@@ -1,4 +1,4 @@
-"""What a proposal is: a position and the log ratio of densities."""
+"""The contract of a proposal: a position and the log ratio of densities."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ __all__ = ["ProposalContext", "Proposal", "Proposed"]
 class ProposalContext(NamedTuple):
     """What a proposal may use of the target.
 
-    :param gradient: the gradient of the target's log density at a position, estimated
-        from one batch, the same for the whole proposal and independent of the batch
-        which decides.
+    :param gradient: the gradient of the target's log density at a position. It is
+        estimated from one batch, which is the same for the whole proposal and
+        independent of the batch of the accept/reject step.
     :param whitening: the whitened coordinates.
     :param center: centre of the surrogate's posterior, shape ``(D,)``; only with a
         control variate.
     :param log_surrogate: log density of the surrogate at a position, a scalar, up to
         a constant; only with a control variate.
-    :param num_steps: steps in which a quarter of a period of the surrogate's dynamics
-        keeps accepting, in its tails as well; 0 where the surrogate is normal with the
-        mean ``center`` and the whitening's covariance.
+    :param num_steps: the number of steps for a quarter of a period of the surrogate's
+        dynamics that are short enough to be accepted in its tails, too; 0 if the
+        surrogate is normal with mean ``center`` and the whitening's covariance.
     :param over_relaxed: whether the target is so close to a normal surrogate that
         over-relaxed moves, to the other side of its centre, are accepted from the tails
         as well.
@@ -51,13 +51,13 @@ class Proposed(NamedTuple):
 
     :param z: the position, shape ``(D,)``.
     :param log_q_ratio: ``log q(z | z') - log q(z' | z)``; zero for a stay.
-    :param moved: whether the position is another one. A proposal with a first stage of
-        its own that rejected stays at the very same ``z``: no row needs to be read.
-    :param tunes: whether the fate of the move says something about the step size.
-        Only a component of a :func:`mixture` that has no step size says no.
-    :param log_surrogate: the log surrogate at both positions, shape ``(2,)``, where
-        ``log_q_ratio`` is their difference: it cancels in a decision, which then is
-        about what the target has beyond the surrogate and needs nothing else.
+    :param moved: whether the position changed. A proposal whose first stage rejected
+        stays at the very same ``z``, and no row needs to be read.
+    :param tunes: whether the step-size adaptation may use the outcome of the move. It
+        is false only for components of a :func:`mixture` without a step size.
+    :param log_surrogate: the log surrogate at both positions, shape ``(2,)``, if
+        ``log_q_ratio`` is their difference. It then cancels in the acceptance ratio,
+        and the decision needs only the residual of the target over the surrogate.
     """
 
     z: Array
@@ -71,13 +71,13 @@ class Proposed(NamedTuple):
 class Proposal(ABC):
     """A way to propose a position; the base of the ``proposal.*`` choices."""
 
-    #: acceptance rate that a Metropolis test should aim at, all stages together
+    #: target acceptance rate of a Metropolis test, over all stages together
     target_accept_prob = 0.3
     #: whether :meth:`propose` calls the context's ``gradient``
     uses_gradient = False
     #: whether it needs the context's ``center`` and ``log_surrogate``
     uses_surrogate = False
-    #: whether it follows the surrogate's gradient, so that what it knows pays
+    #: whether it follows the surrogate's gradient, so that an accurate one pays
     follows_surrogate = False
     #: whether it has a scale that warmup should tune
     adapts_step_size = True
@@ -105,7 +105,7 @@ class Proposal(ABC):
         """
 
     def evaluations(self, context: ProposalContext) -> int:
-        """How often the surrogate is evaluated for a proposal, at most."""
+        """The largest number of surrogate evaluations of a proposal."""
         return 0
 
 
@@ -118,9 +118,9 @@ def check_number(
     """Raise unless a value is a finite number that is allowed.
 
     :param what: the function and its argument, for the messages.
-    :param value: what the user wrote.
-    :param allowed: whether a number is.
-    :param expected: what is allowed, in words.
+    :param value: the argument that the user gave.
+    :param allowed: a function that is true for allowed numbers.
+    :param expected: a description of the allowed numbers.
     :return: the value as a ``float``.
     :raises TypeError: the value is no number.
     :raises ValueError: it is not finite, or not allowed.

@@ -35,7 +35,7 @@ class _Mixture(Proposal):
         parts = [part for _, part in scaled]
         tuned = [pair for pair in scaled if pair[1].adapts_step_size] or list(scaled)
         share = sum(weight for weight, _ in tuned)
-        # only moves of the components with a step size are compared with this
+        # the target for moves of the components that have a step size
         target = sum(w * part.target_accept_prob for w, part in tuned) / share
         derived = {
             "components": scaled,
@@ -81,12 +81,12 @@ def mixture(
 ) -> Proposal:
     """One of several proposals at each step, chosen at random.
 
-    The choice does not look at the position, so the chain is a mixture of valid ones
-    and each component answers with its own ratio [1].
+    The choice does not depend on the position, so the chain is a mixture of valid
+    kernels, and each component uses its own proposal ratio [1].
 
-    Components share one step size. Only steps of those that have one adapt it, and the
-    acceptance rate aimed at is the mean of theirs. Where chains are vectorized every
-    component is computed at every step.
+    Components share one step size. Only moves of components with a step size adapt it,
+    and the target acceptance rate is the mean of theirs. Vectorised chains compute
+    every component at every step.
 
     :param components: ``{proposal: weight}``, or pairs ``(weight, proposal)``; the
         weights are positive and need not sum to one.
