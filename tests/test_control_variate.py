@@ -1322,7 +1322,7 @@ def test_traced_data_are_an_error():
     def start(x, y):
         return kernel.init(random.key(0), 10, None, (x, y), {})
 
-    with pytest.raises(TypeError, match="looks at all rows of the data before the run"):
+    with pytest.raises(TypeError, match="reads all rows of the data before the run"):
         jax.jit(start)(*DATA)
 
 

@@ -1,4 +1,4 @@
-"""Gradient steps in a row, each on rows of its own, and what their noise amounts to."""
+"""Sequences of gradient steps, each on its own rows, and the noise of gradients."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from numpyro_minibatch.preconditioner import Whitening
 __all__ = ["NoiseEstimator", "follow"]
 
 _EVERY = 100  # draws between measurements of the gradients' noise
-_GRADIENTS = 4  # gradients that one measurement takes
+_GRADIENTS = 4  # gradients per measurement
 
 
 def follow(
@@ -40,18 +40,18 @@ def follow(
     :param dynamics: the rule.
     :param reader: rows and weights of ``T`` times the log density.
     :param whitening: the whitened coordinates.
-    :param step_size_of: the step size of the ``n``-th step of all.
+    :param step_size_of: from the number of a step to its step size.
     :param temperature: the temperature ``T``.
     :param num_steps: how many steps.
-    :param start: how many steps were made before.
-    :param keys: the key of the noise, and the one that rows are drawn from: step ``n``
-        of all reads the rows of ``fold_in(index_key, n)``. Rows that came from an
-        epoch running on across draws would bias AMAGOLD.
+    :param start: the number of steps made before.
+    :param keys: the key of the noise, and ``index_key``: step ``n`` of all reads the
+        rows of ``fold_in(index_key, n)``. Rows from an epoch that continues across
+        draws would bias AMAGOLD.
     :param z: flat position, shape ``(D,)``.
-    :param memory: what the dynamics keeps.
-    :param observe: what to make of each gradient.
-    :param seen: what it begins with.
-    :return: the last step, with the work of all of them, and what was observed.
+    :param memory: the auxiliary variables of the dynamics.
+    :param observe: ``observe(seen, gradient)``, which accumulates over the gradients.
+    :param seen: its initial value.
+    :return: the last step, with the work of all steps, and the final ``seen``.
     """
     noise_key, index_key = keys
     _, wrap = unwrapped(noise_key)
@@ -79,7 +79,7 @@ def follow(
         row_key = jax.random.fold_in(index_key, start)
         return step(first, (start, unwrapped(noise_key)[0], unwrapped(row_key)[0]))[0]
 
-    # all keys in one call, which costs about as much as the noise of one step
+    # all keys in one call, which costs about as much as drawing the noise of one step
     def fold(key: Array, numbers: Array) -> Array:
         fold_in = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
         return unwrapped(fold_in(key, numbers))[0]
@@ -90,9 +90,9 @@ def follow(
 
 
 class NoiseEstimator(NamedTuple):
-    """How noisy gradients are: the mean of what was measured so far in this phase.
+    """The noise of gradients, averaged over the measurements of this phase.
 
-    - **number** - measurements so far.
+    - **number** - number of measurements so far.
     - **variance** - variance of a gradient in the whitened coordinates, ``(D,)``.
     """
 
@@ -101,7 +101,7 @@ class NoiseEstimator(NamedTuple):
 
     @classmethod
     def init(cls, z: Array) -> NoiseEstimator:
-        """Nothing measured yet."""
+        """The estimator without measurements."""
         return cls(jnp.zeros((), z.dtype), jnp.zeros_like(z))
 
     def updated(
@@ -113,9 +113,9 @@ class NoiseEstimator(NamedTuple):
         i: Array,
         num_warmup: int,
     ) -> tuple[NoiseEstimator, Array]:
-        """Measure now and then, and begin again after warmup.
+        """Measure at regular intervals, and start again after warmup.
 
-        :param reader: rows and weights of what gradients are taken of.
+        :param reader: rows and weights of the function whose gradients are taken.
         :param key: PRNG key of the rows.
         :param z: flat position, shape ``(D,)``.
         :param whitening: the whitened coordinates.
@@ -137,7 +137,7 @@ class NoiseEstimator(NamedTuple):
             number = jnp.where(since == 0, 0.0, self.number) + 1.0
             mean = self.variance + (found - self.variance) / number
             new = NoiseEstimator(number.astype(z.dtype), mean)
-            # one that is not finite would stay in the mean
+            # a measurement that is not finite would stay in the mean
             fine = jnp.isfinite(found).all()
             kept = jax.tree.map(lambda new, old: jnp.where(fine, new, old), new, self)
             return kept, jnp.int32(_GRADIENTS * reader.gradient_rows)
@@ -149,11 +149,12 @@ class NoiseEstimator(NamedTuple):
     ) -> Array:
         """The variance of the injected noise over that of the gradient's.
 
-        In the coordinate where it is smallest; infinite without gradient noise.
+        It is that of the coordinate where it is smallest; infinite without gradient
+        noise.
         """
         injected = dynamics.injected(step_size, temperature)
         noise = self.variance.max()
-        # also where neither there is: AMAGOLD on all rows without friction
+        # also if both are zero: AMAGOLD on all rows without friction
         some = jnp.where(noise == 0.0, 1.0, noise)
         ratio = jnp.where(noise == 0.0, jnp.inf, injected / some)
         return jnp.asarray(ratio, self.variance.dtype)
