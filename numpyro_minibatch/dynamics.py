@@ -74,7 +74,7 @@ class Dynamics(ABC):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What a result records of it, for :func:`~numpyro_minibatch.diagnose`."""
+        """The facts that results record, for :func:`~numpyro_minibatch.diagnose`."""
         return {
             "gradient_steps": True,
             "is_thermostat": self.is_thermostat,

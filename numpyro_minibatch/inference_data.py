@@ -528,7 +528,7 @@ def _created(run: Run) -> dict[str, Any]:
 
 
 def _attrs(mcmc: Any, run: Run, labels: _Labels) -> dict[str, Any]:
-    """What was sampled, as strings and numbers, which netCDF can store."""
+    """The attributes of a run, as strings and numbers, which netCDF can store."""
     kernel = run.kernel
     attrs = {
         **_created(run),

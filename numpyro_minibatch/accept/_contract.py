@@ -47,7 +47,7 @@ class AcceptanceTest(ABC):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What a result records of it, for :func:`~numpyro_minibatch.diagnose`."""
+        """The facts that results record, for :func:`~numpyro_minibatch.diagnose`."""
         return {
             "decides": True,
             "highest_accept_prob": self.highest_accept_prob,

@@ -26,7 +26,7 @@ __all__ = ["barker", "compensated_barker", "metropolis", "penalty", "series"]
 
 @dataclass(frozen=True)
 class Metropolis(AcceptanceTest):
-    """What :func:`metropolis` builds."""
+    """The test that :func:`metropolis` builds."""
 
     max_variance = 0.0
 
@@ -36,7 +36,7 @@ class Metropolis(AcceptanceTest):
 
 @dataclass(frozen=True)
 class Penalty(AcceptanceTest):
-    """What :func:`penalty` builds."""
+    """The test that :func:`penalty` builds."""
 
     max_variance: float = 1.0
     small_sample: bool = True
@@ -63,7 +63,7 @@ class Penalty(AcceptanceTest):
 
 @dataclass(frozen=True)
 class Barker(AcceptanceTest):
-    """What :func:`barker` builds."""
+    """The test that :func:`barker` builds."""
 
     max_variance = 0.0
     highest_accept_prob = 0.5
@@ -74,7 +74,7 @@ class Barker(AcceptanceTest):
 
 @dataclass(frozen=True)
 class CompensatedBarker(AcceptanceTest):
-    """What :func:`compensated_barker` builds."""
+    """The test that :func:`compensated_barker` builds."""
 
     variance: float = 1.0
     table: Table = "nnls"

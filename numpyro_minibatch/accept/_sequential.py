@@ -78,7 +78,7 @@ class SequentialTest(Metropolis):
 
 @dataclass(frozen=True)
 class Austerity(SequentialTest):
-    """What :func:`austerity` builds."""
+    """The test that :func:`austerity` builds."""
 
     epsilon: float = 0.005
 
@@ -130,7 +130,7 @@ Bound = Callable[[Any, Any], Any]
 
 @dataclass(frozen=True)
 class Confidence(SequentialTest):
-    """What :func:`confidence` builds."""
+    """The test that :func:`confidence` builds."""
 
     bound: Bound
     delta: float = 0.01
@@ -232,7 +232,7 @@ class Confidence(SequentialTest):
 
 @dataclass(frozen=True)
 class LogisticBound:
-    """What :func:`logistic_bound` builds."""
+    """The bound that :func:`logistic_bound` builds."""
 
     radius: float
     coefficients: Callable[[Any], Any] | None = None

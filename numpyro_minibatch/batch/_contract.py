@@ -151,7 +151,7 @@ class Scheme:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What a result records of the scheme, for :func:`~numpyro_minibatch.diagnose`.
+        """The facts that results record, for :func:`~numpyro_minibatch.diagnose`.
 
         They follow from the scheme's methods, so that a subclass need not state them.
         """
@@ -175,7 +175,7 @@ class Scheme:
         reached: ArrayLike,
         max_variance: ArrayLike,
     ) -> tuple[dict[str, Array], ArrayLike]:
-        """What to read next when the rows asked for have been read.
+        """The rows to read next, once those asked for have been read.
 
         :param counts: rows read so far of each plate.
         :param variances: each plate's part of the estimate's variance, without the

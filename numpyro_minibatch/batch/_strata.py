@@ -27,7 +27,7 @@ _WHOLE = 1 << 32
 
 
 class Design(NamedTuple):
-    """Which rows are always read, and the tables from which the others are drawn.
+    """The rows that are always read, and the tables for drawing the others.
 
     The others are in slots. The slots of a stratum are consecutive, and their number is
     a power of two; behind the last stratum there may be slots that belong to none. A

@@ -33,7 +33,7 @@ _WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
 
 @dataclass(frozen=True, kw_only=True)
 class Acceptance(Numbers):
-    """How often moves are accepted, and the noise of the log ratios.
+    """Acceptance rates, and the noise of the log ratios.
 
     :param acceptance_rate: the mean acceptance rate.
     :param unreliable: the share of the decisions whose noise was outside the domain of

@@ -26,7 +26,7 @@ _CHANGE = 0.03  # the change of an acceptance probability from which it matters
 
 @dataclass(frozen=True, kw_only=True)
 class Checks(Numbers):
-    """How decisions on batches compare with the same decisions on all rows.
+    """Comparison of decisions on batches with the same decisions on all rows.
 
     :param check_rms_error: with a control variate, the root mean square error of the
         log ratios that were checked on all rows.
@@ -66,7 +66,7 @@ class Checks(Numbers):
 
 
 def _change(error: float, claimed: float) -> float:
-    """How much acceptance changes if the noise has another sd than was reported.
+    """The change of acceptance if the noise has another sd than was reported.
 
     The penalty test accepts an estimate x with probability
     min(1, exp(x - claimed ** 2 / 2)). Here x is normal with standard deviation

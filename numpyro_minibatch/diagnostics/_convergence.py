@@ -37,7 +37,7 @@ _PARTS = {  # of a distribution, by the number that measures how well it is know
 
 @dataclass(frozen=True, kw_only=True)
 class Convergence(Numbers):
-    """How well the chains have converged, and what the draws are worth.
+    """Convergence of the chains, and the precision of estimates.
 
     :param rows_per_draw: rows of data read per draw that was kept by thinning.
     :param total_rows: rows of data read for all draws, without the warmup.

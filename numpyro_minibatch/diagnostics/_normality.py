@@ -1,4 +1,4 @@
-"""How normal the mean of a minibatch is, which every noisy decision assumes."""
+"""The normality of minibatch means, which every noisy decision assumes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = ["Normality", "log_ratio_rows", "normal_error_bound", "normality"]
 
 
 class Normality(NamedTuple):
-    """How far the means of batches are from normal; see :func:`normality`.
+    """The distance of batch means from normal; see :func:`normality`.
 
     :param distance: the largest difference between the distribution functions of the
         standardised means and of the standard normal distribution.

@@ -1,4 +1,4 @@
-"""What the diagnoses read: draws, statistics, and facts about the kernel."""
+"""The input of the diagnoses: draws, statistics, and facts about the kernel."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Numbers(ABC):
         """
 
     def lines(self) -> Iterator[tuple[str, str]]:
-        """What is printed of them: a name and a text, empty where there is nothing."""
+        """The printed lines: a name and a text, which is empty without numbers."""
         return iter(())
 
 
@@ -117,7 +117,7 @@ class Run:
 
     @property
     def pilot(self) -> Mapping[str, Any]:
-        """What the set-up of a control variate measured; empty without one."""
+        """The measurements of the control variate's set-up; empty without one."""
         return self.facts.get("pilot", {})
 
     @property
@@ -129,7 +129,7 @@ class Run:
 
     @property
     def thinning(self) -> int:
-        """How many draws were made for each that was kept."""
+        """The number of draws made for each one that was kept."""
         return int(self.attrs.get("thinning", 1))
 
     def mean(self, name: str) -> float:

@@ -1,4 +1,4 @@
-"""What was run: the kernel, its target, its data, and how many draws there are."""
+"""The set-up of a run: the kernel, its target, its data, the number of draws."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["FAMILY", "Setup"]
 
 @dataclass(frozen=True, kw_only=True)
 class Setup(Numbers):
-    """What was run.
+    """The kernel, its target, its data, and the number of draws.
 
     :param kernel: the name of the kernel.
     :param target: what was sampled, such as ``prior * likelihood ** (1 / 100)``.

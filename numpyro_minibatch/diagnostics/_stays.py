@@ -43,7 +43,7 @@ _MAX_SHARE = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class Stays(Numbers):
-    """How long chains stand still, and where.
+    """The lengths of stays, and where chains stand still.
 
     :param staying: the share of the draws that repeat the draw before.
     :param longest_stay: the largest number of draws that a chain stood still for.
@@ -144,7 +144,7 @@ def _stays(z: np.ndarray) -> _Stays:
 
 
 def _tail_stay(stays: _Stays, rate: float) -> tuple[float, int]:
-    """How much longer stays are far from the mean, and for which parameter."""
+    """The relative length of stays far from the mean, and the worst parameter."""
     outer = np.abs(stays.positions) > _OUTER
     number = outer.sum(0)
     with np.errstate(all="ignore"):

@@ -67,11 +67,11 @@ class Shared:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What a result records of the estimator."""
+        """The facts about the estimator that results record."""
         return {"keeps_estimate": False, "exact_decisions": False}
 
     def init(self, reader: Reader, key: Array, z: Array) -> Any:
-        """What is kept with the first position: nothing."""
+        """The memory of the first position, which is empty."""
         return ()
 
     def compare(
@@ -148,7 +148,7 @@ class Exact:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What a result records of the estimator."""
+        """The facts about the estimator that results record."""
         return {"keeps_estimate": False, "exact_decisions": True}
 
     def init(self, reader: Reader, key: Array, z: Array) -> Terms | tuple[()]:
@@ -253,7 +253,7 @@ class Augmented:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What a result records of the estimator."""
+        """The facts about the estimator that results record."""
         return {
             "keeps_estimate": True,
             "exact_decisions": False,

@@ -74,7 +74,7 @@ class Estimate:
 
 
 def penalty_correction(log_ratio: Estimate) -> Array:
-    """What to subtract from a noisy log ratio so that its exponential is unbiased.
+    """The correction that makes the exponential of a noisy log ratio unbiased.
 
     With ``c`` the variance estimated from ``n = dof + 1`` normal rows, the exact
     correction for ``n`` rows is ``-log 0F1(; (n - 1) / 2; -c * (n - 1) / 4)``: its

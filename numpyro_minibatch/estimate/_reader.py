@@ -22,7 +22,7 @@ from numpyro_minibatch.target import Terms
 
 
 class SequentialEvidence(NamedTuple):
-    """What a sequential test knows when it decides whether the rows read are enough.
+    """The data on which a sequential test decides whether to stop reading.
 
     :param log_ratio: the estimated log ratio of the target's densities so far.
     :param rows: for each plate the number, the mean and the sum of squared deviations

@@ -228,7 +228,7 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
         }
 
     def get_diagnostics_str(self, state: Any) -> str:
-        """What the progress bar shows.
+        """The text of the progress bar.
 
         :param state: the state of a chain, or of vectorised chains.
         """
@@ -309,7 +309,7 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
 
     @property
     def pilot(self) -> dict[str, Any]:
-        """What the set-up of the control variate measured; empty without one."""
+        """The measurements of the control variate's set-up; empty without one."""
         return dict(self._run.report)
 
     @property

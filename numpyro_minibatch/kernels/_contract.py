@@ -20,7 +20,7 @@ __all__ = ["InPieces", "KernelState", "NoiseDriven", "Pieces", "Start", "Tempere
 
 
 class Start(NamedTuple):
-    """Where a chain starts, as :meth:`MinibatchKernel.first_state` receives it.
+    """The start of a chain, which :meth:`MinibatchKernel.first_state` receives.
 
     :param reader: the target's rows, read as the kernel's batches are.
     :param z: unconstrained values of the latent sites.
@@ -185,7 +185,7 @@ class InPieces(Protocol):
 
     @property
     def step_size_order(self) -> int:
-        """Which power of the step size multiplies a gradient: 2 with momentum."""
+        """The power of the step size that multiplies a gradient: 2 with momentum."""
 
     def with_num_steps(self, num_steps: int) -> Self:
         """The same kernel with draws of another number of steps.

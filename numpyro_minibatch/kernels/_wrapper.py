@@ -49,7 +49,7 @@ class OuterKernel(DrivenKernel):
 
     @property
     def pilot(self) -> dict[str, Any]:
-        """What the set-up of a control variate measured; empty without one."""
+        """The measurements of the control variate's set-up; empty without one."""
         return self._inner.pilot
 
     @property

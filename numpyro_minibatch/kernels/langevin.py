@@ -220,7 +220,7 @@ class SGMCMC(SteppedKernel, MinibatchKernel):
         return {**super().facts, **self._dynamics.facts, "num_steps": self.num_steps}
 
     def get_diagnostics_str(self, state: SGMCMCState) -> str:
-        """What the progress bar shows."""
+        """The text of the progress bar."""
         return (
             f"step size {jnp.mean(state.step_size):.2e}. "
             f"lp={jnp.mean(state.lp_estimate):.4g}. "

@@ -18,7 +18,7 @@ __all__ = ["ProposalContext", "Proposal", "Proposed"]
 
 
 class ProposalContext(NamedTuple):
-    """What a proposal may use of the target.
+    """The information about the target that a proposal may use.
 
     :param gradient: the gradient of the target's log density at a position. It is
         estimated from one batch, which is the same for the whole proposal and
@@ -86,7 +86,7 @@ class Proposal(ABC):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What a result records of it, for :func:`~numpyro_minibatch.diagnose`."""
+        """The facts that results record, for :func:`~numpyro_minibatch.diagnose`."""
         return {
             "has_step_size": self.adapts_step_size,
             "uses_surrogate": self.uses_surrogate,

@@ -248,7 +248,7 @@ class Cyclical(OuterKernel):
         }
 
     def get_diagnostics_str(self, state: CyclicalState) -> str:
-        """What the progress bar shows."""
+        """The text of the progress bar."""
         return (
             f"cycle {jnp.max(state.cycle):.0f}. "
             f"step size {jnp.mean(state.step_size):.2e}. "

@@ -337,7 +337,7 @@ class MINTEE(MinibatchKernel):
         }
 
     def get_diagnostics_str(self, state: MINTEEState) -> str:
-        """What the progress bar shows."""
+        """The text of the progress bar."""
         tally = state.tally.sum(0) if state.tally.ndim > 3 else state.tally
         sums, number = tally
         local, jump = sums[:, 0] / jnp.maximum(number[:, 0], 1)

@@ -209,7 +209,7 @@ class EnergySettings:
         return width * np.cumsum(temperatures[:-1])
 
     def adaptation(self, num_warmup: int) -> Adaptation:
-        """How the local moves of each chain adapt in warmup."""
+        """The adaptation of each chain's local moves in warmup."""
         return Adaptation(
             num_warmup=num_warmup,
             target_accept_prob=self.target_accept_prob,

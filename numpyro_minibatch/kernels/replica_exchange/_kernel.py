@@ -256,7 +256,7 @@ class ReplicaExchange(OuterKernel):
         return {**super().facts, "temperatures": list(self._temperatures)}
 
     def get_diagnostics_str(self, state: ReplicaExchangeState) -> str:
-        """What the progress bar shows."""
+        """The text of the progress bar."""
         sums, number = state.rejected[..., 0, :], state.rejected[..., 1, :]
         rate = 1.0 - jnp.sum(sums) / jnp.maximum(jnp.sum(number), 1.0)
         return (

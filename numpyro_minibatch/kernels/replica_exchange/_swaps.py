@@ -42,7 +42,7 @@ class SwapPass(NamedTuple):
 
 @dataclass(frozen=True)
 class Swapping:
-    """How neighbouring rungs swap their positions.
+    """The rules by which neighbouring rungs swap positions.
 
     :param test: the acceptance test.
     :param exact: whether swaps read all rows.
