@@ -1,4 +1,4 @@
-"""A run in a folder from the command line: how it is doing, and in another format.
+"""The command line for a run in a folder: its progress, and export to a file.
 
 ``python -m numpyro_minibatch show FOLDER`` and ``export FOLDER FILE``.
 """

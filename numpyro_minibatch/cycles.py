@@ -1,7 +1,7 @@
-"""What cycles are worth together: weights of cycles, and draws by such weights.
+"""Weights of cycles, and draws resampled by such weights.
 
-The cycles of :class:`~numpyro_minibatch.Cyclical` are samples of the modes that they
-came to. How often a mode was visited says little of its mass.
+Each cycle of :class:`~numpyro_minibatch.Cyclical` samples the mode that it reached. The
+number of visits to a mode carries little information about its mass.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ def weights(
 
     :param idata: what :func:`~numpyro_minibatch.to_inference_data` returned for a run
         of a cyclical kernel.
-    :param method: ``"equal"``: each cycle counts alike. ``"harmonic"``: the inverse of
-        the mean inverse likelihood of the draws, as in the paper [1], in logarithms.
-        ``"laplace"``: the mean density of the draws times the volume of the normal law
-        that fits them.
-    :param densities: what :func:`densities` returned; for all but ``"equal"``.
+    :param method: ``"equal"``: each cycle has the same weight. ``"harmonic"``: the
+        inverse of the mean inverse likelihood of the draws, as in the paper [1], in
+        logarithms. ``"laplace"``: the mean density of the draws times the volume of the
+        normal distribution that fits them.
+    :param densities: what :func:`densities` returned; for all methods but ``"equal"``.
     :return: dimensions ``chain`` and ``cycle``.
-    :raises ValueError: there are no cycles, the method is not known or lacks what it
-        needs, or a cycle has too few draws for the volume of its law.
+    :raises ValueError: there are no cycles, the method is not known or lacks densities,
+        or a cycle has too few draws to estimate its volume.
 
     ``"harmonic"`` warns: it estimates the mass of a region divided by its **prior**
-    mass, so that of two modes of one mass the wider one gets less; its variance is
-    infinite in general, and it grows with the number of parameters. ``"laplace"`` has
-    neither fault where the draws of a cycle are all those of a mode that is nearly
-    normal; it needs clearly more draws in a cycle than there are parameters. No method
-    knows when two cycles saw the same mode, which then counts twice.
+    mass, so that of two modes with the same mass the wider one gets less weight. Its
+    variance is infinite in general, and its error grows with the number of parameters.
+    ``"laplace"`` has neither fault if all draws of a cycle belong to one mode that is
+    nearly normal; it needs clearly more draws per cycle than there are parameters. No
+    method detects that two cycles sampled the same mode, which then counts twice.
 
     **References:**
 
@@ -97,20 +97,20 @@ def weights(
     log_w = np.zeros((chains, len(names)))
     if method != "equal":
         assert densities is not None
-        heat = float(posterior.attrs.get("temperature", 1.0))
-        likelihood = densities["log_likelihood"].values / heat
+        temperature = float(posterior.attrs.get("temperature", 1.0))
+        likelihood = densities["log_likelihood"].values / temperature
         if likelihood.shape != numbers.shape:
             raise ValueError(
-                f"weights(densities=...) has {likelihood.shape} chains and draws, and "
-                f"the run {numbers.shape}: pass cycles.densities of the same run."
+                f"weights(densities=...) has {likelihood.shape} chains and draws, but "
+                f"the run has {numbers.shape}: pass cycles.densities of the same run."
             )
         density = likelihood + densities["log_prior"].values / (
-            heat if _tempers_prior(posterior) else 1.0
+            temperature if _tempers_prior(posterior) else 1.0
         )
         if method == "harmonic":
             warnings.warn(
                 "weights(method='harmonic') is the harmonic mean of the likelihood: it "
-                "leaves the prior mass of a mode's region out, and its variance is "
+                "ignores the prior mass of a mode's region, and its variance is "
                 "infinite in general. See cycles.weights for 'laplace'.",
                 UserWarning,
                 stacklevel=find_stack_level(),
@@ -137,7 +137,7 @@ def weights(
 
 
 def _log_volume(draws: np.ndarray, cycle: int) -> float:
-    """Log of the mass over the geometric mean density of the normal law that fits.
+    """Log of the mass over the geometric mean density of the normal that fits.
 
     The mean of ``log p - log w`` over draws of ``p / w = N(mean, cov)`` is ``-d / 2 -
     log det(2 pi cov) / 2``, minus the entropy.
@@ -145,8 +145,8 @@ def _log_volume(draws: np.ndarray, cycle: int) -> float:
     count, d = draws.shape
     if count < d + 2:
         raise ValueError(
-            f"weights(method='laplace'): cycle {cycle} has {count} draws, and the "
-            f"covariance of {d} parameters takes {d + 2} at least. Write a larger "
+            f"weights(method='laplace'): cycle {cycle} has {count} draws, but the "
+            f"covariance of {d} parameters needs at least {d + 2}. Write a larger "
             "samples_per_cycle, or method='equal'."
         )
     cov = np.atleast_2d(np.cov(draws.T))
@@ -154,10 +154,10 @@ def _log_volume(draws: np.ndarray, cycle: int) -> float:
     if sign <= 0 or not np.isfinite(log_det):
         raise ValueError(
             f"weights(method='laplace'): the draws of cycle {cycle} have no volume: "
-            "some of their values are the same, or are bound to others, as those of a "
+            "some of their values are constant, or are determined by others, as in a "
             "simplex. Write method='equal'."
         )
-    # the log determinant of a sample covariance is too small by this
+    # the bias of the log determinant of a sample covariance
     places = np.arange(1, d + 1)
     bias = (digamma((count - places) / 2) + np.log(2 / (count - 1))).sum()
     return float(0.5 * (log_det - bias + d))
@@ -258,7 +258,7 @@ def _sampled(
 
 
 def draw_weights(idata: InferenceData, weights: xr.DataArray) -> xr.DataArray:
-    """Weights of draws, which sum to one: a cycle's is shared by its draws.
+    """Weights of draws, which sum to one: draws of a cycle share its weight equally.
 
     :param idata: the run.
     :param weights: of its cycles, from :func:`weights`.
@@ -282,7 +282,7 @@ def draw_weights(idata: InferenceData, weights: xr.DataArray) -> xr.DataArray:
     if missing.size or weights.sizes["chain"] != len(numbers):
         raise ValueError(
             f"draw_weights(weights) has {weights.sizes['chain']} chains and cycles "
-            f"{names.tolist()}, and the run {len(numbers)} chains and cycles "
+            f"{names.tolist()}, but the run has {len(numbers)} chains and cycles "
             f"{np.unique(numbers).tolist()}: pass cycles.weights of the same run."
         )
     found = np.zeros(numbers.shape)
@@ -302,15 +302,15 @@ def reweight(
 ) -> InferenceData:
     """Draws in proportion to the weights of their cycles, as one chain.
 
-    By systematic resampling: a draw of weight ``w`` comes ``num_draws * w`` times, up
-    to one. R-hat and effective sample size mean nothing for the result;
-    :func:`effective_cycles` says what the weights leave.
+    Draws are resampled systematically: a draw of weight ``w`` occurs ``num_draws * w``
+    times, rounded up or down. R-hat and effective sample size are meaningless for the
+    result; see :func:`effective_cycles`.
 
     :param idata: the run.
     :param weights: of its cycles, from :func:`weights`.
-    :param num_draws: how many draws to make, by default as many as there are.
-    :param seed: of where the comb of systematic resampling begins.
-    :return: all groups that have draws, with one chain; the others as they are.
+    :param num_draws: the number of draws, by default as many as there are.
+    :param seed: of the random start of systematic resampling.
+    :return: all groups that have draws, with one chain; the other groups unchanged.
 
     **Example**
 
@@ -356,7 +356,7 @@ def reweight(
 
 
 def effective_cycles(weights: xr.DataArray) -> float:
-    """How many cycles of equal weight these weights are worth.
+    """The effective number of cycles, given their weights.
 
     :param weights: from :func:`weights`; they need not sum to one.
     :return: ``sum(w) ** 2 / sum(w ** 2)``: the number of cycles if all weights are the
@@ -402,7 +402,7 @@ def _cycles_of(who: str, idata: Any) -> tuple[xr.Dataset, np.ndarray]:
 
 
 def _matrix(posterior: xr.Dataset, densities: xr.Dataset, chain: int) -> np.ndarray:
-    """The draws of a chain, ``(draw, parameter)``, of what the density is of."""
+    """The draws of a chain, ``(draw, parameter)``, of the density's arguments."""
     columns = []
     for name in json.loads(densities.attrs["sites"]):
         values = posterior[name].transpose("chain", "draw", ...).values[chain]

@@ -1,6 +1,6 @@
-"""What to try it on: tall data sets, found on disk or downloaded, and simulated ones.
+"""Data sets with many rows: published ones from disk or download, and simulated ones.
 
-A published set is looked for in three places, in this order:
+A published set is searched for in three places, in this order:
 
 1. the folder ``data_dir``, by default the one that the environment variable
    ``NUMPYRO_MINIBATCH_DATA`` names;
@@ -54,7 +54,7 @@ COVERTYPE_COLUMNS = (
     "Horizontal_Distance_To_Fire_Points",
 )
 
-# Rows of classes 1 to 7, which tells the right file whatever its compression.
+# Rows of classes 1 to 7, which identify the file whatever its compression.
 _COVERTYPE_ROWS = (211840, 283301, 35754, 2747, 9493, 17367, 20510)
 
 # Training and test images.
@@ -62,15 +62,15 @@ _FASHION_MNIST_ROWS = (60_000, 10_000)
 
 
 class _Source(NamedTuple):
-    """A published data set: all that it takes to add one.
+    """A published data set: all that is needed to add one.
 
-    :param title: what messages call it.
+    :param title: its name in messages.
     :param url: the publisher's address of the file.
     :param parse: reads the publisher's file into named arrays.
     :param stem: file name without suffix. Folders are searched for the parsed
         arrays, ``<stem>.npz``, and for the publisher's own ``<stem><suffix>``.
-    :param excerpts: further ``.npz`` files, relative to a folder, that hold all of
-        the rows that are asked for.
+    :param excerpts: further ``.npz`` files, relative to a folder, that hold all
+        requested rows.
     """
 
     title: str
@@ -118,7 +118,7 @@ def load_covertype(
         row's class in ``classes``.
     :raises ValueError: if ``classes`` is not made of distinct numbers from 1 to 7.
     :raises FileNotFoundError: if the file is neither found nor can be downloaded;
-        the message says what can be done about it.
+        the message states what can be done.
 
     **References:**
 
@@ -180,7 +180,7 @@ def load_fashion_mnist(data_dir: str | os.PathLike[str] | None = None) -> Images
         environment variable ``NUMPYRO_MINIBATCH_DATA``.
     :returns: :class:`Images` of 28 x 28 pixels.
     :raises FileNotFoundError: if a file is neither found nor can be downloaded; the
-        message says what can be done about it.
+        message states what can be done.
 
     **References:**
 
@@ -359,8 +359,8 @@ def _download(source: _Source, cache: Path | None) -> dict[str, np.ndarray]:
     place = cache / f"{source.stem}.npz"
     place.parent.mkdir(parents=True, exist_ok=True)
     entries: dict[str, Any] = {**arrays}  # savez's own options are no arrays
-    # Written beside its place and then moved, so that an interrupted run or a
-    # second one at the same time leaves no half-written file.
+    # Written to a temporary folder and then moved, so that an interrupted run, or a
+    # second one at the same time, leaves no incomplete file.
     with tempfile.TemporaryDirectory(dir=cache) as folder:
         np.savez_compressed(Path(folder) / "arrays.npz", **entries)
         os.replace(Path(folder) / "arrays.npz", place)

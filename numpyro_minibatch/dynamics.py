@@ -1,14 +1,15 @@
-"""How to move: Langevin dynamics on gradients that know nothing of all rows.
+"""Langevin dynamics on minibatch gradients.
 
-One step of a dynamics reads one gradient, of one fresh batch. Positions are flat; the
-dynamics run in the whitened coordinates of a mass matrix, in which momenta have the law
-``N(0, T)`` and mass one. ``friction`` is the rate ``gamma`` of
+One step of a dynamics reads one gradient, of one fresh batch. Positions are flat. The
+dynamics run in the whitened coordinates of a mass matrix, in which momenta have the
+distribution ``N(0, T)`` and mass one. In all dynamics, ``friction`` is the rate
+``gamma`` of
 
     dp = force dt - gamma p dt + sqrt(2 gamma T) dW,    dz = p dt
 
-in every one of them, and forces are gradients of ``T * log target``: the prior and the
-likelihood as they are at ``T = 1``, so that a step size keeps its meaning at any
-temperature, and at ``T = 0`` what is left is gradient ascent with momentum.
+and forces are gradients of ``T * log target``. The likelihood then has the weight that
+it has at ``T = 1``, so that a step size keeps its meaning at any temperature, and at
+``T = 0`` the dynamics reduce to gradient ascent with momentum.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ class Moved(NamedTuple):
     """One step of a dynamics.
 
     :param z: the position, flat, shape ``(D,)``.
-    :param memory: momentum and thermostat, as the dynamics keeps them.
-    :param log_density: what the force said of its position: ``T`` times the log
-        density of the target, estimated from the batch.
+    :param memory: momentum and thermostat, in the dynamics' own format.
+    :param log_density: ``T`` times the log density of the target where the force was
+        evaluated, estimated from the batch.
     :param gradient: its gradient there, in the whitened coordinates, shape ``(D,)``.
-    :param work: of the midpoint integrator, the energy that the force took from the
+    :param work: for the midpoint integrator, the energy that the force took from the
         momentum, ``-(p + p') . force * step / 2``, which an amortized Metropolis test
         needs.
     """
@@ -52,28 +53,28 @@ class Moved(NamedTuple):
 
 
 class Dynamics(ABC):
-    """A rule that moves a position, and what it keeps with it, by one gradient.
+    """A rule that moves a position and its auxiliary variables by one gradient.
 
     Subclasses are frozen dataclasses: compared and hashed by value, so that a compiled
     step is found again.
     """
 
-    #: Step size where the coordinates are those of the surrogate's posterior, which
+    #: Default step size in the whitened coordinates of a surrogate's posterior, which
     #: have unit variances.
     white_step_size: float = 0.1
-    #: Gradient steps that make one draw.
+    #: Default number of gradient steps per draw.
     default_num_steps: int = 1
-    #: The power of the step size that multiplies a gradient: where the literature has a
-    #: learning rate, this is ``step_size ** order``.
+    #: The power of the step size that multiplies a gradient: the learning rate of the
+    #: literature is ``step_size ** order``.
     order: int = 1
-    #: Whether it adapts to gradient noise that is equal in all coordinates.
+    #: Whether it compensates for gradient noise that is equal in all coordinates.
     is_thermostat: bool = False
     #: Whether a larger friction reduces the effect of gradient noise.
     has_friction: bool = False
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What a result records of it, for :func:`~numpyro_minibatch.diagnose`."""
+        """The facts that results record, for :func:`~numpyro_minibatch.diagnose`."""
         return {
             "gradient_steps": True,
             "is_thermostat": self.is_thermostat,
@@ -82,11 +83,11 @@ class Dynamics(ABC):
 
     @property
     def keeps_force(self) -> bool:
-        """Whether the memory has the force that the next step begins with."""
+        """Whether the memory includes the force with which the next step begins."""
         return False
 
     def init(self, key: Array, z: Array, temperature: Scalar) -> Any:
-        """What is kept with the position: momenta at their equilibrium.
+        """The initial auxiliary variables: momenta at their equilibrium.
 
         :param key: PRNG key.
         :param z: flat position, shape ``(D,)``.
@@ -97,14 +98,14 @@ class Dynamics(ABC):
     def refresh(
         self, key: Array, z: Array, here: Any, there: Any, temperature: Scalar
     ) -> Any:
-        """What is kept with a position that came from another temperature.
+        """The auxiliary variables of a position that came from another temperature.
 
         Momenta are drawn anew, and forces come with their position.
 
         :param key: PRNG key.
         :param z: flat position, shape ``(D,)``.
-        :param here: what was kept at this temperature.
-        :param there: what was kept with the position.
+        :param here: the auxiliary variables at this temperature.
+        :param there: those that came with the position.
         :param temperature: the temperature ``T``.
         """
         return self.init(key, z, temperature)
@@ -124,7 +125,7 @@ class Dynamics(ABC):
 
         :param key: PRNG key of the noise: one normal number per coordinate.
         :param z: flat position, shape ``(D,)``.
-        :param memory: what :meth:`init` returned, or the step before.
+        :param memory: what :meth:`init` or the previous step returned.
         :param force: ``T`` times the log density and its gradient at a position,
             estimated from this step's batch. Called once.
         :param step_size: length of the step.
@@ -136,8 +137,7 @@ class Dynamics(ABC):
     def injected(self, step_size: Scalar, temperature: Scalar) -> Scalar:
         """Variance of the noise that a step injects, in units of the gradient's.
 
-        What the noise of a gradient, of this variance per coordinate, adds to the
-        temperature is one as large again.
+        Gradient noise of this variance in a coordinate doubles its temperature.
         """
 
 
@@ -172,8 +172,8 @@ class _SGLD(Dynamics):
 def sgld() -> Dynamics:
     """Stochastic gradient Langevin dynamics, ``z + h * force + N(0, 2 h T)`` [1].
 
-    The step size ``h`` is half of the paper's epsilon. Where the log density is a
-    parabola of curvature ``k``, the variance of the draws is ``T / k`` divided by
+    The step size ``h`` is half of the paper's epsilon. If the log density is quadratic
+    with curvature ``k``, the variance of the draws is ``T / k`` divided by
     ``1 - h k / 2``; a gradient with noise of variance ``V`` adds ``h V / 2`` to ``T``.
 
     **References:**
@@ -196,7 +196,7 @@ Integrator = Literal["baoab", "midpoint", "euler"]
 
 
 class Kicked(NamedTuple):
-    """A momentum, half of whose next kick is the force that made the last half."""
+    """A momentum, and the force of the last half kick, which the next one reuses."""
 
     momentum: Array
     force: Array
@@ -218,12 +218,12 @@ class _SGHMC(Dynamics):
         return self.integrator == "baoab"
 
     def _decay(self, step_size: Scalar) -> Scalar:
-        """What a step forgets: the friction times its length."""
+        """The decay of the momentum in a step: the friction times its length."""
         return self.friction if self.per_step else self.friction * step_size
 
     def init(self, key: Array, z: Array, temperature: Scalar) -> Any:
         p = jnp.sqrt(jnp.asarray(temperature, z.dtype)) * _normal(key, z)
-        # before the first step no force is known; what that costs is soon forgotten
+        # no force is known before the first step; the error is soon forgotten
         return Kicked(p, jnp.zeros_like(z)) if self.integrator == "baoab" else p
 
     def refresh(
@@ -249,8 +249,8 @@ class _SGHMC(Dynamics):
             return z + whitening.color(h * p)
 
         if self.integrator == "baoab":
-            # a position is where the force was evaluated, as in [2], and the half kicks
-            # before and after it have that one force
+            # a draw is the position where the force was evaluated, as in [2], and the
+            # half kicks before and after it use this one force
             p = p + 0.5 * h * whitening.whiten_gradient(memory.force)
             z = drift(z, p, 0.5 * h)
             p = _ornstein_uhlenbeck(p, noise, self._decay(h), temperature)
@@ -260,8 +260,8 @@ class _SGHMC(Dynamics):
             p_new = p + 0.5 * h * gradient
             return Moved(z, Kicked(p_new, force_here), value, gradient)
         if self.integrator == "midpoint":
-            # algorithm 2 of [3], with beta = friction / 2: friction acts on the mean
-            # of the momenta before and after, so that N(0, T) is kept at any step
+            # algorithm 2 of [3], with beta = friction / 2: friction acts on the mean of
+            # the momenta before and after, so that any step size preserves N(0, T)
             z = drift(z, p, 0.5 * h)
             value, gradient = force(z)
             gradient = whitening.whiten_gradient(gradient)
@@ -300,14 +300,15 @@ def sghmc(
 ) -> Dynamics:
     """Stochastic gradient Hamiltonian Monte Carlo: Langevin dynamics with momentum [1].
 
-    :param friction: the rate ``gamma`` at which momentum is forgotten, in units of
-        the inverse of the step size's.
-    :param integrator: ``"baoab"``, whose draws have the exact variance on a parabola
-        at any stable step size [2]; ``"midpoint"``, the one of AMAGOLD [3], where
-        ``friction`` is twice the paper's beta; or ``"euler"``, the one of [1].
-    :param per_step: whether ``friction`` is what one step forgets, ``gamma *
-        step_size``, so that the momentum of gradient descent stays the same while the
-        step size changes.
+    :param friction: the decay rate ``gamma`` of the momentum, in units of one over the
+        step size's.
+    :param integrator: ``"baoab"``, whose draws have the exact variance if the log
+        density is quadratic, at any stable step size [2]; ``"midpoint"``, that of
+        AMAGOLD [3], where ``friction`` is twice the paper's beta; or ``"euler"``, that
+        of [1].
+    :param per_step: whether ``friction`` is the decay per step, ``gamma * step_size``,
+        so that the momentum of gradient descent stays the same while the step size
+        changes.
     :raises ValueError: ``friction`` is negative, or there is no such integrator.
 
     **References:**
@@ -334,7 +335,7 @@ def sghmc(
 
 
 class Thermostat(NamedTuple):
-    """What :func:`nose_hoover` keeps: momentum, friction of the moment, last force."""
+    """The state of :func:`nose_hoover`: momentum, current friction and last force."""
 
     momentum: Array
     friction: Array
@@ -380,16 +381,16 @@ class _NoseHoover(Dynamics):
     ) -> Moved:
         h, (p, friction, last), noise = step_size, memory, _normal(key, z)
 
-        def heated(friction: Array, p: Array, h: Scalar) -> Array:
+        def updated(friction: Array, p: Array, h: Scalar) -> Array:
             excess = jnp.mean(jnp.square(p)) - temperature
             return friction + h / self.thermal_mass * excess
 
         if self.integrator == "symmetric":
             p = p + 0.5 * h * whitening.whiten_gradient(last)
             z = z + whitening.color(0.5 * h * p)
-            friction = heated(friction, p, 0.5 * h)
+            friction = updated(friction, p, 0.5 * h)
             p = _thermal(p, noise, friction, self.friction, h, temperature)
-            friction = heated(friction, p, 0.5 * h)
+            friction = updated(friction, p, 0.5 * h)
             z = z + whitening.color(0.5 * h * p)
             value, last = force(z)
             gradient = whitening.whiten_gradient(last)
@@ -400,7 +401,7 @@ class _NoseHoover(Dynamics):
             scale = jnp.sqrt(2.0 * self.friction * h * temperature)
             p = p - h * friction * p + h * gradient + scale * noise
             z = z + whitening.color(h * p)
-            friction = heated(friction, p, h)
+            friction = updated(friction, p, h)
         return Moved(z, Thermostat(p, friction, last), value, gradient)
 
     def injected(self, step_size: Scalar, temperature: Scalar) -> Scalar:
@@ -434,14 +435,14 @@ def nose_hoover(
 ) -> Dynamics:
     """Langevin dynamics whose friction adapts to the noise of the gradients [1].
 
-    A Nosé-Hoover thermostat ``d xi = (|p|^2 / D - T) / mu dt`` takes the place of the
-    friction, while noise of the fixed ``friction`` is injected. Noise of the gradient
-    that is the same in all coordinates only raises the mean of ``xi``.
+    A Nosé-Hoover thermostat ``d xi = (|p|^2 / D - T) / mu dt`` replaces the friction,
+    while noise of the fixed ``friction`` is injected. Gradient noise that is the same
+    in all coordinates only raises the mean of ``xi``.
 
-    :param friction: rate of the injected noise, and the thermostat's first value.
+    :param friction: rate of the injected noise, and the thermostat's initial value.
     :param thermal_mass: the thermostat's mass ``mu``, per coordinate.
     :param integrator: ``"symmetric"``, a splitting into exactly solved parts [2], with
-        one gradient a step; or ``"euler"``, the one of [1].
+        one gradient per step; or ``"euler"``, that of [1].
     :raises ValueError: ``friction`` is negative, the mass is not positive, or there is
         no such integrator.
 

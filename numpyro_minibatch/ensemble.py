@@ -1,7 +1,7 @@
-"""What an ensemble of networks predicts, how sure it is, how unlike its members are.
+"""Predictions of an ensemble of networks, their scores, and distances of members.
 
-A member is a draw of the weights. Members are asked one at a time, and rows in chunks,
-so that what is in memory are the predictions of one member for one chunk.
+A member is a draw of the weights. Members are evaluated one at a time, and rows in
+chunks, so that memory holds the predictions of one member for one chunk.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ __all__ = [
     "weight_distances",
 ]
 
-_CHUNK = 1000  # rows that are asked for at a time
+_CHUNK = 1000  # rows that are evaluated at once
 
 
 class Scores(NamedTuple):
-    """How good the predictions of an ensemble of ever more members are.
+    """Scores of the predictions of ensembles of increasing size.
 
-    :param members: how many members.
+    :param members: the number of members.
     :param nll: mean negative log likelihood, in nats.
-    :param accuracy: share of the rows whose likeliest class is right.
+    :param accuracy: fraction of the rows whose most probable class is correct.
     :param entropy: mean entropy of the predictions, in nats.
     :param calibration_error: expected calibration error.
     """
@@ -54,13 +54,13 @@ class Scores(NamedTuple):
 
 
 def members(run: Any) -> Any:
-    """The draws of a run as members of an ensemble, the chains one after the other.
+    """The draws of a run as members of an ensemble, with concatenated chains.
 
     :param run: what :func:`~numpyro_minibatch.sample` or
         :func:`~numpyro_minibatch.to_inference_data` returned, or a
         ``numpyro.infer.MCMC`` that has run.
     :return: a dict by the model's names for its sites, such as ``"net/Dense_0.bias"``,
-        which results store under others; the first axis is that of members.
+        which results may store under other names; the first axis is that of members.
     :raises TypeError: ``run`` is none of these.
 
     **Example**
@@ -95,16 +95,16 @@ def predict(
     weights: Any = None,
     chunk_size: int = _CHUNK,
 ) -> np.ndarray:
-    """The mean of the members' probabilities of the classes.
+    """The class probabilities, averaged over the members.
 
     :param logits: ``logits(draw, rows)``, the logits of the classes for some rows of
         ``X``, shape ``(rows, classes)``.
     :param draws: a pytree of arrays with a first axis of members, such as
         ``mcmc.get_samples()``, or :func:`members` of what ``sample`` returned.
     :param X: rows, or a pytree of arrays with a first axis of rows.
-    :param weights: of the members, for example the values of
+    :param weights: weights of the members, for example the values of
         :func:`cycles.draw_weights` in one vector; equal by default.
-    :param chunk_size: rows asked for at a time.
+    :param chunk_size: rows that are evaluated at once.
     :return: shape ``(rows, classes)``.
     :raises ValueError: there are no members, or not as many weights.
 
@@ -142,14 +142,14 @@ def scores(
     bins: int = 15,
     chunk_size: int = _CHUNK,
 ) -> Scores:
-    """How good ensembles of the first one, two, ... members are.
+    """Scores of the ensembles of the first one, two, ... members.
 
     :param logits: ``logits(draw, rows)``, see :func:`predict`.
     :param draws: a pytree of arrays with a first axis of members.
     :param X: rows.
-    :param y: the classes that they have, integers.
-    :param bins: of the calibration error.
-    :param chunk_size: rows asked for at a time.
+    :param y: their classes, integers.
+    :param bins: number of bins of the calibration error.
+    :param chunk_size: rows that are evaluated at once.
     :return: arrays with an entry for each number of members; the last is that of all.
 
     **Example**
@@ -189,12 +189,12 @@ def nll(probabilities: Any, y: Any) -> float:
     """
     p = np.asarray(probabilities, float)
     own = p[np.arange(len(p)), _classes("nll", y, len(p))]
-    # a float32 softmax rounds to zero what is below
+    # a float32 softmax rounds smaller probabilities to zero
     return float(-np.log(np.maximum(own, np.finfo(np.float32).tiny)).mean())
 
 
 def accuracy(probabilities: Any, y: Any) -> float:
-    """Share of the rows whose likeliest class is ``y``.
+    """Fraction of the rows whose most probable class is ``y``.
 
     :param probabilities: of the classes, ``(rows, classes)``.
     :param y: classes, ``(rows,)``.
@@ -214,7 +214,7 @@ def _classes(who: str, y: Any, rows: int) -> np.ndarray:
 
 
 def entropy(probabilities: Any) -> np.ndarray:
-    """Entropy of each row's prediction, in nats: 0 if sure, ``log(classes)`` at most.
+    """Entropy of each row's prediction, in nats, from 0 to ``log(classes)``.
 
     :param probabilities: of the classes, ``(rows, classes)``.
     :return: shape ``(rows,)``.
@@ -232,15 +232,15 @@ def entropy(probabilities: Any) -> np.ndarray:
 
 
 def calibration_error(probabilities: Any, y: Any, bins: int = 15) -> float:
-    """Expected calibration error [1]: how far confidence is from accuracy.
+    """Expected calibration error [1]: the difference of confidence and accuracy.
 
     The mean over rows of the difference between the mean confidence and the accuracy in
-    the row's bin of confidence. It is positive on average for predictions that are
-    right, by about the root of ``bins`` over the number of rows.
+    the row's bin of confidence. Even for calibrated predictions it is positive on
+    average, of about the square root of ``bins`` over the number of rows.
 
     :param probabilities: of the classes, ``(rows, classes)``.
     :param y: classes, ``(rows,)``.
-    :param bins: of equal width.
+    :param bins: number of bins, of equal width.
 
     **References:**
 
@@ -270,17 +270,17 @@ def calibration_error(probabilities: Any, y: Any, bins: int = 15) -> float:
 def function_distances(
     logits: Callable[[Any, Any], Any], draws: Any, X: Any, *, chunk_size: int = _CHUNK
 ) -> np.ndarray:
-    """How unlike the members' predictions are: mean total variation distances.
+    """Mean total variation distances between the members' predictions.
 
     For two members, the mean over rows of half the sum of the absolute differences of
-    their probabilities: 0 if they predict the same, 1 if they are sure of different
+    their probabilities: 0 if they predict the same, 1 if they are certain of different
     classes.
 
     :param logits: ``logits(draw, rows)``, see :func:`predict`.
     :param draws: a pytree of arrays with a first axis of members; few, because the
         predictions of all of them for a chunk are compared.
     :param X: rows.
-    :param chunk_size: rows asked for at a time.
+    :param chunk_size: rows that are evaluated at once.
     :return: shape ``(members, members)``, symmetric with zeros in the diagonal.
 
     **Example**
@@ -339,8 +339,8 @@ def line_losses(
 ) -> tuple[np.ndarray, np.ndarray]:
     """The loss along the straight line between two members.
 
-    A barrier in between says that they are in different modes of the weights; two
-    members of one cycle should have none.
+    A barrier in between means that they are in different modes of the weights; there
+    should be none between two members of one cycle.
 
     :param loss: from the weights of a member to a number.
     :param first: weights of one member, a pytree.
@@ -369,7 +369,7 @@ def line_losses(
     return places, np.array([float(at(jnp.asarray(p, float))) for p in places])
 
 
-@partial(jax.jit, static_argnums=0)  # of one function of logits it is compiled once
+@partial(jax.jit, static_argnums=0)  # compiled once for a function of logits
 def _probabilities(logits: Callable, draw: Any, rows: Any) -> Any:
     return jax.nn.softmax(logits(draw, rows), axis=-1)
 

@@ -1,7 +1,7 @@
-"""How likely are the data: the evidence of a model, from the rungs of a ladder.
+"""The evidence of a model, from the rungs of a ladder.
 
-With the likelihood alone tempered, the normalising constants ``Z(b)`` of
-``prior * likelihood ** b`` run from ``Z(0) = 1`` to the evidence ``Z(1)``.
+If only the likelihood is tempered, the normalising constants ``Z(b)`` of
+``prior * likelihood ** b`` range from ``Z(0) = 1`` to the evidence ``Z(1)``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from numpyro_minibatch.inference_data import get_group
 
 __all__ = ["Evidence", "log_evidence"]
 
-_FEWEST = 20  # draws that a mean of exponentials rests on, below which it is not known
+_FEWEST = 20  # the fewest effective draws for a mean of exponentials
 
 
 @dataclass(frozen=True)
@@ -32,15 +32,16 @@ class Evidence:
     :param value: the estimate of ``log p(data)``, in nats.
     :param error: its Monte Carlo standard error.
     :param discretisation: for thermodynamic integration, the error of the quadrature:
-        in each interval by how much rules differ, one of which has the derivatives at
-        both ends, but at most as much as the bounds allow. More rungs make it smaller.
-        Zero for stepping stones.
+        in each interval the difference between rules, one of which uses the derivatives
+        at both ends, but at most as much as the bounds allow. More rungs make it
+        smaller. Zero for stepping stones.
     :param method: ``"stepping-stone"`` or ``"thermodynamic"``.
-    :param steps: what each pair of neighbouring rungs adds, from the coldest.
-    :param lower: a lower bound, whatever the ladder: the mean log likelihood rises with
-        the inverse temperature, so that the integral is at least the sum with the
-        hotter end of each interval; two standard errors below that.
-    :param upper: an upper bound, from the colder ends, two standard errors above.
+    :param steps: the contribution of each pair of neighbouring rungs, from the coldest.
+    :param lower: a lower bound for any ladder. The mean log likelihood rises with the
+        inverse temperature, so that the integral is at least the sum with the hotter
+        end of each interval; the bound is two standard errors below that sum.
+    :param upper: an upper bound: two standard errors above the sum with the colder
+        ends.
     """
 
     value: float
@@ -69,21 +70,21 @@ def log_evidence(
 
     Stepping stones [1] average ``likelihood ** (b_j - b_k)`` over the draws of the
     hotter rung of each pair. They need exact likelihoods (``swap="exact"`` or the full
-    batch): the exponential of a noisy one is biased. Thermodynamic integration [2] is
-    linear in the log likelihood, so that the noise of minibatches averages out, but a
-    sum over rungs stands for an integral over ``b``.
+    batch), because the exponential of a noisy log likelihood is biased. Thermodynamic
+    integration [2] is linear in the log likelihood, so that the noise of minibatches
+    averages out, but it approximates an integral over ``b`` by a sum over rungs.
 
-    Both fail where the last interval, from the hottest rung to the prior, is too wide:
-    of a thousand rows and one parameter, a ladder to 100 and then the prior, the
-    integral was 2.7 to 3.1 nats too small with 20 to 6 rungs, and stepping stones were
-    7 to 11 nats too small for ten parameters, with a standard error below one. A
-    warning then names the temperature that is missing. ``lower`` and ``upper`` are
-    bounds in any case.
+    Both fail if the last interval, from the hottest rung to the prior, is too wide.
+    With a thousand rows, one parameter and a ladder to 100 and then the prior, the
+    integral was 2.7 to 3.1 nats too small with 20 to 6 rungs. With ten parameters,
+    stepping stones were 7 to 11 nats too small, with a standard error below one. A
+    warning then names the missing temperature. ``lower`` and ``upper`` are bounds in
+    any case.
 
     :param idata: what :func:`to_inference_data` returned.
-    :param method: ``"auto"`` takes stepping stones where the likelihoods are exact.
-    :raises ValueError: the run is not one of such a ladder, its draws are too few, or
-        stepping stones are asked for and the likelihoods are noisy.
+    :param method: ``"auto"`` uses stepping stones if the likelihoods are exact.
+    :raises ValueError: the run is not one of such a ladder, it has too few draws, or
+        stepping stones are requested and the likelihoods are noisy.
 
     **References:**
 
@@ -123,8 +124,8 @@ def log_evidence(
     if method == "stepping-stone" and not exact:
         raise ValueError(
             'log_evidence(method="stepping-stone") averages exponentials of the log '
-            "likelihoods, and those of this run were read from minibatches, whose "
-            'noise biases it. Run with ReplicaExchange(..., swap="exact"), or write '
+            "likelihoods, but those of this run are from minibatches, whose noise "
+            'biases the average. Run with ReplicaExchange(..., swap="exact"), or write '
             'method="thermodynamic".'
         )
     if method == "stepping-stone" or (method == "auto" and exact):
@@ -136,7 +137,7 @@ def log_evidence(
 
 
 def _bounds(inverse: np.ndarray, energies: np.ndarray) -> tuple[float, float]:
-    """Sums of which one is at most the integral, and one at least."""
+    """A lower and an upper bound of the integral."""
     gaps = (inverse[:, :-1] - inverse[:, 1:])[:, None]
     with np.errstate(invalid="ignore"):
         hot, cold = (
@@ -152,10 +153,10 @@ def _bounds(inverse: np.ndarray, energies: np.ndarray) -> tuple[float, float]:
 
 
 def _warn(inverse: np.ndarray, energies: np.ndarray, pair: int, what: str) -> None:
-    """Say which interval of the ladder is too wide.
+    """Warn that an interval of the ladder is too wide.
 
     :param pair: the interval, from the coldest.
-    :param what: what was seen of it.
+    :param what: the evidence for it.
     """
     hot, cold = inverse[:, pair + 1].mean(), inverse[:, pair].mean()
     scale = float(np.ma.masked_invalid(energies[..., pair + 1]).std())
@@ -167,15 +168,15 @@ def _warn(inverse: np.ndarray, energies: np.ndarray, pair: int, what: str) -> No
         ends = f"{1 / cold:.3g} and {1 / hot:.3g}"
         wanted = "between them, or num_replicas= of more"
     warnings.warn(
-        f"log_evidence: the temperatures {ends} are too far apart: {what}. The value "
-        f"may be off by more than is stated. Add temperatures {wanted}.",
+        f"log_evidence: the temperatures {ends} are too far apart: {what}. The error "
+        f"may be larger than stated. Add temperatures {wanted}.",
         UserWarning,
         stacklevel=find_stack_level(),
     )
 
 
 def _rungs(idata: Any) -> tuple[np.ndarray, np.ndarray, bool]:
-    """Inverse temperatures ``(chain, rung)``, log likelihoods, and if they are exact.
+    """Inverse temperatures ``(chain, rung)``, log likelihoods, whether these are exact.
 
     The log likelihoods have the shape ``(chain, draw, rung)``.
     """
@@ -193,8 +194,8 @@ def _rungs(idata: Any) -> tuple[np.ndarray, np.ndarray, bool]:
     ladder = temperatures[0, -1]
     if json.loads(stats.attrs.get("settings", "{}")).get("temper_prior"):
         raise ValueError(
-            "log_evidence(idata): the ladder of this run tempers the prior, too, so "
-            "that it does not lead to the prior. Run with temper_prior=False."
+            "log_evidence(idata): the ladder of this run tempers the prior, too, and "
+            "does not end at the prior. Run with temper_prior=False."
         )
     if not math.isinf(ladder[-1]):
         raise ValueError(
@@ -204,10 +205,10 @@ def _rungs(idata: Any) -> tuple[np.ndarray, np.ndarray, bool]:
         )
     if (temperatures != temperatures[:, -1:]).any():
         raise ValueError(
-            "log_evidence(idata): the rungs moved during these draws. Leave out those "
-            "of the warmup."
+            "log_evidence(idata): the rungs moved during these draws. Leave out the "
+            "draws of the warmup."
         )
-    # the first draws may come before a rung took part in a swap
+    # in the first draws some rungs may not have taken part in a swap yet
     seen = np.maximum.accumulate(~np.isnan(energies).any((0, 2)))
     if seen.sum() < 10:
         raise ValueError(
@@ -228,10 +229,10 @@ def _stepping_stones(inverse: np.ndarray, energies: np.ndarray) -> Evidence:
         steps = steps[0] - math.log(chains * number)  # shape (1, pair)
         # to first order, the error is that of the mean of this: shape (chain, draw)
         error = _standard_error((np.exp(exponents - steps) - 1.0).sum(-1))
-    else:  # ladders that adapted, each chain its own
+    else:  # ladders that adapted, one for each chain
         steps = logsumexp(exponents, axis=1) - math.log(number)
         error = float(steps.sum(-1).std(ddof=1) / math.sqrt(chains))
-    # how many draws of the hotter rung the mean of each pair rests on
+    # the effective number of draws of the hotter rung in the mean of each pair
     weights = np.exp(exponents - exponents.max((0, 1)))
     resting = weights.sum((0, 1)) ** 2 / np.square(weights).sum((0, 1))
     if resting.min() < _FEWEST:
@@ -240,8 +241,8 @@ def _stepping_stones(inverse: np.ndarray, energies: np.ndarray) -> Evidence:
             inverse,
             energies,
             worst,
-            f"of {chains * number} draws of the hotter one, {resting[worst]:.2g} make "
-            "the mean",
+            f"only {resting[worst]:.2g} of {chains * number} draws of the hotter one "
+            "determine the mean",
         )
     return Evidence(
         value=float(steps.sum(-1).mean()),
@@ -288,9 +289,7 @@ def _thermodynamic(inverse: np.ndarray, energies: np.ndarray) -> Evidence:
     error = _standard_error(trapezoids.sum(-1))
     if off.max() > max(1.0, 2 * error):
         worst = int(off.argmax())
-        _warn(
-            inverse, energies, worst, f"rules of quadrature differ by {off[worst]:.2g}"
-        )
+        _warn(inverse, energies, worst, f"quadrature rules differ by {off[worst]:.2g}")
     return Evidence(
         value=float(steps.sum(-1).mean()),
         error=error,

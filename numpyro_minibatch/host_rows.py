@@ -1,4 +1,4 @@
-"""Where are the data? Rows that stay in a file, or in the memory of the host."""
+"""Rows that stay in a file or in the memory of the host."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ __all__ = ["HostRows"]
 
 _MODES = ("auto", "alias", "prefetch", "callback")
 _CHUNK_BYTES = 2**26  # of a pass over all rows
-_TABLE_BYTES = 2**26  # of rows that are fetched ahead of a chunk
-_ALIGNMENT = 64  # what XLA asks of memory that it takes as it is
-_LARGE = 2**30  # bytes of a file whose pages are given back while a run goes on
-_READERS = 8  # threads: pages that are not in memory are waited for side by side
+_TABLE_BYTES = 2**26  # of rows that are fetched before a chunk
+_ALIGNMENT = 64  # of memory that XLA can use without a copy
+_LARGE = 2**30  # bytes of a file whose pages are released during a run
+_READERS = 8  # threads, which wait in parallel for pages that are not in memory
 _NO_ROW = np.iinfo(np.int32).max
 
 _ADVICE = (
@@ -35,29 +35,29 @@ _ADVICE = (
 
 @jax.tree_util.register_pytree_node_class
 class HostRows:
-    """Data that stay where they are, and of which the model sees the rows it asks for.
+    """Data that stay on disk or in host memory, of which the model reads single rows.
 
-    Pass it to a kernel's model in the place of an array, with :func:`sample` or with
-    NumPyro's ``MCMC``. The model may ask for ``x[idx]`` with the indices of a plate,
-    ``numpyro.subsample(x, event_dim=...)``, ``len(x)``, ``x.shape`` and ``x.dtype``;
-    everything else, which would need all rows at once, raises. The file must not
-    change while it is in use.
+    Pass it to a kernel's model in place of an array, with :func:`sample` or with
+    NumPyro's ``MCMC``. The model may use ``x[idx]`` with the indices of a plate,
+    ``numpyro.subsample(x, event_dim=...)``, ``len(x)``, ``x.shape`` and ``x.dtype``.
+    Everything else would need all rows at once and raises. The file must not change
+    while it is in use.
 
-    How rows reach the program:
+    Rows reach the program in one of three ways:
 
-    - ``"alias"`` - the program reads the array where it is, and the operating system
-      brings in the pages that it touches. For NumPy arrays and memory maps on the CPU,
-      in C order, aligned to 64 bytes and of a type that JAX has (``float64`` only with
-      x64). Draws are bit for bit those of data in memory.
+    - ``"alias"`` - the program reads the array in place, and the operating system loads
+      the pages that it touches. This works for NumPy arrays and memory maps on the CPU,
+      in C order, aligned to 64 bytes and of a type that JAX supports (``float64`` only
+      with x64). Draws are bit for bit those of data in memory.
     - ``"prefetch"`` - :func:`sample` fetches the rows of a chunk of steps while the
-      chunk before runs, for kernels that know their rows ahead. Rows that were not
-      foreseen come by callback.
-    - ``"callback"`` - the program asks the host for the rows of each step. Works with
-      every kernel and array, and takes tenths of a millisecond a step.
+      previous chunk runs, for kernels that can compute their rows in advance. Other
+      rows come by callback.
+    - ``"callback"`` - the program requests the rows of each step from the host. This
+      works with every kernel and array, and takes tenths of a millisecond per step.
 
     :param array: a NumPy array or memory map, or an array of ``h5py`` or ``zarr``,
         shape ``(N, ...)``.
-    :param mode: one of these; by default ``"auto"``, the first of them that works.
+    :param mode: one of these; by default ``"auto"``, the first that works.
 
     :raises TypeError: ``array`` is not an array of numbers.
     :raises ValueError: ``array`` has no rows, or the mode is not possible for it.
@@ -97,7 +97,7 @@ class HostRows:
         why_not = self._source.why_no_alias()
         if mode == "alias" and why_not:
             raise ValueError(
-                f"HostRows(mode='alias'): {why_not}, so a program could only have a "
+                f"HostRows(mode='alias'): {why_not}, so a program could only use a "
                 "copy. Leave mode out, or write the array anew with numpy.save and "
                 "open it with numpy.load(path, mmap_mode='r')."
             )
@@ -110,11 +110,11 @@ class HostRows:
         elif mode == "prefetch":
             self._parts = self._source.table(np.zeros(0, np.int32))
 
-    # what a model may ask for ---------------------------------------------------------
+    # used by models -------------------------------------------------------------------
 
     @property
     def mode(self) -> str:
-        """How the rows reach the program."""
+        """The way in which rows reach the program."""
         return self._mode
 
     @property
@@ -124,7 +124,7 @@ class HostRows:
 
     @property
     def dtype(self) -> np.dtype:
-        """The type of the rows as the model gets them."""
+        """The type of the rows that the model receives."""
         return self._source.dtype
 
     @property
@@ -150,25 +150,25 @@ class HostRows:
         known = asked, *self._parts
         last, found = self._source.last
         if len(last) == len(known) and all(map(operator.is_, last, known)):
-            self._source.last = (), None  # kept no longer than for the second one
+            self._source.last = (), None  # needed only for the second position
             return found
         if self._mode == "prefetch":
             found = _looked_up(self._source, index, *self._parts)
         else:
             found = _called(self._source, index)
-        # not from within a branch or a loop that the numbers come from outside of
+        # not inside a branch or a loop if the numbers come from outside of it
         if getattr(found, "_trace", None) is getattr(index, "_trace", self):
             self._source.last = known, found
         return found
 
     def _refuse(self, *_: Any, **__: Any) -> Any:
-        raise TypeError(f"HostRows are not an array that can be computed on. {_ADVICE}")
+        raise TypeError(f"HostRows cannot be used in computations. {_ADVICE}")
 
     __array__ = __jax_array__ = __iter__ = _refuse
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _refuse
     __truediv__ = __rtruediv__ = __matmul__ = __rmatmul__ = __pow__ = _refuse
     __neg__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
-    __eq__ = __ne__ = _refuse  # and not False where a mask is meant
+    __eq__ = __ne__ = _refuse  # instead of False where a mask is meant
     __hash__ = object.__hash__
 
     def __getattr__(self, name: str) -> Any:
@@ -176,24 +176,24 @@ class HostRows:
             raise AttributeError(name)
         raise AttributeError(f"HostRows have no {name!r}. {_ADVICE}")
 
-    # what drivers ask for -------------------------------------------------------------
+    # used by drivers ------------------------------------------------------------------
 
     def tree_flatten(self) -> tuple[tuple[Any, ...], Any]:
-        """What of it is an argument of a program, and what is part of the program."""
+        """The arrays that are arguments of a program, and the static parts."""
         return self._parts, (self._source, self._mode, self._asked)
 
     @classmethod
     def tree_unflatten(cls, aux: Any, parts: tuple[Any, ...]) -> HostRows:
-        """Put it together again."""
+        """Rebuild the object from its parts."""
         self = object.__new__(cls)
         self._source, self._mode, self._asked = aux
         self._parts = tuple(parts)
         return self
 
     def foreseen(self, known: bool) -> HostRows:
-        """The same for a driver that knows the rows ahead, or that does not.
+        """The same for a driver that knows the rows in advance, or does not.
 
-        :param known: whether it does.
+        :param known: whether it knows them.
         """
         if self._mode == "callback" and self._asked == "auto" and known:
             parts = self._source.table(np.zeros(0, np.int32))
@@ -201,7 +201,7 @@ class HostRows:
         return self
 
     def with_rows(self, rows: np.ndarray) -> HostRows:
-        """The same with these rows at hand; as many of them as fit.
+        """The same with these rows in its table, as many as fit.
 
         :param rows: the numbers of the rows.
         """
@@ -210,14 +210,14 @@ class HostRows:
 
     @property
     def in_place(self) -> Array | None:
-        """The whole array as JAX sees it, where a program reads it in place."""
+        """The whole array as a JAX array, if programs read it in place."""
         return self._parts[0] if self._mode == "alias" else None
 
     def on(self, devices: list[Any], sharding: Any) -> HostRows:
         """The same for a program on several devices; the alias is made on each.
 
         :param devices: the devices, all of this process.
-        :param sharding: how an array that each has a whole copy of is described.
+        :param sharding: the sharding of an array that each device holds completely.
         """
         if self._mode != "alias":
             return self
@@ -226,7 +226,7 @@ class HostRows:
         return self.tree_unflatten(self.tree_flatten()[1], (whole,))
 
     def filled(self, array: Any) -> HostRows:
-        """The same with an array of JAX in its place, to see what depends on it.
+        """The same with a JAX array in its place, to find what depends on it.
 
         :param array: the array; it may be traced.
         """
@@ -234,11 +234,11 @@ class HostRows:
 
     @property
     def most_ahead(self) -> int:
-        """How many rows can be at hand at once."""
+        """The number of rows that fit into the table."""
         return self._source.capacity
 
     def _digest_parts(self) -> Iterator[bytes]:
-        """What the data are told by: the same as if they were in memory."""
+        """The bytes that identify the data, the same as for data in memory."""
         yield from self._source.digest_parts()
 
 
@@ -274,10 +274,10 @@ def map_rows(change: Any, arguments: Any) -> Any:
 
 @contextmanager
 def given_back(arguments: Any, every: float = 0.5) -> Iterator[None]:
-    """Keep the pages of large files from piling up in memory meanwhile.
+    """Release the pages of large files regularly, so that memory does not fill up.
 
     :param arguments: a model's arguments, the positional ones and the others.
-    :param every: how often, in seconds.
+    :param every: the interval, in seconds.
     """
     sources = [x._source for x in find_rows(arguments).values() if x._source.releasable]
     if not sources:
@@ -300,7 +300,7 @@ def given_back(arguments: Any, every: float = 0.5) -> Iterator[None]:
 
 
 class Source:
-    """An array on the host; equal to itself only, as compiled programs call it.
+    """An array on the host; it equals only itself, because programs call it.
 
     :param array: the array.
     """
@@ -326,7 +326,7 @@ class Source:
         native = self.stored.newbyteorder("=")
         self.dtype = np.dtype(jax.dtypes.canonicalize_dtype(native))
         self.row_bytes = max(1, self.dtype.itemsize * int(np.prod(self.shape[1:])))
-        # what the rows last asked for in a program are told by, and the rows
+        # the key of the rows last requested in a program, and these rows
         self.last: tuple[tuple, Any] = (), None
         self.capacity = int(np.clip(_TABLE_BYTES // self.row_bytes, 1, self.shape[0]))
 
@@ -336,7 +336,7 @@ class Source:
     # in place -------------------------------------------------------------------------
 
     def why_no_alias(self) -> str:
-        """What keeps a program from reading the array where it is; empty if nothing."""
+        """The reason why a program cannot read the array in place; empty if it can."""
         array = self.array
         if jax.default_backend() != "cpu":
             return f"programs run on {jax.default_backend()} and not on the CPU"
@@ -355,14 +355,14 @@ class Source:
         return ""
 
     def alias(self, device: Any = None) -> Array:
-        """The array itself as an array of JAX.
+        """The array itself as a JAX array, without a copy.
 
-        :param device: where; by default the first one.
+        :param device: the device; by default the first one.
         """
         return self._alias(self.array, device)
 
     def _alias(self, array: np.ndarray, device: Any) -> Array:
-        # a plain view: of a subclass JAX would make a copy to be sure
+        # a plain view, because JAX copies subclasses
         view = array.view(np.ndarray)
         found = jax.device_put(view, device, may_alias=True)
         if found.unsafe_buffer_pointer() != array.ctypes.data:
@@ -372,7 +372,7 @@ class Source:
     # fetched --------------------------------------------------------------------------
 
     def fetch(self, index: Any) -> np.ndarray:
-        """The rows of these numbers, as JAX would have them.
+        """The rows with these numbers, in the type that JAX uses.
 
         :param index: integers, any shape.
         :raises IndexError: there is no such row.
@@ -385,12 +385,12 @@ class Source:
         index = np.where(index < 0, index + self.shape[0], index)
         if index.size and (index.max() >= self.shape[0] or index.min() < 0):
             raise IndexError(
-                f"row {index.max()} was asked for of HostRows with {self.shape[0]} "
-                "rows: the arrays of a plate must have as many rows as the plate."
+                f"row {index.max()} of HostRows with {self.shape[0]} rows was "
+                "requested: the arrays of a plate must have as many rows as the plate."
             )
         if isinstance(self.array, np.ndarray):
             return np.ascontiguousarray(self.array[index], self.dtype)
-        # h5py wants increasing numbers, and each of them once
+        # h5py needs increasing numbers without repetition
         unique, inverse = np.unique(index, return_inverse=True)
         if len(unique) and unique[-1] - unique[0] + 1 == len(unique):
             rows = self.array[int(unique[0]) : int(unique[-1]) + 1]
@@ -399,9 +399,9 @@ class Source:
         return np.ascontiguousarray(np.asarray(rows)[inverse], self.dtype)
 
     def table(self, rows: np.ndarray) -> tuple[Array, Array]:
-        """Sorted numbers of rows and the rows; of one shape, whatever they are.
+        """Sorted numbers of rows and the rows, in arrays of fixed shape.
 
-        :param rows: numbers of rows; as many are taken as there is place for.
+        :param rows: numbers of rows; those beyond the capacity are dropped.
         """
         unique = np.unique(rows)[: self.capacity].astype(np.int32)
         numbers = np.full(self.capacity, _NO_ROW, np.int32)
@@ -434,7 +434,7 @@ class Source:
 
     @property
     def releasable(self) -> bool:
-        """Whether it is a large file in memory that nobody can have changed there."""
+        """Whether it is a large mapped file without changes in memory."""
         array = self.array
         return (
             isinstance(array, np.memmap)
@@ -444,7 +444,7 @@ class Source:
         )
 
     def release(self) -> None:
-        """Give the pages of a mapped file back; what is needed comes in again."""
+        """Release the pages of a mapped file; needed pages are loaded again."""
         self.array._mmap.madvise(mmap.MADV_DONTNEED)
 
 
@@ -454,7 +454,7 @@ def _called(source: Source, index: Array) -> Array:
 
 
 def _looked_up(source: Source, index: Array, numbers: Array, rows: Array) -> Array:
-    """Rows from a table of some of them; if one is missing, by callback."""
+    """Rows from a table, or by callback if one is missing."""
 
     @custom_vmap
     def look(index: Array, numbers: Array, rows: Array) -> Array:
@@ -467,9 +467,9 @@ def _looked_up(source: Source, index: Array, numbers: Array, rows: Array) -> Arr
 
     @look.def_vmap
     def rule(size: int, batched: list[bool], *given: Array) -> tuple[Array, bool]:
-        # of all chains at once, so that the condition stays one number
+        # for all chains at once, so that the condition remains a scalar
         index, *table = given
-        # a branch that chains take each for itself makes copies of what they share
+        # a branch with a condition per chain would copy what the chains share
         shared = (x[0] if b else x for x, b in zip(table, batched[1:], strict=True))
         return look(index, *shared), batched[0]
 

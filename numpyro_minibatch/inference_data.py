@@ -1,4 +1,4 @@
-"""ArviZ out: what a run of NumPyro's MCMC made, as ArviZ's groups with names."""
+"""Conversion of a run of NumPyro's MCMC to ArviZ's groups."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
 __all__ = ["to_inference_data"]
 
-# The statistics that ArviZ's schema or NumPyro's converters know by another name.
+# The statistics that have another name in ArviZ's schema or NumPyro's converters.
 _RENAMED_STATS = {
     "accept_prob": "acceptance_rate",
-    "potential_energy": "lp",  # with the other sign; never a minibatch estimate
+    "potential_energy": "lp",  # with the opposite sign; never a minibatch estimate
     "num_steps": "n_steps",
     "adapt_state.step_size": "step_size",
 }
@@ -56,19 +56,19 @@ def to_inference_data(
     """Convert a run of ``numpyro.infer.MCMC`` for ArviZ.
 
     The groups are ``posterior``, ``sample_stats``, ``observed_data``,
-    ``constant_data`` and, on request, ``log_likelihood`` and those of the warmup; of
-    replica exchange with ``collect_rungs=True`` also ``rungs``, the draws at all
+    ``constant_data`` and, on request, ``log_likelihood`` and those of the warmup.
+    Replica exchange with ``collect_rungs=True`` adds ``rungs``, the draws at all
     temperatures. Data are stored at their full size, however few rows a step of the
     kernel read.
 
-    The attributes of ``posterior`` say what was sampled: ``kernel``, ``settings``,
-    ``facts`` (of the settings what :func:`~numpyro_minibatch.diagnose` reads),
+    The attributes of ``posterior`` describe what was sampled: ``kernel``, ``settings``,
+    ``facts`` (what :func:`~numpyro_minibatch.diagnose` reads of the settings),
     ``temperature``, ``plates`` and ``batch_sizes`` (JSON), and ``target``, for example
     ``"prior * likelihood ** (1 / 100)"``: the draws of a tempered run are called
     ``posterior`` like any others, but they are not draws of the posterior.
 
-    Kernels of NumPyro are converted too. If their model cannot be replayed, what the
-    model would add is left out with a warning.
+    Runs of NumPyro's kernels are converted, too. If their model cannot be replayed, the
+    groups and names that need the model are left out with a warning.
 
     :param mcmc: an ``MCMC`` that has run, with any kernel.
     :param dims: ``{name: dimensions}`` of sites and of array arguments of the model, as
@@ -80,11 +80,12 @@ def to_inference_data(
     :param constant_data: whether to store the array arguments of the model, by the
         names of its signature; those that equal an observed value are left out.
     :param log_likelihood: whether to compute the log likelihood of every row of the
-        data plates at every draw: of the full model, at temperature 1 whatever was
-        sampled.
-    :param log_likelihood_thin: take every so many draws for that.
-    :param chunk_size: how many log likelihoods are computed at a time.
-    :param max_bytes: refuse to make a ``log_likelihood`` group larger than this.
+        data plates at every draw, under the full model and at temperature 1 whatever
+        was sampled.
+    :param log_likelihood_thin: compute it at every so many draws.
+    :param chunk_size: the number of log likelihoods that are computed at once.
+    :param max_bytes: the largest size of a ``log_likelihood`` group; a larger one is an
+        error.
     :param warmup: what this function returned after ``mcmc.warmup(...,
         collect_warmup=True)``; its draws become the groups ``warmup_posterior`` and
         ``warmup_sample_stats``.
@@ -147,7 +148,7 @@ def to_inference_data(
 
 
 def as_inference_data(groups: dict[str, Any], attrs: dict[str, Any]) -> InferenceData:
-    """Put the groups into what this line of ArviZ works with."""
+    """Put the groups into the container of the installed version of ArviZ."""
     # by the version: ArviZ 1 has a name `InferenceData` as well
     if int(version("arviz").partition(".")[0]) >= 1:
         tree = xr.DataTree.from_dict(groups)
@@ -168,8 +169,8 @@ def get_group(idata: Any, name: str) -> xr.Dataset | None:
 def samples_of(idata: Any) -> Any:
     """The draws of a result, by the model's names for its sites, chains first.
 
-    :param idata: what :func:`to_inference_data` returned, or what is like it.
-    :return: a dict; an array, for a target that is a function of one.
+    :param idata: what :func:`to_inference_data` returned, or an equivalent object.
+    :return: a dict; an array for a target that is a function of an array.
     """
     posterior = get_group(idata, "posterior")
     assert posterior is not None
@@ -194,8 +195,8 @@ def _warmup_groups(warmup: Any, posterior: xr.Dataset) -> dict[str, xr.Dataset]:
         )
     if set(draws.data_vars) != set(posterior.data_vars):
         raise ValueError(
-            f"to_inference_data(warmup=...) has the variables {list(draws)}, the run "
-            f"has {list(posterior)}: pass the warmup of the same run."
+            f"to_inference_data(warmup=...) has the variables {list(draws)}, but the "
+            f"run has {list(posterior)}: pass the warmup of the same run."
         )
     stats = get_group(warmup, "sample_stats")
     return {"posterior": draws} | ({} if stats is None else {"sample_stats": stats})
@@ -207,7 +208,7 @@ def _warmup_groups(warmup: Any, posterior: xr.Dataset) -> dict[str, xr.Dataset]:
 def collected_groups(mcmc: Any) -> dict[str, dict[str, np.ndarray]]:
     """The draws and the statistics of a run, by group and name, chains first.
 
-    :param mcmc: an ``MCMC`` that has run, or what is like one.
+    :param mcmc: an ``MCMC`` that has run, or an equivalent object.
     """
     samples, stats = _collected(mcmc)
     return {"posterior": samples, "sample_stats": stats, "rungs": _of_rungs(mcmc)}
@@ -230,7 +231,7 @@ def _collected(mcmc: Any) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]
         if name == "replicas.z":
             continue  # draws, not a statistic
         if name.startswith("replicas."):
-            # of all rungs, and of the coldest by the name that it has elsewhere
+            # the array of all rungs, and that of the coldest by its usual name
             name = name.removeprefix("replicas.")
             renamed = _RENAMED_STATS.get(name, name)
             stats[f"rung_{renamed}"] = array
@@ -264,7 +265,7 @@ def _of_rungs(mcmc: Any) -> dict[str, np.ndarray]:
 
 
 def _flatten(tree: Any, prefix: str, alone: str) -> Iterator[tuple[str, np.ndarray]]:
-    """The arrays of a tree with names of their own; ``alone`` names a bare array."""
+    """The arrays of a tree with their names; ``alone`` names a bare array."""
     if hasattr(tree, "_asdict"):
         tree = tree._asdict()
     if isinstance(tree, Mapping):
@@ -336,7 +337,7 @@ def _log_likelihood(
         raise ValueError(
             f"to_inference_data(log_likelihood=True) would take {cost:.3g} bytes: "
             f"{chains} chains x {kept} draws x {rows} rows x {bytes_each} bytes, more "
-            f"than max_bytes={max_bytes:.3g}. To have it, {fewer if fitting else ''}"
+            f"than max_bytes={max_bytes:.3g}. To compute it, {fewer if fitting else ''}"
             f"pass max_bytes={cost}."
         )
     flat = {n: d.reshape(chains * kept, *d.shape[2:]) for n, d in draws.items()}
@@ -382,8 +383,8 @@ class _Labels:
         unknown = [name for name in dims or {} if name not in known]
         if unknown:
             raise ValueError(
-                f"to_inference_data(dims=...) names {unknown[0]!r}, which is no site "
-                f"and no array argument of the model; there are: {sorted(names)}."
+                f"to_inference_data(dims=...) names {unknown[0]!r}, which is neither a "
+                f"site nor an array argument of the model; it has {sorted(names)}."
             )
         return cls(
             names,
@@ -448,8 +449,8 @@ class _Labels:
             axes = leading + self._axes(original, shape)
             if len(set(axes)) < len(axes):
                 raise ValueError(
-                    f"variable {original!r} would have the dimensions {axes}, and "
-                    "a dimension can occur only once: pass dims="
+                    f"variable {original!r} would have the dimensions {axes}, but a "
+                    "dimension can occur only once: pass dims="
                     f"{{{original!r}: [...]}} with {len(shape)} different names."
                 )
             variables[self.names.get(original, original)] = (axes, value)
@@ -477,7 +478,8 @@ class _Labels:
         if len(given) > len(shape):
             raise ValueError(
                 f"to_inference_data(dims=...) names {len(given)} dimensions for "
-                f"{name!r}, {list(given)}; it has {len(shape)} besides chain and draw."
+                f"{name!r}, {list(given)}; it has {len(shape)} apart from chain and "
+                "draw."
             )
         found: list[str | None] = [None] * len(shape)
         if name in self.sites:
@@ -501,7 +503,7 @@ class _Labels:
 
     def _plate_name(self, plate: str) -> str:
         name = plate.replace("/", ".")
-        # xarray takes a variable with the name of its dimension for a coordinate
+        # xarray treats a variable with the name of its dimension as a coordinate
         while name in {"chain", "draw", *self.names.values()}:
             name += "_dim"
         return name
@@ -511,7 +513,7 @@ class _Labels:
 
 
 def _created(run: Run) -> dict[str, Any]:
-    """What ArviZ notes in every group, and the versions that matter here."""
+    """The attributes that ArviZ stores in every group, and versions."""
     library = "numpyro_minibatch" if run.of_package else "numpyro"
     return {
         "created_at": datetime.datetime.now(datetime.UTC).isoformat(),
@@ -526,7 +528,7 @@ def _created(run: Run) -> dict[str, Any]:
 
 
 def _attrs(mcmc: Any, run: Run, labels: _Labels) -> dict[str, Any]:
-    """What was sampled, in strings and numbers, which is what netCDF can hold."""
+    """The attributes of a run, as strings and numbers, which netCDF can store."""
     kernel = run.kernel
     attrs = {
         **_created(run),
@@ -543,7 +545,7 @@ def _attrs(mcmc: Any, run: Run, labels: _Labels) -> dict[str, Any]:
         return attrs
     settings = dict(getattr(kernel, "settings", {}))
     attrs["settings"] = json.dumps(settings, default=repr)
-    # a part of a user may state numbers of NumPy
+    # a user's own part may state NumPy numbers
     attrs["facts"] = json.dumps(
         getattr(kernel, "facts", {}),
         default=lambda value: value.item() if hasattr(value, "item") else repr(value),

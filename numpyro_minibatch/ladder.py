@@ -1,4 +1,4 @@
-"""How hot: ladders of temperatures, which rungs swap, and where rungs should be."""
+"""Ladders: temperatures, the pairs of rungs that swap, and where rungs should be."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ __all__ = ["barrier", "equalised", "geometric"]
 def geometric(num_replicas: int, ratio: float) -> tuple[float, ...]:
     """The temperatures ``1, ratio, ratio ** 2, ...``.
 
-    A paper on this subject [1] begins its ladder at ``ratio``, so that no rung has the
-    temperature 1; this one begins at 1.
+    The ladder of [1] begins at ``ratio``, so that no rung has the temperature 1; this
+    one begins at 1.
 
     :param num_replicas: the number of rungs, at least 1.
-    :param ratio: of neighbouring temperatures, above 1.
+    :param ratio: the ratio of neighbouring temperatures, above 1.
     :raises ValueError: an argument is out of range.
 
     **References:**
@@ -49,12 +49,12 @@ def geometric(num_replicas: int, ratio: float) -> tuple[float, ...]:
 
 
 def checked(who: str, temperatures: Any) -> tuple[float, ...]:
-    """The temperatures of a ladder, if they are one.
+    """The temperatures of a ladder, checked.
 
     :param who: the kernel's name, for the messages.
     :param temperatures: ascending numbers, the first of which is 1; the last one may be
         infinite.
-    :raises ValueError: they are no ladder.
+    :raises ValueError: they are not a ladder.
     """
     if not isinstance(temperatures, Sequence | np.ndarray) or isinstance(
         temperatures, str
@@ -102,8 +102,8 @@ def pairs(number: int, parity: Array) -> tuple[Array, Array, Array]:
 def barrier(rejection: ArrayLike) -> Array:
     """The communication barrier of a ladder: the sum of its rejection rates [1].
 
-    With rungs close together it depends on the problem and not on the ladder, and about
-    twice as many rungs as this number are wanted.
+    With rungs close together it depends on the problem and not on the ladder. About
+    twice as many rungs as this number are needed.
 
     :param rejection: mean rejection rate of the swaps of each pair.
 
@@ -125,10 +125,10 @@ def barrier(rejection: ArrayLike) -> Array:
 
 
 def equalised(temperatures: Array, rejection: Array) -> Array:
-    """The ladder between the same ends whose pairs would be rejected equally often.
+    """The ladder between the same ends with equal rejection rates of all pairs.
 
-    The cumulative rejection rate is taken for a function of the inverse temperature
-    that is linear between rungs, and new rungs are put where it has risen by equal
+    The cumulative rejection rate is treated as a function of the inverse temperature
+    that is linear between rungs, and new rungs are placed where it has risen by equal
     amounts [1].
 
     :param temperatures: the ladder, shape ``(R,)``.
@@ -151,11 +151,11 @@ def equalised(temperatures: Array, rejection: Array) -> Array:
         >>> [round(float(t), 2) for t in new]
         [1.0, 1.5, 4.0]
     """
-    # a pair that was always accepted still has a length
+    # a pair that was always accepted still needs a positive length
     rates = jnp.maximum(rejection, 1e-3)
     passed = jnp.concatenate([jnp.zeros(1, rates.dtype), jnp.cumsum(rates)])
     wanted = jnp.linspace(0.0, 1.0, temperatures.size, dtype=rates.dtype) * passed[-1]
     inverse = jnp.interp(wanted, passed, 1.0 / temperatures)
-    # the ends stay, to the last bit
+    # the ends stay bit for bit
     new = 1.0 / inverse
     return new.at[0].set(temperatures[0]).at[-1].set(temperatures[-1])

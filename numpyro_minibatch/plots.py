@@ -1,4 +1,4 @@
-"""Figures that ArviZ does not have, with Matplotlib: Axes in, Axes out."""
+"""Figures that ArviZ does not have, drawn on Matplotlib axes."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ __all__ = [
     "swap_rates",
 ]
 
-# the palette of Okabe and Ito, which the colour-blind can tell apart
+# the palette of Okabe and Ito, whose colours the colour-blind can distinguish
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _STYLES = ("-", "--", "-.", ":")
 
 
 def replica_paths(idata: Any, *, chain: int = 0, ax: Axes | None = None) -> Axes:
-    """Draw on which rung each replica of a ladder was, draw by draw.
+    """Draw the rung of each replica of a ladder, draw by draw.
 
-    A ladder that works has paths that cross it from end to end, again and again. The
-    replica that began at the coldest rung is drawn strongly.
+    In a ladder that works, paths cross it from end to end many times. The replica that
+    began at the coldest rung is highlighted.
 
     :param idata: what :func:`to_inference_data` returned after a run of
         :class:`ReplicaExchange`.
@@ -70,11 +70,11 @@ def replica_paths(idata: Any, *, chain: int = 0, ax: Axes | None = None) -> Axes
             drawstyle="steps-mid",
             color="#0072B2" if first else "0.75",
             linewidth=1.4 if first else 0.6,
-            label="replica that began coldest" if first else None,
+            label="replica that started coldest" if first else None,
         )
     ax.set(
         xlabel="draw",
-        ylabel="rung (0 is the coldest)",
+        ylabel="rung (0: coldest)",
         title=f"Paths of {number} replicas, chain {chain}",
         yticks=range(number),
     )
@@ -85,10 +85,10 @@ def replica_paths(idata: Any, *, chain: int = 0, ax: Axes | None = None) -> Axes
 
 
 def swap_rates(idata: Any, *, ax: Axes | None = None) -> Axes:
-    """Draw how often neighbouring rungs of a ladder swap, over the ladder.
+    """Draw the swap rates of neighbouring rungs along a ladder.
 
-    Bars that are alike say that the rungs are where they should be; a low one is a gap
-    that replicas do not cross.
+    Bars of equal height show that the rungs are well placed; a low bar is a gap that
+    replicas hardly cross.
 
     :param idata: what :func:`to_inference_data` returned after a run of
         :class:`ReplicaExchange`.
@@ -103,10 +103,10 @@ def swap_rates(idata: Any, *, ax: Axes | None = None) -> Axes:
         >>> import numpy as np, xarray as xr
         >>> from numpyro_minibatch import plots
         >>> rate = np.array([[[0.5, np.nan], [np.nan, 0.25]]])  # chain, draw, pair
-        >>> heat = np.array([[[1.0, 2.0, 4.0]] * 2])
+        >>> temperatures = np.array([[[1.0, 2.0, 4.0]] * 2])
         >>> stats = xr.Dataset({
         ...     "swap_acceptance_rate": (("chain", "draw", "pair"), rate),
-        ...     "temperatures": (("chain", "draw", "ladder"), heat),
+        ...     "temperatures": (("chain", "draw", "ladder"), temperatures),
         ... })
         >>> tree = xr.DataTree.from_dict({"sample_stats": stats})
         >>> [float(bar.get_height()) for bar in plots.swap_rates(tree).patches]
@@ -114,17 +114,18 @@ def swap_rates(idata: Any, *, ax: Axes | None = None) -> Axes:
     """
     stats = _stats("swap_rates", idata, "swap_acceptance_rate")
     rates = mean_rates(stats, "swap_acceptance_rate")
-    heat = stats["temperatures"].isel(draw=-1).mean("chain").values
+    temperatures = stats["temperatures"].isel(draw=-1).mean("chain").values
     ax = _axes(ax)
     ax.bar(range(len(rates)), rates, color="#56B4E9", edgecolor="#0072B2")
     names = [
-        f"{low:.3g}\n{high:.3g}" for low, high in zip(heat, heat[1:], strict=False)
+        f"{low:.3g}\n{high:.3g}"
+        for low, high in zip(temperatures, temperatures[1:], strict=False)
     ]
     barrier = np.nansum([1.0 - rate for rate in rates])
     ax.set(
-        xlabel="temperatures of the pair",
-        ylabel="mean acceptance rate of swaps",
-        title=f"Swaps along the ladder, barrier {barrier:.2f}",
+        xlabel="temperatures of the two rungs",
+        ylabel="mean swap acceptance rate",
+        title=f"Swap rates along the ladder, barrier {barrier:.2f}",
         ylim=(0.0, 1.0),
     )
     ax.set_xticks(range(len(rates)), names)
@@ -132,11 +133,11 @@ def swap_rates(idata: Any, *, ax: Axes | None = None) -> Axes:
 
 
 def cycles(idata: Any, *, chain: int = 0, ax: Axes | None = None) -> Axes:
-    """Draw where on the step-size curve of its cycle each draw was made.
+    """Draw the place of each draw on the step-size curve of its cycle.
 
-    Long steps explore, and nothing is returned there; what is collected are the draws
-    of the short steps at the end of a cycle. Neighbouring cycles differ in colour and
-    marker. Where the schedule is the cosine its curve is drawn, too.
+    Long steps explore and are not collected; draws come from the short steps at the end
+    of a cycle. Neighbouring cycles differ in colour and marker. If the schedule is the
+    cosine, its curve is drawn, too.
 
     :param idata: what :func:`to_inference_data` returned after a run of
         :class:`Cyclical`.
@@ -155,16 +156,16 @@ def cycles(idata: Any, *, chain: int = 0, ax: Axes | None = None) -> Axes:
         ...     "cycle": (("chain", "draw"), np.array([[0, 0, 1, 1]])),
         ...     "step_size": (("chain", "draw"), np.array([[0.02, 0.01, 0.02, 0.01]])),
         ... })
-        >>> told = {"cycle_length": 10, "explore": 0.25, "collect_from": 0.8}
-        >>> posterior = xr.Dataset(attrs={"settings": json.dumps(told)})
+        >>> settings = {"cycle_length": 10, "explore": 0.25, "collect_from": 0.8}
+        >>> posterior = xr.Dataset(attrs={"settings": json.dumps(settings)})
         >>> groups = {"posterior": posterior, "sample_stats": stats}
         >>> ax = plots.cycles(xr.DataTree.from_dict(groups))
         >>> [line.get_xdata().tolist() for line in ax.lines]
         [[9.0, 10.0], [19.0, 20.0]]
     """
     stats = _stats("cycles", idata, "cycle", "Cyclical, CyclicalSGLD or CyclicalSGHMC")
-    told = _settings(idata)
-    length, since = told["cycle_length"], told["collect_from"]
+    settings = _settings(idata)
+    length, since = settings["cycle_length"], settings["collect_from"]
     numbers = _of_chain("cycles", stats["cycle"], chain)
     sizes = _of_chain("cycles", stats["step_size"], chain)
     ax = _axes(ax)
@@ -177,22 +178,24 @@ def cycles(idata: Any, *, chain: int = 0, ax: Axes | None = None) -> Axes:
             "os"[int(cycle) % 2],
             markersize=4,
             color=_COLOURS[int(cycle) % 2],
-            label="draws, cycles in turn" if cycle == numbers.min() else None,
+            label="draws, alternating cycles" if cycle == numbers.min() else None,
         )
         ax.axvspan(
             cycle * length,
-            (cycle + told["explore"]) * length,
+            (cycle + settings["explore"]) * length,
             color="0.92",
             linewidth=0,
             label="exploration" if cycle == numbers.min() else None,
         )
-    cosine = re.match(r"_CosineRestarts\(.*power=([\d.]+)", told.get("schedule", ""))
+    cosine = re.match(
+        r"_CosineRestarts\(.*power=([\d.]+)", settings.get("schedule", "")
+    )
     if cosine:
         _draw_cosine(ax, numbers, sizes, length, since, float(cosine[1]))
     ax.set(
         xlabel="step of the chain",
         ylabel="step size",
-        title=f"Draws on the step sizes of {len(np.unique(numbers))} cycles",
+        title=f"Step sizes of the draws of {len(np.unique(numbers))} cycles",
     )
     ax.margins(x=0.01)
     ax.set_ylim(0, 1.2 * ax.get_ylim()[1])  # room for the legend
@@ -208,7 +211,7 @@ def _draw_cosine(
     since: float,
     power: float,
 ) -> None:
-    """The curve that the recorded step sizes are on."""
+    """The curve of the recorded step sizes."""
 
     def shape(part: Any) -> Any:
         return (0.5 * (np.cos(np.pi * part) + 1)) ** power
@@ -225,15 +228,15 @@ def _draw_cosine(
 def decision_noise(
     idata: Any, *, max_variance: float | None = None, ax: Axes | None = None
 ) -> Axes:
-    """Draw how noisy the decisions of a run were, and what their test can take.
+    """Draw the noise of a run's decisions, and the domain of their acceptance test.
 
-    What is left of the line was inside the test's domain: there the decision is that
-    of a test on all rows, on average. What is right of it was not.
+    Decisions to the left of the line were inside the test's domain, where they equal,
+    on average, those of a test on all rows. Decisions to the right were outside of it.
 
     :param idata: what :func:`to_inference_data` returned after a run with decisions on
         minibatches.
-    :param max_variance: the largest variance that the test takes; by default what the
-        kernel's settings say.
+    :param max_variance: the largest variance that the test tolerates; by default that
+        of the kernel's settings.
     :param ax: where to draw; by default new axes.
     :return: the axes.
     :raises ValueError: the run has no such decisions.
@@ -249,13 +252,13 @@ def decision_noise(
         >>> groups = {"posterior": xr.Dataset(), "sample_stats": stats}
         >>> tree = xr.DataTree.from_dict(groups)
         >>> plots.decision_noise(tree, max_variance=1.0).get_title()
-        'Noise of the decisions: 25% beyond the test'
+        'Noise of the decisions: 25% outside the domain'
     """
     kernels = "MinibatchMH, MINT or MHMinibatch"
     stats = _stats("decision_noise", idata, "log_ratio_variance", kernels)
     variance = stats["log_ratio_variance"].values.ravel().astype(float)
     noise = np.sqrt(variance[np.isfinite(variance)])
-    noise = noise[noise > 0]  # none where no row was read
+    noise = noise[noise > 0]  # zero where no row was read
     if not noise.size:
         raise ValueError(
             "decision_noise(idata): no decision of this run had noise: all rows were "
@@ -270,13 +273,13 @@ def decision_noise(
     )
     title = "Noise of the decisions"
     if limit:
-        ax.axvline(limit**0.5, color=_COLOURS[1], ls="--", label="the test's domain")
-        title += f": {(noise**2 > limit).mean():.0%} beyond the test"
+        ax.axvline(limit**0.5, color=_COLOURS[1], ls="--", label="limit of the test")
+        title += f": {(noise**2 > limit).mean():.0%} outside the domain"
         ax.legend(fontsize="small")
     ax.set(
         xscale="log",
         xlabel="standard deviation of the log ratio (nats)",
-        ylabel="decisions",
+        ylabel="number of decisions",
         title=title,
     )
     return ax
@@ -289,21 +292,22 @@ def rows_and_samples(
     number: int = 12,
     ax: Axes | None = None,
 ) -> Axes:
-    """Draw effective samples against rows of data read, of one run or several.
+    """Draw effective samples against rows of data read, for one run or several.
 
     Each line begins with a tenth of the draws of a run and ends with all of them. A
-    line of slope one mixes as well at its end as at its beginning; how far apart lines
-    are is what a kernel makes of a row. Warmup and set-up are not counted.
+    line of slope one means that the run mixes as well at its end as at its beginning;
+    the distance between lines compares the kernels per row read. Warmup and set-up are
+    not counted.
 
-    :param runs: results of :func:`to_inference_data`, by a label each. A run without
-        ``num_rows``, such as one of NUTS, is counted by its leapfrog steps where it has
-        ``n_steps`` and an observed value to tell its rows by.
-    :param var_name: which parameter; by default the entry with the fewest effective
+    :param runs: results of :func:`to_inference_data`, with a label for each. For a run
+        without ``num_rows``, such as one of NUTS, the rows are counted by leapfrog
+        steps if it has ``n_steps`` and an observed value with the number of rows.
+    :param var_name: the parameter; by default the entry with the fewest effective
         samples in each run.
     :param number: points of a line.
     :param ax: where to draw; by default new axes.
     :return: the axes.
-    :raises ValueError: of a run it is not known how many rows it read.
+    :raises ValueError: the number of rows that a run read is not known.
 
     **Example**
 
@@ -345,16 +349,16 @@ def rows_and_samples(
     ax.set(
         xscale="log",
         yscale="log",
-        xlabel="rows of data read, all chains",
-        ylabel="effective samples of the mean",
-        title=f"Rows and effective samples of {var_name or 'the slowest parameter'}",
+        xlabel="rows read (all chains)",
+        ylabel="effective sample size of the mean",
+        title=f"Effective sample size of {var_name or 'the slowest parameter'}",
     )
     ax.legend(fontsize="small")
     return ax
 
 
 def _rows_read(label: str, idata: Any) -> np.ndarray:
-    """The rows that each draw took, ``(chain, draw)``."""
+    """The number of rows that each draw read, ``(chain, draw)``."""
     stats = get_group(idata, "sample_stats")
     if stats is not None and "num_rows" in stats:
         return stats["num_rows"].transpose("chain", "draw").values.astype(float)
@@ -363,8 +367,8 @@ def _rows_read(label: str, idata: Any) -> np.ndarray:
         size = max(v.sizes[v.dims[0]] for v in observed.values() if v.dims)
         return size * stats["n_steps"].transpose("chain", "draw").values.astype(float)
     raise ValueError(
-        f"rows_and_samples: of run {label!r} it is not known how many rows it read: it "
-        "has neither 'num_rows' nor 'n_steps' with observed data. Run it with "
+        f"rows_and_samples: the number of rows that run {label!r} read is not known: "
+        "it has neither 'num_rows' nor 'n_steps' with observed data. Run it with "
         "extra_fields=('num_steps',) if it is NUTS or HMC."
     )
 
@@ -387,13 +391,13 @@ def acceptance_curves(
     balance: bool = False,
     ax: Axes | None = None,
 ) -> Axes:
-    """Draw what acceptance tests make of a log ratio with normal noise.
+    """Draw the acceptance probabilities of tests for a log ratio with normal noise.
 
-    :param tests: acceptance tests (``accept.*``, or one of your own), by a label each.
-    :param sd: of the noise, in nats.
+    :param tests: acceptance tests (``accept.*``, or your own), with a label for each.
+    :param sd: standard deviation of the noise, in nats.
     :param balance: draw the error of detailed balance instead: the log of ``A(delta) /
         A(-delta)``, averaged over the noise, minus ``delta``, which should be 0. Below
-        0 the test samples something flatter than the target.
+        0 the test flattens the target.
     :param ax: where to draw; by default new axes.
     :return: the axes.
     :raises ValueError: ``sd`` is negative.
@@ -403,7 +407,7 @@ def acceptance_curves(
     .. doctest::
 
         >>> from numpyro_minibatch import accept, plots
-        >>> tests = {"ignores it": accept.metropolis(), "pays": accept.penalty()}
+        >>> tests = {"ignored": accept.metropolis(), "corrected": accept.penalty()}
         >>> ax = plots.acceptance_curves(tests, balance=True)
         >>> bool(ax.lines[0].get_ydata()[-1] < -0.4)  # at delta = 3
         True
@@ -412,8 +416,8 @@ def acceptance_curves(
     """
     if not sd >= 0:
         raise ValueError(
-            f"acceptance_curves(sd={sd!r}): the standard deviation of the noise is a "
-            "number from 0 on."
+            f"acceptance_curves(sd={sd!r}): the standard deviation of the noise must "
+            "be at least 0."
         )
     ax = _axes(ax)
     delta = np.linspace(0 if balance else -6, 3 if balance else 4, 81)
@@ -431,8 +435,10 @@ def acceptance_curves(
     ax.axhline(0, color="0.7", linewidth=0.8, zorder=0)
     ax.set(
         xlabel="true log ratio, delta (nats)",
-        ylabel="log A(delta) / A(-delta) - delta" if balance else "accepted, A(delta)",
-        title=f"Acceptance tests under noise of sd {sd:g}",
+        ylabel="log A(delta) / A(-delta) - delta"
+        if balance
+        else "acceptance probability A(delta)",
+        title=f"Acceptance tests with noise of sd {sd:g}",
     )
     ax.legend(fontsize="small")
     return ax
@@ -440,7 +446,7 @@ def acceptance_curves(
 
 def _averaged(test: Any, delta: np.ndarray, sd: float) -> np.ndarray:
     """The probability of acceptance, averaged over the noise."""
-    # probabilities have kinks and steps: a fine rule, not one for polynomials
+    # probabilities have kinks and steps: use a fine rule, not Gaussian quadrature
     nodes = np.linspace(-7, 7, 1401)
     weights = np.exp(-(nodes**2) / 2)
     values = delta[:, None] + sd * nodes
@@ -456,16 +462,17 @@ def mode_map(
     masses: Any = None,
     ax: Axes | None = None,
 ) -> Axes:
-    """Draw the draws in the plane, and how many of them are at each of some modes.
+    """Draw the draws in the plane, with the fraction of them at each of some modes.
 
     :param idata: what :func:`to_inference_data` returned.
     :param var_names: one parameter with two entries, or two parameters.
-    :param centers: places of modes, shape ``(modes, 2)``; each draw counts for the
-        nearest one, whose share is written beside it.
-    :param masses: what the shares should be, one for each center.
+    :param centers: positions of modes, shape ``(modes, 2)``. Each draw counts for the
+        nearest one, and its fraction of the draws is written next to it.
+    :param masses: the true fractions, one for each center.
     :param ax: where to draw; by default new axes.
     :return: the axes.
-    :raises ValueError: that is not two numbers a draw, or not a mass for each center.
+    :raises ValueError: the parameters do not have two entries together, or there is not
+        one mass for each center.
 
     **Example**
 
@@ -484,8 +491,8 @@ def mode_map(
     columns = [c for name in names for c in _columns(idata, name)]
     if len(columns) != 2:
         raise ValueError(
-            f"mode_map(var_names={var_names!r}): these have {len(columns)} numbers a "
-            "draw, and a plane has two: name one parameter with two entries, or two "
+            f"mode_map(var_names={var_names!r}): these have {len(columns)} numbers per "
+            "draw, but a plane has two: name one parameter with two entries, or two "
             "parameters."
         )
     z = np.stack([column.ravel() for column in columns], -1)
@@ -519,7 +526,7 @@ def _draw_shares(ax: Axes, z: np.ndarray, centers: np.ndarray, masses: Any) -> N
             bbox={"facecolor": "white", "alpha": 0.75, "linewidth": 0, "pad": 1},
         )
     seen = int((shares > 0).sum())
-    title = f"{len(z):,} draws at {seen} of {len(centers)} modes"
+    title = f"{len(z):,} draws in {seen} of {len(centers)} modes"
     if masses is not None:
         away = 0.5 * np.abs(shares - np.asarray(masses, float)).sum()
         title += f", total variation {away:.3f}"
@@ -564,7 +571,7 @@ def _axes(ax: Axes | None) -> Axes:
     if ax is not None:
         return ax
     try:
-        import matplotlib.pyplot as plt  # an extra, and slow to import
+        import matplotlib.pyplot as plt  # optional, and slow to import
     except ImportError as error:
         raise ImportError(
             "numpyro_minibatch.plots needs Matplotlib. Install it with "

@@ -1,7 +1,8 @@
-"""In which coordinates: scales that gradients tell in warmup, left alone afterwards.
+"""Preconditioners: scales learnt from gradients in warmup and frozen afterwards.
 
-A preconditioner that goes on adapting changes what is sampled unless a correction term
-with its derivatives is added, which nobody does. Here it is frozen with the warmup.
+A preconditioner that keeps adapting changes the distribution that is sampled unless a
+correction term with its derivatives is added, which is rarely done. Here it is frozen
+at the end of the warmup.
 """
 
 from __future__ import annotations
@@ -43,13 +44,13 @@ class Whitening(NamedTuple):
 
 
 class ScaleState(NamedTuple):
-    """A preconditioner and what it has learnt.
+    """The state of a preconditioner.
 
     - **root** - ``C.T`` with ``C @ C.T`` the preconditioner ``(D, D)``, or its
       diagonal, ``(D,)``.
-    - **square** - running mean of the squared gradients, ``(D,)``; nothing without
+    - **square** - running mean of the squared gradients, ``(D,)``; empty without
       adaptation.
-    - **weight** - how much of that mean has been filled.
+    - **weight** - the total weight of that mean so far.
     """
 
     root: Array
@@ -59,13 +60,13 @@ class ScaleState(NamedTuple):
 
 @dataclass(frozen=True)
 class Preconditioner:
-    """The coordinates as they are; the base of the ``preconditioner.*`` choices."""
+    """Unscaled coordinates; the base of the ``preconditioner.*`` choices."""
 
     def init(self, z: Array, root: Array | None) -> ScaleState:
         """The state before the first step.
 
         :param z: flat position, shape ``(D,)``.
-        :param root: a root that is known beforehand, from a surrogate.
+        :param root: a root that is known in advance, from a surrogate.
         """
         return ScaleState(jnp.ones_like(z) if root is None else root)
 
@@ -75,7 +76,7 @@ class Preconditioner:
         """Learn from one gradient.
 
         :param gradient: in the whitened coordinates, shape ``(D,)``.
-        :param in_warmup: whether there still is something to learn.
+        :param in_warmup: whether the warmup is still running.
         """
         return state
 
@@ -91,7 +92,7 @@ class _RMSProp(Preconditioner):
     def observe(
         self, state: ScaleState, gradient: Array, in_warmup: Array
     ) -> ScaleState:
-        # one gradient that is not finite would stay in the mean for ever
+        # a gradient that is not finite would stay in the mean forever
         useful = in_warmup & jnp.isfinite(gradient).all()
         new = jnp.where(useful, 1.0 - self.decay, 0.0)
         unscaled = jnp.where(useful, gradient, 0.0) / state.root
@@ -99,7 +100,8 @@ class _RMSProp(Preconditioner):
         weight = state.weight + new * (1.0 - state.weight)
         size = jnp.sqrt(square / jnp.maximum(weight, 1e-12))
         scale = 1.0 / (size + self.damping * size.mean())
-        # a geometric mean of one leaves the step size what it was; not by a product
+        # a geometric mean of one keeps the meaning of the step size; by logarithms,
+        # because a product would overflow
         scale = scale * jnp.exp(-jnp.mean(jnp.log(scale)))
         return ScaleState(
             jnp.where(useful, jnp.sqrt(scale), state.root), square, weight
@@ -110,9 +112,9 @@ def rmsprop(decay: float = 0.99, damping: float = 0.01) -> Preconditioner:
     """Scale each coordinate by the root mean square of its gradients [1].
 
     The preconditioner is ``1 / (g + damping * mean(g))`` with ``g`` the root mean
-    square, multiplied by a number that gives it the geometric mean 1. It follows the
-    gradients through the warmup and then stays; the paper's, which goes on changing,
-    has a bias that its step sizes have to keep small.
+    square, scaled to the geometric mean 1. It adapts during the warmup and is then
+    fixed. The paper's preconditioner keeps changing, and has a bias that only small
+    step sizes keep small.
 
     :param decay: weight of the past in the running mean of squares, in ``(0, 1)``.
     :param damping: smallest scale of a gradient, relative to the mean of all.

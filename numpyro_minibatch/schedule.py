@@ -1,7 +1,7 @@
-"""How fast: step sizes that change with the number of gradient steps.
+"""Schedules: step sizes that change with the number of gradient steps.
 
 A schedule is any function from the number of gradient steps made so far, warmup
-included, to a step size; those of optax are used as they are.
+included, to a step size. Schedules of optax work without change.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class _Constant:
 
 
 def constant(step_size: float) -> Schedule:
-    """The same step size throughout, which is what a number stands for.
+    """The same step size throughout; a number as ``step_size`` means the same.
 
     :param step_size: the step size.
     :raises ValueError: it is not positive.
@@ -66,11 +66,11 @@ def polynomial(
     """Step sizes ``step_size * (1 + t / offset) ** -power``, as in SGLD's paper [1].
 
     With a power in ``(0.5, 1]`` the bias of the draws goes to zero if each is weighted
-    by the step size with which it was made, slowly: a power of 1/3 gives the smallest
-    error for a given amount of work [2].
+    by the step size with which it was made. It does so slowly: a power of 1/3 gives the
+    smallest error for a given amount of work [2].
 
     :param step_size: the first step size.
-    :param power: how fast they fall, in ``(0, 1]``.
+    :param power: the exponent of the decay, in ``(0, 1]``.
     :param offset: gradient steps over which they fall to ``2 ** -power`` of the first.
     :raises ValueError: an argument is out of range.
 
@@ -94,8 +94,8 @@ def polynomial(
     check_positive("polynomial", "offset", offset)
     if power > 1:
         raise ValueError(
-            f"polynomial(power={power!r}) must be at most 1: with steps that fall "
-            "faster the chain stops before it has been everywhere."
+            f"polynomial(power={power!r}) must be at most 1: if steps fall faster, "
+            "the chain stops before it has explored the target."
         )
     return _Polynomial(float(step_size), float(power), float(offset))
 
@@ -107,8 +107,8 @@ class _CosineRestarts:
     power: float
 
     def __call__(self, count: ArrayLike) -> Array:
-        # the remainder of integers is exact, however many steps were made; what is left
-        # of the cycle is small where 1 + cos would be a difference of near equals
+        # the remainder of integers is exact, however many steps were made; the sine of
+        # the rest of the cycle is accurate where 1 + cos would cancel
         left = self.cycle_length - jnp.asarray(count) % self.cycle_length
         root = jnp.sin(0.5 * jnp.pi * left / self.cycle_length)
         return self.step_size * root ** (2.0 * self.power)
@@ -117,7 +117,7 @@ class _CosineRestarts:
 def cosine_restarts(
     step_size: float, cycle_length: int, power: float = 1.0
 ) -> Schedule:
-    """Half a cosine from ``step_size`` towards zero, and from the start again [1, 2].
+    """Half a cosine from ``step_size`` towards zero, repeated in cycles [1, 2].
 
     The step size after ``t`` steps is ``step_size * (cos(pi * r) / 2 + 1 / 2) **
     power`` with ``r = (t % cycle_length) / cycle_length``, which is the paper's
@@ -126,8 +126,8 @@ def cosine_restarts(
 
     :param step_size: the first step size of a cycle.
     :param cycle_length: steps of a cycle.
-    :param power: 1, or 1/2 where it is the square of the step size that follows a
-        cosine: the learning rate of dynamics with momentum is that square.
+    :param power: 1, or 1/2 if the square of the step size should follow a cosine: the
+        learning rate of dynamics with momentum is that square.
     :raises TypeError: an argument is of the wrong kind.
     :raises ValueError: an argument is out of range.
 
@@ -177,12 +177,13 @@ def sawtooth(
     decay: float = 0.9,
     decay_every: int | None = None,
 ) -> Schedule:
-    """Steps that rise by a factor once in a cycle, and decay by another in between [1].
+    """Step sizes that rise by a factor once per cycle and decay in between [1].
 
     The step size after ``t`` steps is ``step_size * rise ** (t // cycle_length) *
-    decay ** (t // decay_every)``. Cycles are alike if ``rise`` times all the ``decay``
-    of a cycle is one. The paper's 2 and 0.9, ten times a cycle, are not: each cycle
-    begins at 0.697 times the step size of the one before.
+    decay ** (t // decay_every)``. Cycles are equal if the product of ``rise`` and all
+    the ``decay`` factors of a cycle is one. With the paper's 2 and 0.9, ten times per
+    cycle, they are not: each cycle begins at 0.697 times the step size of the previous
+    one.
 
     :param step_size: the first step size.
     :param cycle_length: steps of a cycle.
@@ -241,7 +242,7 @@ def as_schedule(who: str, given: Any) -> Schedule:
     if first.shape or not (np.isfinite(first) and first >= 0):
         raise ValueError(
             f"{who}(step_size=...) is a schedule that begins with "
-            f"{describe(first) if first.shape else first}, and must give single "
-            "numbers that are not negative."
+            f"{describe(first) if first.shape else first}, but must return scalars "
+            "that are finite and not negative."
         )
     return given

@@ -1,4 +1,4 @@
-"""What is sampled: a NumPyro model as a prior and one log likelihood per row.
+"""Targets: a NumPyro model as a prior and one log likelihood per row.
 
 This is the only module that uses NumPyro's effect handlers.
 """
@@ -30,18 +30,18 @@ Indices = Mapping[str, Array]
 
 
 class Terms(NamedTuple):
-    """The log density at one position, kept apart until it is safe to add up.
+    """The terms of the log density at one position, not yet summed.
 
-    All but ``rows`` are pytrees of log densities, kept unsummed because a difference
-    of two large float32 sums loses what the sum of the differences keeps.
+    All but ``rows`` are pytrees of log densities. They are not summed, because a
+    difference of two large float32 sums is less accurate than the sum of differences.
 
-    :param prior: the latent sites, and factors outside of the data plates.
+    :param prior: the latent sites, and factors outside the data plates.
     :param rows: for each data plate the log likelihood of each row asked for,
         shape ``(len(indices),)``.
-    :param likelihood: observed sites outside of the data plates: part of the
-        likelihood, and read in full.
+    :param likelihood: observed sites outside the data plates, which are part of the
+        likelihood and are always read in full.
     :param volume: log determinants of the maps to the unconstrained coordinates,
-        which no temperature changes.
+        which are never tempered.
     """
 
     prior: Any
@@ -57,7 +57,7 @@ class Terms(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """Log densities by site, to see which site depends on what.
+    """Log densities by site, to find the dependencies of each site.
 
     :param rows: for each site with rows the log likelihood of each of them.
     :param fixed: the log density of every other site.
@@ -71,7 +71,7 @@ class Parts(NamedTuple):
 
 @dataclass(frozen=True)
 class Target:
-    """Two pure functions of an unconstrained position, and how many rows there are.
+    """Two pure functions of an unconstrained position, and the number of rows.
 
     Written by hand, or built from a NumPyro model by the kernels.
 
@@ -149,16 +149,16 @@ class Target:
         return self.terms(z, indices).rows
 
     def by_site(self, z: Position, indices: Indices) -> Parts:
-        """Log densities by site; of a target written by hand, by plate."""
+        """Log densities by site, or by plate for a target written by hand."""
         terms = self.terms(z, indices)
         plates = {name: name for name in terms.rows}
         return Parts(terms.rows, {"log_prior": terms.known}, plates)
 
 
 class Slices(NamedTuple):
-    """What of a model's arguments are rows, where the model takes none by indices.
+    """The rows among a model's arguments, for a model that does not index them.
 
-    Such a model runs on a batch by being given the rows of the batch.
+    Such a model runs on a batch by receiving only the rows of the batch.
 
     :param leaves: ``(number, plate, axis)`` of each array with rows, by its number
         among the leaves of ``(args, kwargs)``.
@@ -171,11 +171,11 @@ class Slices(NamedTuple):
 
     @property
     def plates(self) -> set[str]:
-        """The plates whose rows are given."""
+        """The plates whose rows are passed to the model."""
         return {plate for _, plate, _ in self.leaves}
 
     def names(self, model: Callable, arguments: Any) -> list[str]:
-        """What the arrays are called in the signature of the model.
+        """The names of the arrays in the signature of the model.
 
         :param model: the model.
         :param arguments: its ``(args, kwargs)``.
@@ -209,7 +209,7 @@ class Slices(NamedTuple):
                 leaves[number] = x[indices[plate]]
                 continue
             where = (slice(None),) * axis + (indices[plate],)
-            # a batch has no index that is out of range
+            # the indices of a batch are never out of range
             leaves[number] = jnp.asarray(x).at[where].get(mode="promise_in_bounds")
         return jax.tree.unflatten(treedef, leaves)
 
@@ -236,15 +236,15 @@ class RowFrames(Messenger):
 
 
 class Subsample(Messenger):
-    """Set the rows that each data plate draws, whatever its own ``subsample_size``.
+    """Set the rows of each data plate, whatever its own ``subsample_size``.
 
     The plate reads its subsample size back from the message after the handlers
     ran, so setting both keeps its scale factor and its shapes consistent.
 
     :param fn: the model.
     :param indices: the rows of each data plate.
-    :param given: plates of which the model has been given these rows alone, so that
-        they are all that there are.
+    :param given: plates for which the model received only these rows, which are then
+        all rows that it sees.
     """
 
     def __init__(
@@ -272,16 +272,17 @@ class Subsample(Messenger):
 
 
 def _rows_in_plates(rows: Any, event_dim: int) -> Any:
-    """What the enclosing plates make of ``numpyro.subsample(rows, event_dim)``.
+    """The result of ``numpyro.subsample(rows, event_dim)`` in the enclosing plates.
 
-    Plates look at each index again, to fill the rows of one that is out of range with
-    NaN. A batch has none, and for wide rows that costs nearly as much as reading them.
+    NumPyro's plates check each index again, to fill rows that are out of range with
+    NaN. A batch has no such rows, and for wide rows the check costs nearly as much as
+    reading them.
 
-    :return: the rows; nothing where an array does not fit a plate, which says so then.
+    :return: the rows; ``None`` if an array does not fit a plate, which then raises.
     """
     value, shape = rows, jnp.shape(rows)
     plates = [p for p in numpyro.primitives._PYRO_STACK if isinstance(p, numpyro.plate)]
-    # the one of the first axis first: from then on the rows are in memory
+    # the plate of the first axis first: from then on the rows are in memory
     for plate in sorted(plates, key=lambda plate: plate.dim):
         axis = plate.dim - event_dim + len(shape)
         if axis < 0 or shape[axis] == 1:
@@ -306,7 +307,7 @@ def _rows_in_plates(rows: Any, event_dim: int) -> Any:
 
 
 class SetDeterministic(Messenger):
-    """Set the values of deterministic sites, so that what follows depends on them."""
+    """Set the values of deterministic sites, so that later sites depend on them."""
 
     def __init__(self, fn: Callable, values: Mapping[str, Array]) -> None:
         self.values = values
@@ -324,8 +325,8 @@ def _log_det_name(site: str) -> str:
 def _unconstrained(z: Mapping[str, Array]) -> Callable:
     """A ``substitute_fn`` that maps ``z`` into each site's support.
 
-    The log determinant of the map is emitted as a factor beside the site, inside
-    the site's own plates and scales, so that it survives ``scan`` and ``cond``.
+    The log determinant of the map is emitted as an additional factor, inside the
+    site's own plates and scales, so that it survives ``scan`` and ``cond``.
     """
 
     def substitute_fn(site: Any) -> Array | None:
@@ -359,7 +360,7 @@ def _site_log_prob(site: Any) -> Array:
 
 
 def _rows_of(site: Any, frame: Any, size: int) -> Array:
-    """The log likelihood of each row: the plate's scale off, the user's kept."""
+    """The log likelihood of each row, without the plate's scale but with the user's."""
     # site["scale"] holds the plate's own size / batch as a factor of the user's scales
     scale = frame.size / size
     if isinstance(site["scale"], int | float):
@@ -391,10 +392,10 @@ class ModelTarget(Target):
     :param model: the model, a callable with NumPyro primitives.
     :param args: positional arguments of the model, the data among them.
     :param kwargs: keyword arguments of the model.
-    :param frozen: values of ``param`` sites, fixed once at setup: a model draws
-        them anew each time it runs.
+    :param frozen: values of ``param`` sites, fixed at setup, because a model draws them
+        anew each time it runs.
     :param sizes: the number of rows of each data plate.
-    :param slices: the rows among the arguments, where the model takes none by indices.
+    :param slices: the rows among the arguments, if the model does not index them.
     :param by_row: deterministic sites in no plate that have a value for each row.
     """
 
@@ -411,7 +412,7 @@ class ModelTarget(Target):
     def trace(
         self, indices: Indices, key: Array | None = None, **substitution: Any
     ) -> dict[str, Any]:
-        """Run the model on the rows ``indices`` and return the sites it visits.
+        """Run the model on the rows ``indices`` and return its sites.
 
         :param indices: the rows of each data plate.
         :param key: PRNG key for sites that are not substituted; by default a fixed
@@ -439,7 +440,7 @@ class ModelTarget(Target):
         for name, site in sites.items():
             if site["type"] == "sample":
                 for frame in data_frames(site, self.sizes):
-                    # of a model that is given rows, a plate may have no others
+                    # in a model that receives rows, the plate has only these
                     plate = sites.get(frame.name, {"type": ""})
                     is_plate = plate["type"] == "plate"
                     size = plate["args"][0] if is_plate else frame.size
@@ -471,7 +472,7 @@ class ModelTarget(Target):
         return self._terms(sites, {_log_det_name(name) for name in z})
 
     def terms_of_draw(self, draw: Mapping[str, Array], indices: Indices) -> Terms:
-        """The same at values of the latent sites, with respect to these values."""
+        """The terms at values of the latent sites, with respect to these values."""
         return self._terms(self.trace(indices, data=dict(draw)), set())
 
     def _terms(self, sites: Mapping[str, Any], log_dets: set[str]) -> Terms:
@@ -482,8 +483,8 @@ class ModelTarget(Target):
                 plate = data_frames(site, self.sizes)[0].name
                 terms.rows[plate] = terms.rows.get(plate, 0.0) + by_site[name]
             elif site["type"] == "sample":
-                # a factor is whatever its author means by it; outside of the data
-                # plates it is taken to be a part of the prior
+                # a factor may belong to prior or likelihood; outside the data plates it
+                # counts as part of the prior
                 factor = site["infer"].get("is_auxiliary", False)
                 likelihood = site["is_observed"] and not factor
                 part = terms.likelihood if likelihood else terms.prior
@@ -504,14 +505,14 @@ class ModelTarget(Target):
         return target.terms(z, indices).rows
 
     def deterministic(self, z: Position) -> dict[str, Array]:
-        """The values of the deterministic sites outside of the data plates at ``z``."""
+        """The values of the deterministic sites outside the data plates at ``z``."""
         values = self.constrain(z)
         return {name: value for name, value in values.items() if name not in z}
 
     def constrain(self, z: Position) -> dict[str, Array]:
         """The model's latent and deterministic values at ``z``.
 
-        Deterministic sites inside a data plate are left out: they have a value
+        Deterministic sites inside a data plate are left out, because they have a value
         per row. One row per plate is enough to replay the model.
         """
         one_row = {name: jnp.zeros(1, jnp.int32) for name in self.sizes}
@@ -528,7 +529,7 @@ class ModelTarget(Target):
         }
 
     def draw_prior(self, key: Array) -> dict[str, Array]:
-        """The unconstrained values of the latent sites in a draw of the prior.
+        """The unconstrained values of the latent sites in a draw from the prior.
 
         :param key: PRNG key.
         """

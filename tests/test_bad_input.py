@@ -875,7 +875,7 @@ SETTINGS = [
         "an acceptance test for MINT",
         lambda: MINT(regression, temperature=1.0, acceptance=accept.barker()),
         TypeError,
-        "MINT is a choice of acceptance",
+        "MINT has its own acceptance test",
         "MinibatchMH(model, acceptance=...)",
     ),
     refuse(
@@ -1011,7 +1011,7 @@ SETTINGS = [
                 **{name: accept.penalty() if name != "batch" else batch.full()},
             ),
             TypeError,
-            f"{kernel.__name__} is a choice of batch and acceptance",
+            f"{kernel.__name__} has its own batch and acceptance",
             "MinibatchMH(model, batch=..., acceptance=...)",
         )
         for kernel in (AusterityMH, ConfidenceMH)
@@ -1406,7 +1406,7 @@ GRADIENTS = [
         lambda: SGLD(regression, step_size=lambda count: np.ones(2)),
         ValueError,
         "an array of shape (2,)",
-        "single numbers",
+        "must return scalars",
     ),
     refuse(
         "a preconditioner that nobody knows",
@@ -1425,7 +1425,7 @@ GRADIENTS = [
         "a preset with other dynamics",
         lambda: SGLD(regression, step_size=0.1, dynamics=dynamics.sghmc()),
         TypeError,
-        "SGLD is a choice of dynamics",
+        "SGLD has its own dynamics",
         "SGMCMC(model, dynamics=...)",
     ),
     refuse(
@@ -1605,7 +1605,7 @@ ENERGIES = [
         "a ladder of one chain",
         lambda: MINTEE(regression, temperatures=[1.0]),
         ValueError,
-        "at least 2, got 1",
+        "at least 2 chains, got 1",
         "MINT(model, temperature=...)",
     ),
     refuse(
@@ -1727,7 +1727,7 @@ CYCLES = [
         "cycles of AMAGOLD",
         lambda: Cyclical(AMAGOLD(regression), cycle_length=100),
         TypeError,
-        "a kernel of gradient steps or of decisions",
+        "a kernel of gradient steps or a Metropolis kernel",
     ),
     *(
         refuse(

@@ -471,7 +471,7 @@ def test_no_key_is_used_twice(name: str) -> None:
 
 def test_a_key_used_twice_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def propose(
-        self: object, key: Any, z: Any, step_size: Any, landscape: Any
+        self: object, key: Any, z: Any, step_size: Any, context: Any
     ) -> proposal.Proposed:
         noise = jax.random.normal(key, z.shape) + jax.random.uniform(key, z.shape)
         return proposal.Proposed(z + step_size * noise, jnp.zeros(()))

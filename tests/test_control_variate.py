@@ -494,8 +494,8 @@ def test_what_is_not_expanded_is_the_likelihood_all_the_same(kind, order):
 class Reticent(type(proposal.surrogate_hmc())):
     """Trajectories that leave it to the decision to find the surrogate's ratio."""
 
-    def propose(self, key, z, step_size, landscape):
-        made = super().propose(key, z, step_size, landscape)
+    def propose(self, key, z, step_size, context):
+        made = super().propose(key, z, step_size, context)
         return made._replace(log_surrogate=None)
 
 
@@ -1271,8 +1271,8 @@ def test_overconfident_batches_are_spoken_of():
             "stratified": batch.stratified(),
         }.items()
     }
-    assert "batches take themselves for too good" in advice["uniform"]
-    assert "too good" not in advice["stratified"], advice
+    assert "batches underestimate their noise" in advice["uniform"]
+    assert "underestimate" not in advice["stratified"], advice
     assert "checked on all rows" not in advice["stratified"], advice
 
 
@@ -1322,7 +1322,7 @@ def test_traced_data_are_an_error():
     def start(x, y):
         return kernel.init(random.key(0), 10, None, (x, y), {})
 
-    with pytest.raises(TypeError, match="looks at all rows of the data before the run"):
+    with pytest.raises(TypeError, match="reads all rows of the data before the run"):
         jax.jit(start)(*DATA)
 
 

@@ -237,7 +237,7 @@ def test_thermodynamic_integration_of_noisy_energies(noisy: Any) -> None:
     assert abs(found.value - EVIDENCE) < 5 * found.error + found.discretisation
     assert found.error < 0.5 and found.discretisation < 2.0
     assert f"{found.error:.2g}" in str(found)
-    with pytest.raises(ValueError, match="whose noise biases it"):
+    with pytest.raises(ValueError, match="whose noise biases the average"):
         log_evidence(noisy, "stepping-stone")
 
 
@@ -507,9 +507,9 @@ def test_a_ladder_has_something_to_temper() -> None:
 
 def test_rungs_that_cannot_be() -> None:
     by_hand = Target(lambda z: -0.5 * z**2, lambda z, i: -0.5 * z**2 + 0.0 * i, 10)
-    with pytest.raises(ValueError, match="written by hand has nothing that draws"):
+    with pytest.raises(ValueError, match="written by hand has no function that does"):
         ReplicaExchange(MinibatchMH(target=by_hand, batch_size=5), temperatures=LADDER)
-    with pytest.raises(ValueError, match="nothing would be left to draw from"):
+    with pytest.raises(ValueError, match="has no weight there"):
         ReplicaExchange(NUTS(model), temperatures=LADDER, temper_prior=True)
     with pytest.raises(ValueError, match="positive and finite, got inf"):
         ReplicaExchange(NUTS(model), temperatures=[1.0, math.inf, math.inf])

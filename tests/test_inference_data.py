@@ -637,7 +637,7 @@ def test_a_run_without_draws(case: Case) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"dims": {"w": ["k"]}}, "names 'w', which is no site"),
+        ({"dims": {"w": ["k"]}}, "names 'w', which is neither a site"),
         ({"dims": {"W": ["k", "l", "m"]}}, "which?.*2 besides chain and draw|it has 2"),
         ({"dims": {"W": ["k", "k"]}}, "can occur only once"),
         ({"dims": {"W": ["k"], "a": ["k"]}}, "give them different names"),

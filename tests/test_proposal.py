@@ -17,8 +17,8 @@ from scipy import stats
 
 from numpyro_minibatch import proposal
 from numpyro_minibatch.proposal import (
-    Landscape,
     Proposal,
+    ProposalContext,
     Proposed,
     Whitening,
     _on_surrogate,
@@ -70,8 +70,10 @@ def wrong_gradient(z: jax.Array) -> jax.Array:
     return jax.grad(log_target)(1.1 * z) + jnp.array([0.3, -0.2, 0.1])
 
 
-def landscape(root: str = "dense") -> Landscape:
-    return Landscape(wrong_gradient, Whitening(ROOTS[root]), CENTER, log_surrogate)
+def context(root: str = "dense") -> ProposalContext:
+    return ProposalContext(
+        wrong_gradient, Whitening(ROOTS[root]), CENTER, log_surrogate
+    )
 
 
 class OneTurn(Proposal):
@@ -80,8 +82,8 @@ class OneTurn(Proposal):
     uses_surrogate = True
     adapts_step_size = False
 
-    def propose(self, key: Any, z: Any, step_size: Any, landscape: Any) -> Proposed:
-        at = landscape._replace(num_steps=0, near=True)
+    def propose(self, key: Any, z: Any, step_size: Any, context: Any) -> Proposed:
+        at = context._replace(num_steps=0, over_relaxed=True)
         return proposal.surrogate_hmc().propose(key, z, step_size, at)
 
 
@@ -119,10 +121,10 @@ def many(
     seed: int,
     z: Any,
     step_size: float = 1.0,
-    at: Landscape | None = None,
+    at: ProposalContext | None = None,
 ) -> Proposed:
     """A proposal from each row of ``z``."""
-    at = landscape() if at is None else at
+    at = context() if at is None else at
     one = jax.vmap(lambda k, z: choice.propose(k, z, jnp.asarray(step_size), at))
     return jax.jit(one)(jax.random.split(jax.random.key(seed), len(z)), jnp.asarray(z))
 
@@ -135,7 +137,7 @@ def step(
 ) -> jax.Array:
     """Propose, and decide on the target itself."""
     key_proposal, key_accept = jax.random.split(key)
-    made = choice.propose(key_proposal, z, jnp.asarray(step_size), landscape(root))
+    made = choice.propose(key_proposal, z, jnp.asarray(step_size), context(root))
     log_ratio = log_target(made.z) - log_target(z) + made.log_q_ratio
     threshold = -jax.random.exponential(key_accept)
     return jnp.where(log_ratio >= threshold, made.z, z)
@@ -214,8 +216,8 @@ class Altered(Proposal):
     choice: Proposal
     change: Callable[[Proposed], Proposed]
 
-    def propose(self, key: Any, z: Any, step_size: Any, landscape: Any) -> Proposed:
-        return self.change(self.choice.propose(key, z, step_size, landscape))
+    def propose(self, key: Any, z: Any, step_size: Any, context: Any) -> Proposed:
+        return self.change(self.choice.propose(key, z, step_size, context))
 
 
 @pytest.mark.parametrize(
@@ -266,7 +268,7 @@ def proposals_made(
 ) -> tuple[jax.Array, Proposed, float]:
     choice, step_size = PROPOSALS[name]
     z = CENTER + np.random.default_rng(0).normal(size=(n, 3))
-    made = many(choice, 1, z, step_size, landscape(root))
+    made = many(choice, 1, z, step_size, context(root))
     return z, made, step_size
 
 
@@ -340,9 +342,9 @@ def test_independence_is_the_longest_crank_nicolson_step() -> None:
     key = jax.random.key(3)
     for step_size in (1.0, 40.0, np.inf):
         long = proposal.preconditioned_crank_nicolson().propose(
-            key, z, jnp.asarray(step_size), landscape()
+            key, z, jnp.asarray(step_size), context()
         )
-        independent = proposal.independence().propose(key, z, 1.0, landscape())
+        independent = proposal.independence().propose(key, z, 1.0, context())
         np.testing.assert_allclose(long.z, independent.z, 1e-6)
         np.testing.assert_allclose(long.log_q_ratio, independent.log_q_ratio, 1e-5)
 
@@ -371,7 +373,7 @@ START = jnp.array([0.2, 1.5, -1.0]), jnp.array([-0.4, 0.8, 1.2])
 @pytest.mark.parametrize("root", ROOTS)
 @pytest.mark.parametrize("num_steps", [1, 4])
 def test_a_trajectory_goes_back_the_way_it_came(num_steps: int, root: str) -> None:
-    at = landscape(root)
+    at = context(root)
     z, momentum, logs = follow(*START, jnp.asarray(0.4), num_steps, at)
     assert np.abs(z - START[0]).max() > 0.1
     np.testing.assert_allclose(logs, [log_surrogate(START[0]), log_surrogate(z)], 1e-6)
@@ -383,7 +385,7 @@ def test_a_trajectory_goes_back_the_way_it_came(num_steps: int, root: str) -> No
 
 def test_a_trajectory_preserves_volume() -> None:
     def flow(state: jax.Array) -> jax.Array:
-        z, momentum, _ = follow(state[:3], state[3:], jnp.asarray(0.4), 4, landscape())
+        z, momentum, _ = follow(state[:3], state[3:], jnp.asarray(0.4), 4, context())
         return jnp.concatenate([z, momentum])
 
     jacobian = jax.jacfwd(flow)(jnp.concatenate(START))
@@ -393,7 +395,7 @@ def test_a_trajectory_preserves_volume() -> None:
 def test_a_trajectory_is_of_second_order() -> None:
     def error(num_steps: int) -> float:
         z, momentum, logs = follow(
-            *START, jnp.asarray(1.6 / num_steps), num_steps, landscape()
+            *START, jnp.asarray(1.6 / num_steps), num_steps, context()
         )
         kinetic = 0.5 * (jnp.square(momentum) - jnp.square(START[1])).sum()
         return abs(float(logs[1] - logs[0] - kinetic))
@@ -406,7 +408,7 @@ def test_a_trajectory_is_of_second_order() -> None:
 def test_a_trajectory_is_exact_on_a_normal_surrogate(step: float) -> None:
     """Whatever the length of its steps."""
     normal = dist.MultivariateNormal(CENTER, scale_tril=ROOT.T).log_prob
-    at = landscape()._replace(log_surrogate=normal)
+    at = context()._replace(log_surrogate=normal)
     z, momentum, logs = follow(*START, jnp.asarray(step), 3, at)
     lost = proposal.log_metropolis_ratio(START[1], momentum, logs)
     assert abs(float(lost)) < (1e-12 if X64 else 1e-5)
@@ -418,7 +420,7 @@ def test_a_trajectory_is_exact_on_a_normal_surrogate(step: float) -> None:
 
 def test_one_turn_on_a_surrogate_known_to_be_normal() -> None:
     """It keeps the normal law, and goes on to the other side by three tenths."""
-    at = landscape()._replace(num_steps=0, near=True)
+    at = context()._replace(num_steps=0, over_relaxed=True)
     n = 40_000
     z = CENTER + np.random.default_rng(7).normal(size=(n, 3)) @ ROOT
     made = many(proposal.surrogate_hmc(), 5, z, at=at)
@@ -433,7 +435,7 @@ def test_one_turn_on_a_surrogate_known_to_be_normal() -> None:
     np.testing.assert_allclose(made.log_q_ratio, ratio, 1e-3, 1e-3)
     assert np.abs(ratio).max() > 1
     assert not proposal.surrogate_hmc().evaluations(at)
-    further = at._replace(near=False)
+    further = at._replace(over_relaxed=False)
     choices = proposal.surrogate_hmc(), proposal.independence()
     pair = [many(choice, 6, z[:9], at=further) for choice in choices]
     np.testing.assert_array_equal(pair[0].z, pair[1].z)
@@ -448,7 +450,7 @@ def test_one_turn_on_a_surrogate_known_to_be_normal() -> None:
 
 def test_what_draws_are_worth_after_one_turn() -> None:
     """The numbers of the docstring: how many independent draws one is worth."""
-    lags = _on_surrogate.BACK ** np.arange(1, 40)
+    lags = _on_surrogate.OVERRELAXATION_COSINE ** np.arange(1, 40)
 
     def worth(autocorrelations: Any) -> float:
         return 1 / (1 + 2 * np.sum(autocorrelations))
@@ -468,7 +470,7 @@ def test_what_draws_are_worth_after_one_turn() -> None:
 
 def test_a_quarter_of_a_period_forgets_the_start() -> None:
     """On a normal surrogate whose scales the whitening knows."""
-    normal = Landscape(
+    normal = ProposalContext(
         wrong_gradient,
         Whitening(ROOT),
         CENTER,
@@ -497,7 +499,7 @@ def test_the_length_of_a_trajectory(
     settings: dict[str, Any], here: int, expected: tuple[int, float]
 ) -> None:
     choice: Any = proposal.surrogate_hmc(**settings)
-    found = choice.trajectory(landscape()._replace(num_steps=here))
+    found = choice.trajectory(context()._replace(num_steps=here))
     assert found == pytest.approx(expected)
 
 
@@ -524,7 +526,7 @@ def test_where_the_surrogate_is_not_finite_is_never_entered(
         return jnp.where(z[0] > 0.9, value, log_surrogate(z))
 
     choice, step_size = PROPOSALS[name]
-    at = landscape()._replace(log_surrogate=cut)
+    at = context()._replace(log_surrogate=cut)
     made = many(choice, 7, np.tile(CENTER, (500, 1)), step_size, at)
     assert np.isfinite(made.z).all() and np.isfinite(made.log_q_ratio).all()
     assert (np.asarray(made.z)[:, 0] <= 0.9).all()
@@ -532,7 +534,7 @@ def test_where_the_surrogate_is_not_finite_is_never_entered(
 
 
 def test_a_trajectory_that_blows_up_is_a_stay() -> None:
-    at = landscape()._replace(log_surrogate=lambda z: (z**4).sum())
+    at = context()._replace(log_surrogate=lambda z: (z**4).sum())
     z = 10.0 * jnp.ones(3)
     made = proposal.surrogate_hmc(16, 0.39).propose(
         jax.random.key(8), z, jnp.asarray(1.0), at
@@ -550,7 +552,7 @@ class Shift(Proposal):
 
     by: float = 0.0
 
-    def propose(self, key: Any, z: Any, step_size: Any, landscape: Any) -> Proposed:
+    def propose(self, key: Any, z: Any, step_size: Any, context: Any) -> Proposed:
         return Proposed(z + self.by, jnp.asarray(self.by, z.dtype))
 
 
@@ -611,7 +613,7 @@ def test_no_key_is_used_twice(name: str) -> None:
     choice, step_size = PROPOSALS[name]
     with jax.debug_key_reuse(True):
         jax.jit(
-            lambda key, z: choice.propose(key, z, jnp.asarray(step_size), landscape())
+            lambda key, z: choice.propose(key, z, jnp.asarray(step_size), context())
         ).lower(jax.random.key(0), CENTER)
 
 
@@ -619,8 +621,8 @@ def test_no_key_is_used_twice(name: str) -> None:
 def test_types_are_those_of_the_position(name: str) -> None:
     choice, step_size = PROPOSALS[name]
     z = CENTER.astype(jnp.float32)
-    at = jax.tree.map(lambda x: x.astype(jnp.float32), landscape()[1:3])
-    smooth = Landscape(lambda z: -z, *at, lambda z: -0.5 * (z**2).sum())
+    at = jax.tree.map(lambda x: x.astype(jnp.float32), context()[1:3])
+    smooth = ProposalContext(lambda z: -z, *at, lambda z: -0.5 * (z**2).sum())
     made = jax.eval_shape(
         lambda key: choice.propose(key, z, jnp.float32(step_size), smooth),
         jax.random.key(0),
@@ -637,7 +639,7 @@ def test_only_what_was_announced_is_used(name: str) -> None:
     def refuse(z: jax.Array) -> jax.Array:
         raise AssertionError("not announced")
 
-    at = landscape()
+    at = context()
     if not choice.uses_gradient:
         at = at._replace(gradient=refuse)
     if not choice.uses_surrogate:
@@ -706,3 +708,11 @@ def test_errors_say_what_to_write(
 ) -> None:
     with pytest.raises(error, match=message):
         build()
+
+
+def test_the_former_name_of_the_context_still_works() -> None:
+    with pytest.warns(DeprecationWarning, match="ProposalContext"):
+        former = proposal.Landscape
+    assert former is ProposalContext
+    with pytest.raises(AttributeError, match="no attribute 'landscape'"):
+        _ = proposal.landscape

@@ -585,7 +585,7 @@ def test_advice_on_a_ladder_with_a_gap() -> None:
     stats = idata["sample_stats"]
     stats["swap_acceptance_rate"] = stats["swap_acceptance_rate"] * [1.0, 0.05]
     advice = " ".join(diagnose(idata).advice)
-    assert "rungs 1 and 2 of the ladder swap in only" in advice
+    assert "rungs 1 and 2 of the ladder accept only" in advice
     assert "adapt_ladder=True" in advice
 
 

@@ -453,8 +453,8 @@ def finished(tmp_path_factory: Any) -> Path:
         ({"num_warmup": 61}, "num_warmup"),
         ({"thinning": 2}, "thinning"),
         ({"keep_warmup": True}, "keep_warmup"),
-        ({"num_samples": 10}, "has 90 draws already"),
-        ({"resume": False}, "holds a run already"),
+        ({"num_samples": 10}, "already has 90 draws"),
+        ({"resume": False}, "already holds a run"),
     ],
 )
 def test_another_run_is_not_gone_on_with(
@@ -688,7 +688,7 @@ def test_one_process_at_a_run(tmp_path: Path) -> None:
     pytest.importorskip("fcntl")
     store = _sample.Store(tmp_path / "run")
     store.lock()
-    with pytest.raises(ValueError, match="another process is at this run"):
+    with pytest.raises(ValueError, match="another process is writing this run"):
         run(out=tmp_path / "run")
     store.unlock()
     run(out=tmp_path / "run")

@@ -230,7 +230,7 @@ def test_hardly_more_rows_than_draws(num_rows, law):
         (([1.0, np.inf, np.nan], None, 2), r"scores\[1\] is inf, and 2 of 3"),
         (([1.0, -2.0, 2.0], None, 2), r"scores\[1\] is -2, .* cannot be negative"),
         (([1.0, 2.0, 2.0], [1.0, 2.0, -np.inf], 2), r"order_by\[2\] is -inf"),
-        (([1.0, 2.0, 2.0], [1.0, 2.0], 2), "order_by has 2 values and scores 3"),
+        (([1.0, 2.0, 2.0], [1.0, 2.0], 2), "order_by has 2 values and scores has 3"),
         ((np.ones((3, 2)), None, 2), r"scores has shape \(3, 2\)"),
         (([], None, 2), r"scores has shape \(0,\)"),
         ((np.ones(9), None, 1), "num_draws=2 of size=1"),
@@ -552,7 +552,7 @@ def test_rows_of_the_other_schemes_are_counted():
 
 def test_no_design_is_an_error():
     scheme = bound(batch.stratified(40))
-    with pytest.raises(ValueError, match="only a control variate can tell"):
+    with pytest.raises(ValueError, match="only a control variate measures"):
         scheme.draw(random.key(0), {"data": N})
 
 

@@ -1,1 +1,1 @@
-"""What every part of the package uses and no user does."""
+"""Internals that all parts of the package use."""

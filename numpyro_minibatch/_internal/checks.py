@@ -1,4 +1,4 @@
-"""Checks of single arguments, which say what was received and what is expected."""
+"""Checks of single arguments, whose errors state what was received and expected."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = [
 
 
 def describe(value: Any) -> str:
-    """A value as a message shows it: arrays by shape, anything else in short."""
+    """A value for a message: arrays by shape, anything else shortened."""
     if np.ndim(value) and hasattr(value, "dtype"):
         return f"an array of shape {np.shape(value)} and dtype {value.dtype}"
     shown = repr(value)

@@ -1,7 +1,7 @@
 """Keys as bits, for vectorised loops and branches.
 
-JAX's check for keys that are used twice takes a key for used when a vectorised loop
-goes through it, or a vectorised branch closes over it. Bits are not watched.
+JAX's check for reused keys counts a key as used if a vectorised loop runs through it,
+or a vectorised branch closes over it. Bits are not checked.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["unwrapped"]
 
 
 def unwrapped(key: Array) -> tuple[Array, Callable[[Array], Array]]:
-    """The bits of keys, and what makes keys of such bits again.
+    """The bits of keys, and a function that makes keys of such bits.
 
     :param key: one key or several.
     """

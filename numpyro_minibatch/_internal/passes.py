@@ -1,10 +1,10 @@
-"""Who reads which rows: passes over all rows, in chunks that devices share.
+"""Passes over all rows, in chunks that are divided among devices.
 
-Everything that reads all rows goes through here: the centre and the sums of a control
-variate, the scores of its rows, full batches and exact decisions. Where the program
-that is being traced has an axis of devices called :data:`AXIS`, each of them takes its
-share of the chunks, and the sums are added up over the devices; elsewhere one device
-takes all.
+Everything that reads all rows uses this module: the centre and the sums of a control
+variate, the scores of its rows, full batches and exact decisions. If the program that
+is being traced has an axis of devices called :data:`AXIS`, each device processes its
+part of the chunks, and the sums are added over the devices. Otherwise one device
+processes all chunks.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ __all__ = [
     "which_device",
 ]
 
-AXIS = "rows of a pass"  # of a mesh; a name that nobody else gives an axis
+AXIS = "rows of a pass"  # of a mesh; a name that no other axis is likely to have
 
 
 def num_devices() -> int:
-    """How many devices share the passes of the program that is being traced."""
+    """The number of devices that share passes in the program being traced."""
     try:
         return int(jax.lax.psum(1, AXIS))
     except NameError:  # there is no such axis
@@ -54,7 +54,7 @@ def which_device() -> ArrayLike:
 
 
 def gathered(found: Any) -> Any:
-    """What every device found, with a leading axis of devices.
+    """The results of all devices, with a leading axis of devices.
 
     :param found: a tree of arrays.
     """
@@ -64,10 +64,10 @@ def gathered(found: Any) -> Any:
 
 
 def agreed(found: Any) -> Any:
-    """What the first device found, on all.
+    """The result of the first device, on all devices.
 
-    They compute the same, but on some hardware sums are not made in the same order
-    every time: decisions that differ would take the devices apart.
+    All devices compute the same numbers, but some hardware does not add in the same
+    order every time, and devices whose decisions differ would diverge.
 
     :param found: a tree of arrays; integers and keys are the same anyway.
     """
@@ -83,19 +83,19 @@ def agreed(found: Any) -> Any:
 
 
 def scan_shared(fn: Callable, carry: Any, items: Any) -> tuple[Any, Any]:
-    """A ``lax.scan`` of which every device makes a part of the steps.
+    """A ``lax.scan`` whose steps are divided among the devices.
 
-    :param fn: as for ``lax.scan``; what it carries must be the same after any step.
-    :param carry: what is carried at first.
+    :param fn: as for ``lax.scan``; its carry must be the same after any step.
+    :param carry: the initial carry.
     :param items: a tree of arrays whose leading axis is that of the steps.
-    :return: what is carried, and what all steps gave, on every device.
+    :return: the carry, and the outputs of all steps, on every device.
     """
     devices = num_devices()
     if devices == 1:
         return jax.lax.scan(fn, carry, items)
     count = len(jax.tree.leaves(items)[0])
     each = -(-count // devices)
-    # of the last device some may be repeated, which are cut off
+    # the last device may repeat some steps, which are cut off
     own = jnp.minimum(which_device() * each + jnp.arange(each), count - 1)
     mine = jax.tree.map(lambda x: jnp.asarray(x)[own], items)
     carry, found = jax.lax.scan(fn, carry, mine)
@@ -108,8 +108,8 @@ def scan_shared(fn: Callable, carry: Any, items: Any) -> tuple[Any, Any]:
 class Chunks(NamedTuple):
     """All rows of some plates, in chunks of one width, the last ones masked.
 
-    Chunks of neighbouring rows belong to one device, and all have the same number of
-    them.
+    Chunks of neighbouring rows belong to one device, and all devices have the same
+    number of chunks.
 
     :param plates: the number of rows of each plate.
     :param widths: the rows of a chunk of each plate.
@@ -149,7 +149,7 @@ class Chunks(NamedTuple):
         return indices, masks
 
     def sum(self, of_chunk: Callable[[Array], Any], zeros: Any) -> Any:
-        """The sum of what a function gives of each chunk.
+        """The sum of the results of a function for all chunks.
 
         :param of_chunk: a function of the number of a chunk.
         :param zeros: the sum of no chunks.
@@ -165,7 +165,7 @@ class Chunks(NamedTuple):
         return total if devices == 1 else jax.lax.psum(total, AXIS)
 
     def map(self, of_chunk: Callable[[Array], Any]) -> Any:
-        """What a function gives of each chunk, stacked.
+        """The results of a function for all chunks, stacked.
 
         :param of_chunk: a function of the number of a chunk.
         """
@@ -183,7 +183,7 @@ class Chunks(NamedTuple):
         return jnp.pad(rows, (0, pad)).reshape(self.number, width)
 
     def joined(self, name: str, chunks: Array) -> Array:
-        """The other way round: numbers of all rows from those of chunks."""
+        """The inverse of :meth:`cut`: numbers of all rows from those of chunks."""
         return chunks.reshape(-1)[: self.plates[name]]
 
 
@@ -194,7 +194,7 @@ _SETUP: ContextVar[Mesh | None] = ContextVar("devices of a set-up", default=None
 
 @contextmanager
 def using(mesh: Mesh | None) -> Iterator[None]:
-    """Have the set-up of kernels use some devices for its passes.
+    """Use these devices for the passes of kernels' set-ups.
 
     :param mesh: the devices, with the one axis :data:`AXIS`; also those of other
         processes, which then have to make the same passes.
@@ -209,8 +209,8 @@ def using(mesh: Mesh | None) -> Iterator[None]:
 def setup_devices(alike: bool) -> Mesh | None:
     """The devices that a set-up is to use; ``None`` for the first one alone.
 
-    :param alike: whether the set-up does the same in every process; where it does not,
-        a process has its own devices only.
+    :param alike: whether the set-up is the same in every process; if not, a process
+        uses only its own devices.
     """
     mesh = _SETUP.get()
     if mesh is None or alike or not mesh.is_multi_process:
@@ -223,7 +223,7 @@ def everywhere(arguments: Any, mesh: Mesh) -> tuple[Any, Any]:
     """A model's arguments with their arrays on the first device, and on every one.
 
     :param arguments: the positional ones and the others.
-    :param mesh: the devices; of other processes each puts the arrays on its own.
+    :param mesh: the devices; each process puts the arrays on its own.
     """
     whole = NamedSharding(mesh, PartitionSpec())
     devices = list(mesh.local_devices)
@@ -245,15 +245,15 @@ def everywhere(arguments: Any, mesh: Mesh) -> tuple[Any, Any]:
 
 
 def shared(fn: Callable, mesh: Mesh | None) -> Callable:
-    """Compile a function for some devices, which share the passes in it.
+    """Compile a function for some devices, among which its passes are divided.
 
     :param fn: a function of trees of arrays; the first one is on every device.
-    :param mesh: the devices; ``None`` for no others than usual.
-    :return: the function, which with a mesh returns NumPy's arrays.
+    :param mesh: the devices; ``None`` for the default device.
+    :return: the function; with a mesh it returns NumPy arrays.
     """
     if mesh is None:
         return jax.jit(fn)
-    # all devices have everything, and find the same
+    # all devices have all arrays, and compute the same result
     whole = PartitionSpec()
     on_each = jax.jit(
         jax.shard_map(fn, mesh=mesh, in_specs=whole, out_specs=whole, check_vma=False)

@@ -1,4 +1,4 @@
-"""Progress of what is done before the first draw."""
+"""Progress of the work before the first draw."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ __all__ = ["shown", "stage", "stages"]
 
 _SHOWN = ContextVar("_SHOWN", default=True)
 _TELL: ContextVar[Callable[[str], None] | None] = ContextVar("_TELL", default=None)
-_DELAY = 3.0  # seconds; work that takes less needs no bar
+_DELAY = 3.0  # seconds; shorter work needs no bar
 
 
 @contextmanager
 def shown(yes: bool) -> Iterator[None]:
-    """Show bars in what is called, or show none."""
+    """Show progress bars inside this context, or hide them."""
     before = _SHOWN.set(yes)
     try:
         yield
@@ -29,10 +29,10 @@ def shown(yes: bool) -> Iterator[None]:
 def stages(who: str, total: int) -> Iterator[None]:
     """Show a bar with the stages that are named inside, see :func:`stage`.
 
-    :param who: whose work it is.
+    :param who: the name of the kernel.
     :param total: the number of stages; more are possible.
     """
-    # said only where it is so: disable=False would overrule the user's TQDM_DISABLE
+    # passed only if true: disable=False would override the user's TQDM_DISABLE
     off = {} if _SHOWN.get() else {"disable": True}
     with tqdm(total=total, delay=_DELAY, leave=False, desc=who, **off) as bar:
 

@@ -1,4 +1,4 @@
-"""A model's arguments in two parts: arrays, and what a compiled program depends on."""
+"""A model's arguments as arrays and the static part that programs depend on."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["Seen", "Static", "digest"]
 class Static:
     """The part of a model's arguments that is not arrays; a key of compiled functions.
 
-    Leaves without a hash are the same only if they are the same object.
+    Leaves without a hash are equal only if they are the same object.
 
     :param treedef: the structure of ``(args, kwargs)``.
     :param leaves: its leaves, with a mark where an array goes.
@@ -72,13 +72,13 @@ _ARRAY = _ArrayMark()
 
 @dataclass(frozen=True, eq=False)
 class Seen:
-    """Arrays that were seen before: the same ones, and with the same content.
+    """A record of arrays, which is equal for the same arrays with the same content.
 
-    They are held weakly, so that they can be freed. JAX's arrays do not change; of
-    NumPy's there is a digest.
+    References are weak, so that the arrays can be freed. JAX's arrays do not change;
+    for NumPy's arrays a digest is stored.
 
     :param arrays: references to the arrays.
-    :param digests: of those of NumPy.
+    :param digests: the digests of NumPy arrays.
     """
 
     arrays: tuple[Any, ...]
@@ -86,7 +86,7 @@ class Seen:
 
     @classmethod
     def of(cls, arrays: list[Any]) -> Seen:
-        """Look at some arrays."""
+        """Record some arrays."""
         return cls(
             tuple(weakref.ref(x) for x in arrays),
             tuple(digest(x) if isinstance(x, np.ndarray) else None for x in arrays),
@@ -108,10 +108,10 @@ class Seen:
 
 
 def digest(value: Any) -> str:
-    """A short text that is equal for equal values, in another process too.
+    """A short text that is equal for equal values, also in another process.
 
-    Arrays count by their content, functions by their code, their defaults and what they
-    read from their surroundings, everything else by what it consists of.
+    Arrays are identified by their content; functions by their code, their defaults, and
+    the closure and globals that they read; everything else by its parts.
 
     :param value: anything.
     """
@@ -122,7 +122,7 @@ def digest(value: Any) -> str:
 
 
 def _parts(value: Any, seen: set[int]) -> Iterator[bytes]:
-    """The bytes that a value is told by."""
+    """The bytes that identify a value."""
     if value is None or isinstance(value, bool | int | float | complex | str | bytes):
         yield f"{type(value).__name__} {value!r}".encode()
         return
@@ -184,7 +184,7 @@ def _of_function(value: types.FunctionType, seen: set[int]) -> Iterator[bytes]:
     yield from _parts((value.__defaults__, value.__kwdefaults__), seen)
     for name, content in surroundings(value):
         yield name.encode()
-        # of libraries the name is enough
+        # for libraries the name is enough
         module = getattr(content, "__module__", None)
         own = isinstance(module, str) and module == value.__module__
         if isinstance(content, types.FunctionType | type) and not own:
@@ -204,7 +204,7 @@ def _of_code(code: types.CodeType) -> Iterator[bytes]:
 
 
 def surroundings(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    """What a function reads that is not its argument: its closure, and globals."""
+    """The variables other than arguments that a function reads: closure and globals."""
     code = function.__code__
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
         try:

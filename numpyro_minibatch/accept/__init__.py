@@ -1,18 +1,18 @@
-"""Take it or leave it: acceptance tests for a log ratio that is known up to noise.
+"""Acceptance tests for a log acceptance ratio that is estimated with noise.
 
-A move is decided by one :class:`~numpyro_minibatch.estimate.Estimate` of the log of
-the Metropolis-Hastings ratio. Each test maps it to a probability of acceptance, and
-differs from the others in what it does about the noise: :func:`metropolis` and
-:func:`barker` ignore it, :func:`penalty` pays for it with acceptance, and
-:func:`compensated_barker` makes it part of its own randomness. With ``value ~
-N(delta, variance)`` around the true log ratio ``delta``, and ``A(delta)`` the
-acceptance probability averaged over that noise, detailed balance asks for
-``A(delta) = exp(delta) * A(-delta)``; this is what the figures below measure.
-All of it rests on the noise being normal; no test can repair noise that is not.
+An :class:`~numpyro_minibatch.estimate.Estimate` of the log Metropolis-Hastings ratio
+decides each move. A test maps the estimate to an acceptance probability. The tests
+differ in how they treat the noise: :func:`metropolis` and :func:`barker` ignore it,
+:func:`penalty` compensates for it with a lower acceptance rate, and
+:func:`compensated_barker` uses it as part of its own randomness. Let ``value ~
+N(delta, variance)``, where ``delta`` is the true log ratio, and let ``A(delta)`` be the
+acceptance probability averaged over that noise. Detailed balance requires ``A(delta) =
+exp(delta) * A(-delta)``; the figures below measure the deviation from it. All tests
+assume normal noise, and none can correct noise that is not normal.
 
 Two tests are sequential: :func:`austerity` and :func:`confidence` draw their uniform
 number before any row, and read rows until it is clear enough on which side of it the
-log ratio lies. They decide a share of the moves wrongly, and bound that share.
+log ratio lies. A bounded fraction of their decisions is wrong.
 """
 
 from numpyro_minibatch.accept._contract import AcceptanceTest, Decision

@@ -1,4 +1,4 @@
-"""What an acceptance test is: a probability, and the noise that it takes."""
+"""The contract of an acceptance test: a probability, and the noise it tolerates."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
-from numpyro_minibatch.estimate import Estimate, Rule
+from numpyro_minibatch.estimate import Estimate, StoppingRule
 
 __all__ = ["AcceptanceTest", "Decision"]
 
 
 class Decision(NamedTuple):
-    """What an acceptance test made of a log ratio; all fields have its shape.
+    """The result of an acceptance test; all fields have the shape of the log ratio.
 
-    :param accept: boolean, whether the move is taken.
-    :param accept_prob: the probability, given the estimate, that it is taken: what
-        step-size adaptation and ``acceptance_rate`` use, being less noisy than
+    :param accept: boolean, whether the move is accepted.
+    :param accept_prob: the probability of acceptance, given the estimate. Step-size
+        adaptation and ``acceptance_rate`` use it because it is less noisy than
         ``accept``.
     :param reliable: boolean, whether the noise was inside the domain of the test.
     """
@@ -31,13 +31,13 @@ class Decision(NamedTuple):
 
 
 class AcceptanceTest(ABC):
-    """A rule that decides a move from an estimate of its log ratio.
+    """A rule that accepts or rejects a move by an estimate of its log ratio.
 
-    Subclasses say with which probability to accept; the decision is the same for
-    all. They are compared and hashed by value, so that a compiled step is found again.
+    Subclasses define the acceptance probability; the base class draws the decision.
+    Subclasses are compared and hashed by value, so that a compiled step is found again.
     """
 
-    #: The rate of acceptance that ever smaller moves tend to, without noise.
+    #: The acceptance rate that ever smaller moves tend to, without noise.
     highest_accept_prob: float = 1.0
 
     @property
@@ -47,7 +47,7 @@ class AcceptanceTest(ABC):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What a result records of it, for :func:`~numpyro_minibatch.diagnose`."""
+        """The facts that results record, for :func:`~numpyro_minibatch.diagnose`."""
         return {
             "decides": True,
             "highest_accept_prob": self.highest_accept_prob,
@@ -78,8 +78,8 @@ class AcceptanceTest(ABC):
 
     def rule(
         self, key: Array, log_q_ratio: ArrayLike, move: tuple[Any, Any]
-    ) -> Rule | None:
-        """Which rows are enough; ``None``, the default, where the variance says so.
+    ) -> StoppingRule | None:
+        """A rule for when to stop reading; by default ``None``, for a fixed variance.
 
         :param key: the key with which the test is going to decide.
         :param log_q_ratio: the proposal's log ratio.
@@ -91,7 +91,7 @@ class AcceptanceTest(ABC):
 
 def uniform(key: Array, like: Array) -> Array:
     """The uniform numbers that decide."""
-    # JAX draws from [0, 1), zero included: one minus it never is zero, so that a
-    # hopeless move is not taken once in 2 ** 23 draws (the float32 grid), and it
-    # never exceeds one, so that a certain move is always taken.
+    # JAX draws from [0, 1), zero included. One minus that number is never zero, so that
+    # a hopeless move is not accepted once in 2 ** 23 draws (the float32 grid), and it
+    # never exceeds one, so that a certain move is always accepted.
     return 1.0 - jax.random.uniform(key, like.shape, like.dtype)

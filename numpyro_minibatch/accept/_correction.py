@@ -2,10 +2,10 @@
 
 If ``X_corr + N(0, variance)`` were logistic, adding ``X_corr`` to a log ratio with
 that much Gaussian noise and accepting above zero would be Barker's test. No such
-variable exists: its characteristic function ``pi w / sinh(pi w) * exp(variance *
-w ** 2 / 2)`` is unbounded. A table is therefore an approximation, with an error,
-and :class:`CorrectionTable` carries both. Everything here runs once, on the host,
-in float64.
+variable exists: its characteristic function would be ``pi w / sinh(pi w) *
+exp(variance * w ** 2 / 2)``, which is unbounded. A table is therefore an approximation,
+and :class:`CorrectionTable` stores it with its error. Everything here runs once, on the
+host, in float64.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ __all__ = [
 # where the atoms are still close together on the scale of the noise.
 SPACING = 0.12
 NUM_HALF = 151
-# Where the fit of the curve is asked for, and where its error is measured.
+# The points where the curve is fitted, and those where its error is measured.
 FIT_GRID = np.linspace(0.0, 24.0, 201)
 ERROR_GRID = np.linspace(0.0, 30.0, 3001)
 # The total mass is one more equation of the least squares. At this weight it holds
 # to 5e-4 or better, so that the renormalisation that makes it exact costs nothing
-# the equation it doubles the error at variance 1).
+# (without the equation it doubles the error at variance 1).
 TOTAL_WEIGHT = 10.0
 # The expansion in the derivatives of the logistic is asymptotic: at variance 1.5 the
 # error is least with six terms and has grown thirtyfold with eight.
@@ -78,9 +78,9 @@ Table: TypeAlias = Literal["nnls"] | Series
 
 
 class CorrectionTable(NamedTuple):
-    """A symmetric discrete variable that stands in for ``X_corr``.
+    """A symmetric discrete variable that approximates ``X_corr``.
 
-    :param atoms: where it lives, increasing and symmetric about zero.
+    :param atoms: its values, increasing and symmetric about zero.
     :param probabilities: their probabilities, positive, with sum one.
     :param error: the largest distance over ``x`` between the distribution function
         of ``atoms + N(0, variance)`` and the logistic one.
@@ -133,7 +133,7 @@ def correction_table(variance: float, table: Table) -> CorrectionTable:
     half, weights = half[weights > 0], weights[weights > 0]
     weights = weights / weights.sum()
     error = np.abs(_tail(ERROR_GRID, half, variance) @ weights - expit(-ERROR_GRID))
-    # Half of each pair's mass to either side; an atom at zero is a pair of its own.
+    # Half of each pair's mass goes to either side; an atom at zero is its own pair.
     atoms = np.concatenate([-half[::-1], half])
     probabilities = np.concatenate([weights[::-1], weights]) / 2
     if half[0] == 0.0:
@@ -171,7 +171,7 @@ def series_polynomial(variance: float, bandwidth: float, terms: int) -> np.ndarr
 
 def _series_coefficient(n: int, variance: float, bandwidth: float) -> float:
     if math.isinf(bandwidth):
-        # The leading power of the Hermite polynomial is all that is left.
+        # Only the leading power of the Hermite polynomial remains.
         return (-variance / 2) ** n / math.factorial(n)
     hermite = hermval(bandwidth * variance / 4, [0.0] * n + [1.0])
     return float((-1) ** n * hermite / (bandwidth**n * math.factorial(n)))

@@ -26,7 +26,7 @@ __all__ = ["barker", "compensated_barker", "metropolis", "penalty", "series"]
 
 @dataclass(frozen=True)
 class Metropolis(AcceptanceTest):
-    """What :func:`metropolis` builds."""
+    """The test that :func:`metropolis` builds."""
 
     max_variance = 0.0
 
@@ -36,7 +36,7 @@ class Metropolis(AcceptanceTest):
 
 @dataclass(frozen=True)
 class Penalty(AcceptanceTest):
-    """What :func:`penalty` builds."""
+    """The test that :func:`penalty` builds."""
 
     max_variance: float = 1.0
     small_sample: bool = True
@@ -63,7 +63,7 @@ class Penalty(AcceptanceTest):
 
 @dataclass(frozen=True)
 class Barker(AcceptanceTest):
-    """What :func:`barker` builds."""
+    """The test that :func:`barker` builds."""
 
     max_variance = 0.0
     highest_accept_prob = 0.5
@@ -74,7 +74,7 @@ class Barker(AcceptanceTest):
 
 @dataclass(frozen=True)
 class CompensatedBarker(AcceptanceTest):
-    """What :func:`compensated_barker` builds."""
+    """The test that :func:`compensated_barker` builds."""
 
     variance: float = 1.0
     table: Table = "nnls"
@@ -95,8 +95,8 @@ class CompensatedBarker(AcceptanceTest):
         dtype = jnp.result_type(value, log_ratio.variance, float)
         atoms = table.atoms.astype(dtype)
         probabilities = table.probabilities.astype(dtype)
-        # The variance of the normal draw that tops up the noise of the estimate. At
-        # nought the curve is a staircase, here with steps 1e-6 wide.
+        # The variance of the normal draw that completes the noise of the estimate. At
+        # zero the curve is a step function, here with steps 1e-6 wide.
         spare = jnp.maximum(self.variance - jnp.asarray(log_ratio.variance), 1e-12)
         # Phi(z) = erfc(-z / sqrt(2)) / 2. By symmetry the curve at -|value| is enough:
         # it stays accurate in both tails, and is 0 and 1 exactly at the infinities.
@@ -111,7 +111,7 @@ def metropolis() -> AcceptanceTest:
     """Build the Metropolis test, for log ratios without noise.
 
     The move is accepted with probability ``min(1, exp(value))``. On a noisy log ratio
-    this is too generous: to small moves noise of standard deviation 1 looks like a
+    this accepts too often: for small moves, noise of standard deviation 1 acts like a
     temperature of 1.46. The decision is then marked as not reliable.
 
     **References:**
@@ -132,28 +132,28 @@ def metropolis() -> AcceptanceTest:
 
 
 def penalty(max_variance: float = 1.0, small_sample: bool = True) -> AcceptanceTest:
-    """Build the penalty test: Metropolis with the noise paid for in advance.
+    """Build the penalty test: Metropolis with a correction for normal noise.
 
     The move is accepted with probability ``min(1, exp(value - u))``, where ``u`` is
-    half the variance of the log ratio: then detailed balance holds exactly for
-    normal noise of known variance, however large. Noise that is not normal is not
-    paid for: at variance 1 a skewness of the rows of 1 (2) puts the acceptance
-    probability off by 0.03 (0.06) with 100 rows, as ``1 / sqrt(m)``. What noise costs
-    is acceptance: ``2 * Phi(-s / 2)`` at a true log ratio of zero, 0.62 at standard
-    deviation ``s = 1`` and 0.32 at 2.
+    half the variance of the log ratio. Detailed balance then holds exactly for normal
+    noise of known variance, however large. Noise that is not normal is not corrected:
+    at variance 1, a skewness of the rows of 1 (2) changes the acceptance probability by
+    0.03 (0.06) with 100 rows, in proportion to ``1 / sqrt(m)``. Noise lowers the
+    acceptance rate: at a true log ratio of zero it is ``2 * Phi(-s / 2)``, which is
+    0.62 at standard deviation ``s = 1`` and 0.32 at 2.
 
     With an estimated variance, ``u`` is :func:`penalty_correction`. It makes
-    ``exp(value - u)`` right on average, and so the balance of moves where ``min(1,
+    ``exp(value - u)`` unbiased, and therefore the balance of moves exact where ``min(1,
     .)`` does not saturate; where it does, a small error remains. The largest error of
     ``log A(delta) - log A(-delta) - delta`` at variance 1 is 1.4e-5 with 100 rows (half
     the variance alone: 2.5e-3), 6e-5 with 50 and 3e-3 with 10; at variance 4 it is
     5e-4, 3e-3 and 0.1.
 
-    :param max_variance: largest variance that counts as reliable. The test remains
-        defined above it, but leans ever more on the noise being normal far into its
-        tails, and moves ever less.
-    :param small_sample: whether to allow for the variance being an estimate; ``False``
-        takes half of it, whatever its degrees of freedom.
+    :param max_variance: largest variance that counts as reliable. Above it the test
+        remains defined, but it depends more on the noise being normal far into its
+        tails, and accepts less.
+    :param small_sample: whether to account for the variance being an estimate;
+        ``False`` subtracts half of it, whatever its degrees of freedom.
     :raises ValueError: if ``max_variance`` is not positive.
 
     **References:**
@@ -180,9 +180,9 @@ def barker() -> AcceptanceTest:
     """Build Barker's test, for log ratios without noise.
 
     The move is accepted with probability ``1 / (1 + exp(-value))``. Used on a noisy
-    log ratio (which Bardenet et al. suggest to tolerate) it flattens the target: to
-    small moves noise of standard deviation 1 looks like a temperature of 1.21. The
-    decision is then marked as not reliable; :func:`compensated_barker` is free of this.
+    log ratio (which Bardenet et al. suggest tolerating) it flattens the target: for
+    small moves, noise of standard deviation 1 acts like a temperature of 1.21. The
+    decision is then marked as not reliable; :func:`compensated_barker` avoids this.
 
     **References:**
 
@@ -206,16 +206,17 @@ def barker() -> AcceptanceTest:
 def compensated_barker(
     variance: float = 1.0, table: Literal["nnls", "series"] | Series = "nnls"
 ) -> AcceptanceTest:
-    r"""Build Barker's test with the noise made part of its randomness.
+    r"""Build Barker's test with the noise as part of its randomness.
 
     The reference accepts when ``value + N(0, variance - s2) + X_corr > 0``, where
     ``s2`` is the variance of the estimate and ``X_corr`` completes normal noise of
     the full ``variance`` to a logistic variable. Here ``X_corr`` takes values
     :math:`a_k` with probabilities :math:`p_k`, and the move is accepted with
     probability :math:`\sum_k p_k \Phi((value + a_k) / \sqrt{variance - s2})`. That is
-    the reference's decision with both of its draws integrated out: the same law, from
-    one uniform number. At ``s2 = 0`` the probability is logistic in ``value``; at
-    ``s2 = variance`` it is a staircase, which the noise itself smooths.
+    the reference's decision with both of its draws integrated out: it has the same
+    distribution, from one uniform number. At ``s2 = 0`` the probability is logistic in
+    ``value``; at ``s2 = variance`` it is a step function, which the noise itself
+    smooths.
 
     No ``X_corr`` is exact. The largest error of the acceptance probability, averaged
     over normal noise, by ``variance`` (the reference's ridge regression: 9e-4 at 1):
@@ -228,13 +229,13 @@ def compensated_barker(
     ``series(10.0)``       1.2e-3  1.0e-3  1.2e-3  2.7e-3  5.2e-3  8.4e-3  2.7e-2
     =====================  ======  ======  ======  ======  ======  ======  ======
 
-    In float32 rounding adds 1e-7. ``s2`` is taken as known: estimating it from 50 rows
+    In float32 rounding adds 1e-7. ``s2`` is assumed known: estimating it from 50 rows
     adds 6e-5 at ``s2 = 0.3`` and 4e-4 at ``s2 = 0.8`` (``variance`` 1). A move of log
     ratio zero is accepted with probability 1/2, where :func:`penalty` accepts 0.62 at
     noise of variance 1.
 
     :param variance: the largest variance of the log ratio that can be absorbed, from
-        0.01 to 3.0; a noisier log ratio is decided as by the staircase, and marked as
+        0.01 to 3.0; a noisier log ratio is decided by the step function, and marked as
         not reliable.
     :param table: ``"nnls"``, the non-negative least squares fit to the logistic curve
         (47 atoms at variance 1); ``"series"`` or :func:`series`, the expansion of
@@ -270,10 +271,10 @@ def series(bandwidth: float = math.inf, terms: int = 3) -> Series:
 
     :param bandwidth: width ``lambda`` of the low-pass filter ``exp(-w ** 4 / lambda **
         2)`` on the correction's characteristic function. The paper uses 10 at variance
-        0.2; without a filter (infinite, the default) the same three terms are 20
-        times as accurate there, because a filter of 10 reverses the sign of the third.
-    :param terms: number of terms, 1 to 8. Below variance 1 more are better; at 1.5 the
-        best number is six, and at 2 four.
+        0.2. Without a filter (infinite, the default) the same three terms are 20 times
+        as accurate there, because a filter of 10 reverses the sign of the third.
+    :param terms: number of terms, 1 to 8. Below variance 1 more terms are better; the
+        best number is six at 1.5 and four at 2.
     :raises ValueError: if either is out of range.
     """
     return Series(bandwidth, terms)

@@ -1,4 +1,4 @@
-"""Tests that stop reading rows when they know enough: Austerity, Confidence."""
+"""Sequential tests, which stop reading rows early: austerity and confidence."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from jax.typing import ArrayLike
 
 from numpyro_minibatch.accept._contract import AcceptanceTest, uniform
 from numpyro_minibatch.accept._one_shot import Metropolis
-from numpyro_minibatch.estimate import Look, Rule
+from numpyro_minibatch.estimate import SequentialEvidence, StoppingRule
 
 __all__ = [
     "SequentialTest",
@@ -32,42 +32,45 @@ __all__ = [
 
 @dataclass(frozen=True)
 class SequentialTest(Metropolis):
-    """The Metropolis test on as many rows as it takes to see how it ends.
+    """The Metropolis test on only as many rows as its decision needs.
 
-    It ends with the comparison of the log ratio with the log of a uniform number. That
-    number is drawn first, so that the comparison can be made as soon as it is clear
-    enough. ``accept_prob`` is what the estimate would give it for another number.
+    The test compares the log ratio with the log of a uniform number. That number is
+    drawn first, so that reading can stop as soon as the outcome is clear enough.
+    ``accept_prob`` is the acceptance probability that the estimate gives over all
+    uniform numbers.
     """
 
     max_variance = math.inf
 
     @abstractmethod
-    def decided(self, distance: Array, look: Look, bounds: Any) -> Array:
+    def decided(
+        self, distance: Array, evidence: SequentialEvidence, bounds: Any
+    ) -> Array:
         """Whether the comparison is clear enough.
 
-        :param distance: how far the estimated log ratio is from the level that
-            decides.
-        :param look: what has been read, with the proposal's ratio in its log ratio.
-        :param bounds: what :meth:`bounds` said of the move.
+        :param distance: the distance of the estimated log ratio from the log of the
+            uniform number.
+        :param evidence: what has been read, with the proposal's ratio in its log ratio.
+        :param bounds: what :meth:`bounds` returned for the move.
         """
 
     def bounds(self, move: tuple[Any, Any]) -> Any:
-        """What to know of a move before its rows are read; by default nothing."""
+        """Bounds on a move, computed before its rows are read; by default none."""
         return ()
 
     def rule(
         self, key: Array, log_q_ratio: ArrayLike, move: tuple[Any, Any]
-    ) -> Rule | None:
-        """Whether the comparison is clear enough, with the number that decides."""
-        bounds = self.bounds(move)  # once a decision, not once a look
+    ) -> StoppingRule | None:
+        """A rule that stops when the comparison with the uniform number is clear."""
+        bounds = self.bounds(move)  # once per decision, not once per look
 
-        def enough(look: Look) -> Array:
-            look = look._replace(log_ratio=look.log_ratio + log_q_ratio)
-            value = jnp.asarray(look.log_ratio.value)
-            # cloned: the number that decides in the end, on purpose
+        def enough(evidence: SequentialEvidence) -> Array:
+            evidence = evidence._replace(log_ratio=evidence.log_ratio + log_q_ratio)
+            value = jnp.asarray(evidence.log_ratio.value)
+            # cloned on purpose: the final decision uses the same number
             level = jnp.log(uniform(jax.random.clone(key), value))
-            decided = self.decided(jnp.abs(value - level), look, bounds)
-            # a row that is not finite settles it, too
+            decided = self.decided(jnp.abs(value - level), evidence, bounds)
+            # a row that is not finite also ends the reading
             return decided | ~jnp.isfinite(value)
 
         return enough
@@ -75,7 +78,7 @@ class SequentialTest(Metropolis):
 
 @dataclass(frozen=True)
 class Austerity(SequentialTest):
-    """What :func:`austerity` builds."""
+    """The test that :func:`austerity` builds."""
 
     epsilon: float = 0.005
 
@@ -83,17 +86,19 @@ class Austerity(SequentialTest):
         _check_share("austerity", "epsilon", self.epsilon, 0.5, 0.005)
         object.__setattr__(self, "epsilon", float(self.epsilon))
 
-    def decided(self, distance: Array, look: Look, bounds: Any) -> Array:
-        # As in the paper, rows without any scatter decide by their sign alone. It has
-        # n - 1 degrees of freedom and the factor (N - n) / (N - 1); here they are
-        # (n - 1) / (1 - n / N) and 1 - n / N, those of a sample without replacement.
-        # Not as in the paper, fewer than ten rows do not decide.
-        variance = jnp.asarray(look.log_ratio.variance)
+    def decided(
+        self, distance: Array, evidence: SequentialEvidence, bounds: Any
+    ) -> Array:
+        # As in the paper, rows without any scatter decide by their sign alone. The
+        # paper has n - 1 degrees of freedom and the factor (N - n) / (N - 1); here they
+        # are (n - 1) / (1 - n / N) and 1 - n / N, those of a sample without
+        # replacement. Unlike in the paper, fewer than ten rows do not decide.
+        variance = jnp.asarray(evidence.log_ratio.variance)
         noisy = variance > 0
         scale = jnp.sqrt(jnp.where(noisy, variance, 1.0))
-        dof = jnp.where(noisy, look.log_ratio.dof, 1.0)
+        dof = jnp.where(noisy, evidence.log_ratio.dof, 1.0)
         clear = normal_deviate(distance / scale, dof) > _quantile(self.epsilon)
-        count = sum(rows.seen for rows in look.rows.values())
+        count = sum(rows.seen for rows in evidence.rows.values())
         return (count >= _FEWEST_ROWS) & (~noisy | clear)
 
 
@@ -111,7 +116,7 @@ def normal_deviate(t: Any, dof: Any, xp: Any = jnp) -> Any:
     .. [1] G. W. Hill (1970), *Algorithm 395: Student's t-distribution*,
        Communications of the ACM 13, 617-619.
     """
-    t = xp.minimum(t, 1e4)  # far enough, and its powers are in the range of float32
+    t = xp.minimum(t, 1e4)  # far enough, and its powers do not overflow in float32
     a = dof - 0.5
     b = 48.0 * xp.square(a)
     y = a * xp.log1p(xp.square(t) / dof)
@@ -125,7 +130,7 @@ Bound = Callable[[Any, Any], Any]
 
 @dataclass(frozen=True)
 class Confidence(SequentialTest):
-    """What :func:`confidence` builds."""
+    """The test that :func:`confidence` builds."""
 
     bound: Bound
     delta: float = 0.01
@@ -145,7 +150,7 @@ class Confidence(SequentialTest):
         if not isinstance(self.p, Real) or not 1.0 < float(self.p) < math.inf:
             raise ValueError(
                 f"confidence(p={self.p!r}): the k-th look may fail with a probability "
-                "in proportion to k ** -p, which has a finite sum for p above 1 only; "
+                "proportional to k ** -p, which has a finite sum only for p above 1; "
                 "write p=2.0 (the default)."
             )
         if self.inequality not in ("bernstein", "serfling"):
@@ -168,32 +173,36 @@ class Confidence(SequentialTest):
                 )
         return given
 
-    def decided(self, distance: Array, look: Look, bounds: Any) -> Array:
+    def decided(
+        self, distance: Array, evidence: SequentialEvidence, bounds: Any
+    ) -> Array:
         given = (
-            bounds if isinstance(bounds, Mapping) else dict.fromkeys(look.sizes, bounds)
+            bounds
+            if isinstance(bounds, Mapping)
+            else dict.fromkeys(evidence.sizes, bounds)
         )
-        if set(given) != set(look.sizes):
+        if set(given) != set(evidence.sizes):
             raise ValueError(
-                f"confidence(bound=...) returned bounds for {sorted(given)}, and the "
-                f"data plates are {sorted(look.sizes)}."
+                f"confidence(bound=...) returned bounds for {sorted(given)}, but the "
+                f"data plates are {sorted(evidence.sizes)}."
             )
         # the paper's delta_k = (p - 1) / (p k ** p) delta, one part for each plate
-        share = (self.p - 1.0) / self.p * self.delta / len(look.sizes)
-        more = self.p * jnp.log(look.number.astype(distance.dtype))
+        share = (self.p - 1.0) / self.p * self.delta / len(evidence.sizes)
+        more = self.p * jnp.log(evidence.number.astype(distance.dtype))
         width = jnp.zeros_like(distance)
         holds = jnp.array(True)
-        for name, rows in look.rows.items():
+        for name, rows in evidence.rows.items():
             count = rows.seen.astype(distance.dtype)
             half = self._half_width(
                 jnp.sqrt(rows.m2 / count),
                 given[name],
                 count,
-                look.sizes[name],
+                evidence.sizes[name],
                 more - math.log(share),
             )
-            width += look.weight * look.sizes[name] * half
-            # a bound that the rows do not keep, up to rounding, decides nothing: then
-            # all rows are read
+            width += evidence.weight * evidence.sizes[name] * half
+            # rows that exceed the bound, up to rounding, do not decide: then all rows
+            # are read
             square = rows.m2 / count + jnp.square(rows.mean)
             holds &= square <= jnp.square(1.001 * given[name])
         return holds & (distance >= width)
@@ -201,7 +210,7 @@ class Confidence(SequentialTest):
     def _half_width(
         self, sd: Array, bound: ArrayLike, count: Array, size: int, log_inverse: Array
     ) -> Array:
-        """How far the mean of ``count`` rows is from that of all, with confidence."""
+        """The half-width of a confidence interval for the mean of all rows."""
         rho: ArrayLike
         if self.inequality == "bernstein":
             # the range of the rows is twice the bound of their size
@@ -223,7 +232,7 @@ class Confidence(SequentialTest):
 
 @dataclass(frozen=True)
 class LogisticBound:
-    """What :func:`logistic_bound` builds."""
+    """The bound that :func:`logistic_bound` builds."""
 
     radius: float
     coefficients: Callable[[Any], Any] | None = None
@@ -248,7 +257,7 @@ def _check_share(who: str, name: str, value: Any, below: float, example: float) 
         )
     if not 0.0 < float(value) < below:
         raise ValueError(
-            f"{who}({name}={value!r}): the share of wrong decisions to allow must be "
+            f"{who}({name}={value!r}): the allowed fraction of wrong decisions must be "
             f"above 0 and below {below:g}; write {name}={example} (the default)."
         )
 
@@ -261,13 +270,13 @@ def austerity(epsilon: float = 0.005) -> AcceptanceTest:
     p-value is below ``epsilon``, or with the last row. Needs a batch that grows:
     ``batch.growing(500)``.
 
-    ``epsilon`` is the error of one look. A decision looks several times, and is wrong
-    more often: if the log ratio is just at ``log u``, nearly half of those times at
-    which it stops early. Averaged over ``u`` the share of wrong decisions was 0.5% at
+    ``epsilon`` is the error of one look. A decision takes several looks, and is wrong
+    more often: if the log ratio equals ``log u``, in nearly half of the decisions that
+    stop early. Averaged over ``u``, the fraction of wrong decisions was 0.5% at
     ``epsilon=0.005`` with slices of 50 rows, and 0.2% with 500, on the tied-means
-    mixture of Seita et al.; the law of the chain is off by an unknown amount of that
-    order. A t-test also needs rows that are not too far from normal: slices of at
-    least some hundred.
+    mixture of Seita et al.; the stationary distribution has an unknown error of that
+    order. A t-test also needs means that are close to normal: slices of at least a few
+    hundred rows.
 
     :param epsilon: the p-value to stop at, above 0 and below 0.5.
     :raises TypeError: if ``epsilon`` is not a number.
@@ -300,15 +309,15 @@ def average_epsilon(
     batch_size: int,
     seed: int = 0,
 ) -> float:
-    """The ``epsilon`` of :func:`austerity` with a given share of wrong decisions.
+    """The ``epsilon`` of :func:`austerity` for a given fraction of wrong decisions.
 
-    That share is averaged over moves and their uniform numbers, by simulating the
-    t-test with normal rows. It is below ``epsilon`` with large slices, so that a larger
-    ``epsilon``, and fewer rows, will do: the average design of Korattikara et al.,
-    and what the table of Seita et al. seems to mean by non-conservative. It needs some
-    moves whose log ratio is known from all rows.
+    The fraction is averaged over moves and their uniform numbers, by simulating the
+    t-test with normal rows. With large slices it is below ``epsilon``, so that a larger
+    ``epsilon``, and fewer rows, suffice. This is the average design of Korattikara et
+    al., and what the table of Seita et al. seems to mean by non-conservative. It needs
+    some moves whose log ratio is known from all rows.
 
-    :param error: the share of wrong decisions, above 0 and below 0.5.
+    :param error: the fraction of wrong decisions, above 0 and below 0.5.
     :param log_ratios: true log ratios of some hundred moves as the chain makes them,
         at its temperature, prior and proposal included, shape ``(k,)``.
     :param row_sds: for each move ``N / T`` times the standard deviation of the rows'
@@ -343,7 +352,8 @@ def average_epsilon(
     if not (np.isfinite(deltas).all() and np.isfinite(sds).all() and (sds >= 0).all()):
         raise ValueError(
             "average_epsilon: log ratios and standard deviations must be finite, and "
-            "the latter not negative. Leave out moves to where the density is zero."
+            "standard deviations not negative. Leave out moves to positions where the "
+            "density is zero."
         )
     which = np.arange(4000) % deltas.size
     low, high = math.log(1e-6), math.log(0.4)
@@ -364,16 +374,16 @@ def _share_wrong(
     batch_size: int,
     seed: int,
 ) -> float:
-    """The share of wrong decisions of the t-test, by simulation with normal rows."""
+    """The fraction of wrong decisions of the t-test, simulated with normal rows."""
     rng = np.random.default_rng(seed)
     levels = np.log1p(-rng.random(deltas.size))
     right = deltas >= levels
-    walk = np.zeros(deltas.size)  # what the rows read add up to, without their mean
+    walk = np.zeros(deltas.size)  # the sum of the rows read, less their mean
     wrong, count = 0, 0
     while count < size:
         fresh = min(batch_size, size - count)
         left = size - count
-        # without replacement, what is left is short of what has been read
+        # without replacement, the rows left lack those that have been read
         walk += -walk * fresh / left + sds * math.sqrt(
             fresh * (1.0 - fresh / left)
         ) * rng.normal(size=walk.size)
@@ -405,29 +415,30 @@ def confidence(
 ) -> AcceptanceTest:
     r"""Build the confidence test of Bardenet et al.
 
-    The uniform number ``u`` is drawn first. The :math:`k`-th look at :math:`t` rows
-    with standard deviation :math:`\sigma` stops the reading if the mean of the rows'
-    differences in log likelihood is further from what ``u`` asks for than
+    The uniform number ``u`` is drawn first, which sets a threshold for the mean of the
+    rows' differences in log likelihood. The :math:`k`-th look, at :math:`t` rows with
+    standard deviation :math:`\sigma`, stops the reading if their mean is further from
+    the threshold than
 
     .. math:: \sigma \sqrt{2 \log(3 / \delta_k) / t} + 6 C \log(3 / \delta_k) / t,
        \qquad \delta_k = \frac{p - 1}{p k^p} \delta,
 
-    where no row's difference is larger than :math:`C`: a bound that holds at all looks
-    with probability :math:`1 - \delta`, whatever the law of the rows. At most a share
-    :math:`\delta` of the decisions is wrong. What it costs is rows, often nearly all
-    of them, because :math:`C` is large. Needs a batch that grows:
+    where no row's difference is larger than :math:`C`. The bound holds at all looks
+    with probability :math:`1 - \delta`, whatever the distribution of the rows, so that
+    at most a fraction :math:`\delta` of the decisions is wrong. The test often reads
+    nearly all rows, because :math:`C` is large. It needs a batch that grows:
     ``batch.growing(100, factor=2.0)``.
 
     With several data plates the half-widths add, and each has its part of ``delta``.
 
-    :param delta: share of wrong decisions to allow, above 0 and below 1.
+    :param delta: allowed fraction of wrong decisions, above 0 and below 1.
     :param bound: ``bound(z, z_new)``: the largest ``|log_likelihood(z_new) -
         log_likelihood(z)|`` of any row, at temperature 1. It gets two unconstrained
         positions as the model has them (for a model a dict by site), and returns one
         number for all plates or a dict ``{plate: number}``. With control variates it
-        bounds the differences of the residuals. See :func:`logistic_bound`. If the rows
-        that are read do not keep to the bound, all are read.
-    :param p: how the looks share ``delta``, above 1.
+        bounds the differences of the residuals. See :func:`logistic_bound`. If rows
+        exceed the bound, all rows are read.
+    :param p: the power by which ``delta`` is divided among the looks, above 1.
     :param inequality: ``"bernstein"``, the empirical Bernstein bound [1]; or
         ``"serfling"``, the empirical Bernstein-Serfling bound [3], which gets narrower
         as few rows are left: ``(7 / 3 + 3 / sqrt(2)) 2 C`` in place of ``6 C``,
@@ -479,9 +490,9 @@ def logistic_bound(
     :param x: the covariates, shape ``(N, D)``, with a column of ones if there is an
         intercept. Read once.
     :param coefficients: from a position to the coefficients of ``x``, in any form, such
-        as ``lambda z: z["beta"]``; by default all coordinates of the position, which
-        is right if these are the coefficients themselves, and larger than needed if
-        there are others besides.
+        as ``lambda z: z["beta"]``; by default all coordinates of the position. The
+        default is right if these are the coefficients themselves, and gives a bound
+        larger than needed if there are others.
     :raises ValueError: if ``x`` is not a finite matrix.
 
     **Example**

@@ -1,8 +1,8 @@
-"""Which rows: schemes that draw the rows of a minibatch.
+"""Schemes that draw the rows of a minibatch.
 
-A scheme is built by a lower-case function and holds the number of rows that it
-draws at a time. Rows come from their own key stream, never from the state of the
-chain, so that the rows of step ``t`` can be known ahead.
+A lower-case function builds a scheme, which stores the number of rows of a draw. Rows
+depend only on their own key stream and never on the state of the chain, so that the
+rows of step ``t`` can be computed in advance.
 """
 
 from numpyro_minibatch.batch._contract import Batch, Scheme, full

@@ -1,4 +1,4 @@
-"""What a scheme is: it draws the row indices of a batch; the full batch is one."""
+"""The contract of a scheme, which draws the row indices of a batch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Designs = Mapping[str, _strata.Design] | None
 
 
 class Batch(NamedTuple):
-    """Rows of one data plate and how much the scheme that drew them narrows a mean.
+    """Rows of one data plate, with what is needed to estimate a total from them.
 
     :param indices: the rows, int32, shape ``(m,)``.
     :param fpc: finite-population correction: the factor on ``s ** 2 / m`` that
@@ -31,13 +31,13 @@ class Batch(NamedTuple):
         replacement (``0`` for all rows), ``1`` with replacement. Here ``s ** 2`` is
         the sample variance with divisor ``m - 1``, so that the product is
         unbiased; with the population variance of divisor ``N`` the same factor
-        reads ``(N - m) / (N - 1)``.
+        is ``(N - m) / (N - 1)``.
     :param weights: weights with which values of the rows sum to an unbiased estimate
         of the total of all rows, float32, shape ``(m,)``; ``None`` (the default)
-        where every row counts ``N / m``.
-    :param num_draws: of weighted rows, how many side by side are independent draws
+        if every row has weight ``N / m``.
+    :param num_draws: for weighted rows, how many consecutive rows are independent draws
         from one stratum.
-    :param num_sure: of weighted rows, how many at the front are always read.
+    :param num_sure: for weighted rows, how many at the front are always read.
     """
 
     indices: Array
@@ -51,7 +51,7 @@ def check_rows(name: str, value: object, minimum: int) -> int:
     """Raise unless a value is a number of rows of at least ``minimum``.
 
     :param name: the argument's name, for the messages.
-    :param value: what the user wrote.
+    :param value: the argument that the user gave.
     :param minimum: the smallest number allowed.
     :return: the value as an ``int``.
     :raises TypeError: the value is no integer.
@@ -82,10 +82,10 @@ def check_rows(name: str, value: object, minimum: int) -> int:
 
 @dataclass(frozen=True)
 class Scheme:
-    """How the rows of a minibatch are drawn; the base of the ``batch.*`` choices.
+    """A way to draw the rows of a minibatch; the base of the ``batch.*`` choices.
 
     :param size: rows of one draw: an integer, a dict ``{plate: rows}``, or ``None``
-        for the model's own ``subsample_size``. Kept as a sorted tuple of pairs so
+        for the model's own ``subsample_size``. Stored as a sorted tuple of pairs, so
         that schemes have value equality and a hash.
     """
 
@@ -96,7 +96,7 @@ class Scheme:
 
     def __post_init__(self) -> None:
         size = self.size
-        # a tuple of pairs is what `replace` hands back
+        # `replace` passes a tuple of pairs
         is_pairs = isinstance(size, tuple) and all(isinstance(x, tuple) for x in size)
         if isinstance(size, Mapping) or is_pairs:
             counts = {
@@ -124,9 +124,9 @@ class Scheme:
         return replace(self, size=tuple(sorted(widths.items())))
 
     def fitted(self, widths: Mapping[str, int], plates: Mapping[str, int]) -> Scheme:
-        """The scheme with a size of its own, where it has one, for a model's plates.
+        """The scheme for a model's plates, with its own size where it has one.
 
-        :param widths: rows of one draw of each plate where the scheme says nothing.
+        :param widths: rows of one draw of each plate for which the scheme has no size.
         :param plates: the number of rows of each plate.
         """
         own = dict(widths)
@@ -151,20 +151,20 @@ class Scheme:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What a result records of the scheme, for :func:`~numpyro_minibatch.diagnose`.
+        """The facts that results record, for :func:`~numpyro_minibatch.diagnose`.
 
-        They follow from what the scheme does, so that a subclass need not say them.
+        They follow from the scheme's methods, so that a subclass need not state them.
         """
         return {
             "sizes_itself": not self.single_round,
             "reads_all_rows": self.reads_all_rows,
             # the variance of a mean of m rows is then that of one row over m, whatever
-            # the number of rows that there are
+            # the number of rows of the plate
             "with_replacement": bool(self.fpc(1, 2) == 1.0),
         }
 
     def first(self, plates: Mapping[str, int]) -> dict[str, Array]:
-        """The rows of each plate that a decision reads at first."""
+        """The number of rows of each plate that a decision reads first."""
         return {name: jnp.int32(width) for name, width in self.widths.items()}
 
     def extend(
@@ -175,14 +175,14 @@ class Scheme:
         reached: ArrayLike,
         max_variance: ArrayLike,
     ) -> tuple[dict[str, Array], ArrayLike]:
-        """What to read next when the rows asked for have been read.
+        """The rows to read next, once those asked for have been read.
 
         :param counts: rows read so far of each plate.
         :param variances: each plate's part of the estimate's variance, without the
             finite-population correction.
         :param plates: the number of rows of each plate.
-        :param reached: how often the rows asked for have been read before.
-        :param max_variance: the variance that the acceptance test can take.
+        :param reached: how often all rows asked for had been read before.
+        :param max_variance: the largest variance that the acceptance test tolerates.
         :return: the rows asked for from now on, and whether to start over with
             fresh ones.
         """
@@ -191,7 +191,7 @@ class Scheme:
     # the rows -----------------------------------------------------------------------
 
     def indices(self, key: Array, positions: Array, size: int) -> Array:
-        """The rows at ``positions`` of the stream that ``key`` names."""
+        """The rows at ``positions`` of the stream of ``key``."""
         return permute(key, positions, size)
 
     def fpc(self, count: ArrayLike, size: int) -> ArrayLike:
@@ -199,10 +199,10 @@ class Scheme:
         return (size - count) / size  # exactly zero when all rows were read
 
     def num_rows(self, plates: Mapping[str, int], designs: Designs = None) -> int:
-        """How many rows one draw reads; of the full batch, all of them.
+        """The number of rows that one draw reads; for the full batch, all rows.
 
         :param plates: the number of rows of each plate.
-        :param designs: of a :class:`Weighted` scheme, the design of each plate.
+        :param designs: for a :class:`Weighted` scheme, the design of each plate.
         """
         return sum(self.widths.values())
 
@@ -213,7 +213,7 @@ class Scheme:
 
         :param key: PRNG key of the step.
         :param plates: the number of rows of each plate.
-        :param designs: of a :class:`Weighted` scheme, the design of each plate.
+        :param designs: for a :class:`Weighted` scheme, the design of each plate.
         """
         batches = {}
         for name, plate_key in self.plate_keys(key).items():

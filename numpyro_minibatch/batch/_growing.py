@@ -24,7 +24,7 @@ class _Growing(Scheme):
         return True
 
     def grown(self, name: str, count: Array, size: int) -> Array:
-        """How many rows follow on ``count`` rows that were not enough."""
+        """The number of rows to read in all if ``count`` rows were not enough."""
         return count + self.widths[name]
 
     def extend(self, counts, variances, plates, reached, max_variance):  # type: ignore[no-untyped-def]
@@ -59,8 +59,8 @@ class _Geometric(_Growing):
         if not 1.0 < factor < float("inf"):
             raise ValueError(
                 f"batch.growing(factor={factor!r}): a batch grows to factor times its "
-                "rows, so it must be above 1 and finite. Write for example factor=2.0, "
-                "or leave it out for slices of one size."
+                "rows, so factor must be above 1 and finite. Write for example "
+                "factor=2.0, or leave it out for slices of one size."
             )
         object.__setattr__(self, "factor", float(factor))
 
@@ -75,7 +75,7 @@ class _Pilot(_Growing):
 
     @property
     def sequential(self) -> bool:
-        return False  # what it reads first is not part of the batch that decides
+        return False  # the rows of the pilot are not part of the batch that decides
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -87,8 +87,8 @@ class _Pilot(_Growing):
             )
 
     def extend(self, counts, variances, plates, reached, max_variance):  # type: ignore[no-untyped-def]
-        # rows are needed in proportion to the variance; 1 / (1/b + 1/N) is b rows
-        # after the finite-population correction, and N where the test takes no noise
+        # the number of rows is proportional to the variance; 1 / (1/b + 1/N) is b rows
+        # after the finite-population correction, and N if the test tolerates no noise
         total = sum(variances.values())
         factor = self.margin * total / max_variance
         predicted = {
@@ -97,8 +97,8 @@ class _Pilot(_Growing):
         }
         fresh = {}
         for name, size in plates.items():
-            # an undefined variance is a rejection, which needs no rows; the upper
-            # bound in integers, because float32 does not hold all of them
+            # an undefined variance leads to rejection, which needs no rows; the upper
+            # bound is an integer because float32 cannot represent all of them
             rows = jnp.nan_to_num(predicted[name], nan=0.0, posinf=size)
             rows = jnp.maximum(rows, self.widths[name]).astype(jnp.int32)
             fresh[name] = jnp.minimum(rows, size)
@@ -112,21 +112,21 @@ class _Pilot(_Growing):
 
 
 def growing(size: BatchSize | None = None, factor: float | None = None) -> Scheme:
-    """Disjoint slices of one permutation until the test has enough of them.
+    """Disjoint slices of one permutation, until the test needs no more.
 
-    For most tests that is when the variance is inside the test: the sequential rule
-    of Seita et al. [1], Algorithm 1. A sequential test has a rule of its own. Slices
-    never repeat a row, and after N rows the batch is the full data, whose variance is
-    zero.
+    Most tests need rows until the variance is inside their domain, as in the sequential
+    rule of Seita et al. [1], Algorithm 1. A sequential test has its own stopping rule.
+    Slices never repeat a row, and after N rows the batch is the full data, whose
+    variance is zero.
 
     Stopping at the first small sample variance favours batches whose variance is
-    under-estimated, so small slices bias the chain: on the paper's mixture at
+    underestimated, so small slices bias the chain: on the paper's mixture at
     temperature 1e4 the posterior sd fell by 8% with slices of 10 rows and by 2% with
     100. :func:`pilot` does not have this bias.
 
     :param size: rows of a slice (at least 2), or ``{plate: rows}``.
-    :param factor: a batch that is not enough grows to this many times its rows
-        (above 1), in slices of ``size``; by default it grows by one slice.
+    :param factor: a batch that is too small grows to this many times its rows (above
+        1), in slices of ``size``; by default it grows by one slice.
     :raises TypeError: ``size`` is not an integer, or ``factor`` not a number.
     :raises ValueError: ``size`` is below 2, or ``factor`` not above 1.
 
@@ -154,15 +154,15 @@ def pilot(size: BatchSize | None = None, margin: float = 1.25) -> Scheme:
     """A pilot batch that predicts how many rows are needed, then a fresh batch.
 
     The pilot's rows are not used for the decision, so the size of the fresh batch is
-    independent of its rows. A fresh batch that is too noisy all the same grows, which
-    leaves a little of the bias of :func:`growing`: with normal rows that happens in 9%
+    independent of its rows. If the fresh batch is still too noisy, it grows, which
+    leaves a little of the bias of :func:`growing`. With normal rows that happens in 9%
     of the decisions after a pilot of 100 rows, and changes an acceptance probability
-    by less than 2e-4; in 17% and 4e-4 with 50 rows, in 35% and 2e-3 with 10.
+    by less than 2e-4; with 50 rows in 17% and by 4e-4, with 10 rows in 35% and by 2e-3.
 
-    :param size: rows of the pilot (at least 2), or ``{plate: rows}``; also the least
+    :param size: rows of the pilot (at least 2), or ``{plate: rows}``; also the smallest
         number of rows of the fresh batch.
     :param margin: the fresh batch is this many times the predicted size (at least
-        1); where its variance is too large all the same, it grows by ``size`` rows.
+        1); if its variance is still too large, it grows by ``size`` rows.
     :raises TypeError: ``size`` is not an integer.
     :raises ValueError: ``size`` is below 2, or ``margin`` below 1.
 

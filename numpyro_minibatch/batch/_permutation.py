@@ -1,4 +1,4 @@
-"""Which row stands where: a keyed permutation read only at the positions asked for.
+"""A keyed permutation of rows, evaluated only at the positions that are needed.
 
 Rows drawn without replacement are the images of distinct positions under a random
 permutation, so a batch needs neither a shuffle of the data nor memory of its size.
@@ -18,10 +18,10 @@ from jax.typing import ArrayLike
 __all__ = ["permute"]
 
 # With ideal round functions on an a x b grid, two positions of one column keep
-# their distance with probability b ** (1 - rounds / 2), the slowest pair to mix (see
-# ``_feistel``). On the smallest grid, 10 x 13, a million keys tell seven rounds from
-# uniform, ten million tell eight, and neither nine nor ten. Twelve leave a margin;
-# the last four cost about 0.3 microseconds for a hundred rows.
+# their distance with probability b ** (1 - rounds / 2); such a pair mixes slowest (see
+# ``_feistel``). On the smallest grid, 10 x 13, a million keys distinguish seven rounds
+# from uniform, ten million distinguish eight, and neither number nine or ten. Twelve
+# leave a margin; the last four cost about 0.3 microseconds for a hundred rows.
 _ROUNDS = 12
 
 # Up to this size the permutation is drawn exactly: the network mixes worst on small
@@ -32,11 +32,11 @@ _TINY = 128
 def permute(key: Array, positions: ArrayLike, size: int) -> Array:
     """Evaluate a pseudo-random permutation of ``range(size)`` at ``positions``.
 
-    Distinct positions have distinct values, and all of them together have every
+    Distinct positions have distinct values, and all positions together have every
     value once. The work is proportional to the number of positions, whatever the
     size; one call to ``jax.random`` consumes the key. Above 128 the permutation is
     a generalized Feistel network [1, 2] over a grid of about ``size`` cells, whose
-    few surplus cells are walked over [1]; up to 128 it is uniform over all
+    few surplus cells are skipped by cycle walking [1]; up to 128 it is uniform over all
     permutations. All arithmetic is on 32-bit words, so x64 mode changes no value.
 
     :param key: a JAX random key, typed or raw, that decides the permutation.
@@ -75,7 +75,7 @@ def permute(key: Array, positions: ArrayLike, size: int) -> Array:
             f"positions have dtype {positions.dtype}, but a position is a whole "
             "number: pass an integer array such as jnp.arange(batch_size)"
         )
-    # As an unsigned word a negative position is a large one, so one bound does.
+    # As an unsigned word a negative position is large, so one bound is enough.
     places = lax.min(positions.astype(jnp.uint32), np.uint32(size - 1))
     if size <= _TINY:
         values = _rank(jax.random.bits(key, (size,), jnp.uint32), places)
@@ -85,7 +85,7 @@ def permute(key: Array, positions: ArrayLike, size: int) -> Array:
 
 
 def _check_size(size: int) -> int:
-    """Return ``size`` as an ``int``, or say what is wrong with it."""
+    """Return ``size`` as an ``int``, or raise with what is wrong."""
     try:
         number = operator.index(size)
     except TypeError:
@@ -101,8 +101,8 @@ def _check_size(size: int) -> int:
 
 def _rank(words: Array, places: Array) -> Array:
     """Return how many of the random ``words`` are below the one at each place."""
-    # The index in the low bits makes equal words impossible; with 25 or more random
-    # bits above it, the order of a pair is off from a fair coin by 2 ** -26 at most.
+    # The index in the low bits makes equal words impossible. With 25 or more random
+    # bits above it, the order of a pair differs from a fair coin by at most 2 ** -26.
     index = np.arange(words.size, dtype=np.uint32)
     low = np.uint32((1 << (words.size - 1).bit_length()) - 1)
     words = words & ~low | index
@@ -113,10 +113,10 @@ def _rank(words: Array, places: Array) -> Array:
 def _feistel(words: Array, places: Array, size: int) -> Array:
     """Permute ``range(size)`` with one network round for each of the ``words``.
 
-    A place is a cell ``(row, column)`` of the grid, and the rounds turn by turn
-    shift each column and each row by its own random amount. Two cells of a column
-    keep their distance until they leave it, and move apart unless they land in the
-    same column again; hence the probability beside ``_ROUNDS``.
+    A place is a cell ``(row, column)`` of the grid, and the rounds alternately shift
+    each column and each row by its own random amount. Two cells of a column keep their
+    distance until they leave it, and move apart unless they land in the same column
+    again; hence the probability in the comment on ``_ROUNDS``.
     """
     num_rows, num_columns = _grid(size)
 
@@ -129,13 +129,13 @@ def _feistel(words: Array, places: Array, size: int) -> Array:
                 column = _shift(column, _mix(row + words[i]), num_columns)
         return row * np.uint32(num_columns) + column
 
-    # The rounds must not be fused with what reads the rows: where that walks through
-    # them in another order, XLA of jax 0.12 makes code that doubles with each round.
+    # The rounds must not be fused with the code that reads the rows. If that code
+    # traverses them in another order, XLA of jax 0.12 doubles the code in each round.
     cells = lax.optimization_barrier(network(places))
     if num_rows * num_columns == size:
         return cells
-    # Follow the cycle of a surplus cell until it comes back into range. It does:
-    # the cycle holds the place it set out from.
+    # Follow the cycle of a surplus cell until it comes back into range. It always does,
+    # because the cycle contains the place where it started.
     return lax.while_loop(
         lambda cells: jnp.any(cells >= np.uint32(size)),
         lambda cells: jnp.where(cells >= np.uint32(size), network(cells), cells),
@@ -146,8 +146,8 @@ def _feistel(words: Array, places: Array, size: int) -> Array:
 def _grid(size: int) -> tuple[int, int]:
     """Return the sides ``a <= b`` of a grid with few cells more than ``size``."""
     # Sides within a factor of two (and so below 2 ** 17): a narrow grid mixes worse,
-    # while the walk that a better fit would save is rare. The first of equals is
-    # the one nearest a square.
+    # while the walk that a better fit would save is rare. Of equal fits, the first is
+    # closest to a square.
     sides = range(math.isqrt(size), math.isqrt(size // 2) - 1, -1)
     num_rows = min(sides, key=lambda side: -size % side)
     return num_rows, -(-size // num_rows)
@@ -155,8 +155,8 @@ def _grid(size: int) -> tuple[int, int]:
 
 def _shift(half: Array, amount: Array, side: int) -> Array:
     """Add ``amount`` to ``half`` around a circle of ``side`` cells."""
-    # The top bit is given up so that the sum cannot wrap at 2 ** 32, which would
-    # shift some of a circle's cells by another amount than the rest.
+    # The top bit is dropped so that the sum cannot wrap at 2 ** 32, which would shift
+    # some of a circle's cells by a different amount than the rest.
     return (half + (amount >> np.uint32(1))) % np.uint32(side)
 
 

@@ -1,10 +1,10 @@
-"""Rows by how much they matter: a few always read, the rest drawn in equal strata.
+"""Rows drawn by importance: a few are always read, the rest come from equal strata.
 
-A sum over all rows, most of it in a few of them, is badly served by uniform rows: a
-batch without those few has the wrong mean *and* no scatter that would say so. Here
-every row has a score, and three devices act one after the other: rows that would be
-drawn about once a batch anyway are always read; the others are drawn in proportion to
-their score; and they are drawn in strata of rows that are expected to be alike.
+Uniform rows estimate a sum badly if a few rows carry most of it: a batch without those
+few has the wrong mean *and* too little scatter to reveal it. Here every row has a
+score, which is used in three ways: rows that would be drawn about once per batch anyway
+are always read; the others are drawn with probability proportional to their score; and
+they are drawn in strata of rows that are expected to be similar.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from jax.typing import ArrayLike
 
 __all__ = ["Design", "build", "draw", "exact_variance", "stratum_of"]
 
-# Probabilities within a stratum are whole multiples of 1 / _WHOLE: a row's is the
-# share of the 32-bit words that find it. Sums of integers are exact, so the tables of
-# all strata come from one pass, fit exactly, and what they say of a row is what a draw
-# does.
+# Probabilities within a stratum are integer multiples of 1 / _WHOLE: that of a row is
+# the fraction of the 32-bit words that select it. Sums of integers are exact, so the
+# tables of all strata are built in one pass, sum to one exactly, and state exactly the
+# probabilities with which rows are drawn.
 _WHOLE = 1 << 32
 
 
 class Design(NamedTuple):
-    """Which rows are always read, and the tables from which the others are drawn.
+    """The rows that are always read, and the tables for drawing the others.
 
-    The others stand in slots, those of a stratum side by side, as many as the next
-    power of two; behind the last stratum there may be some that belong to none. A draw
-    is one random word: its upper bits pick a slot of the stratum, and the lower ones
-    decide whether to keep it or to take its alias.
+    The others are in slots. The slots of a stratum are consecutive, and their number is
+    a power of two; behind the last stratum there may be slots that belong to none. A
+    draw is one random word: its upper bits select a slot of the stratum, and its lower
+    bits decide whether to keep it or to take its alias.
 
     :param sure: rows that are always read, int32, shape ``(S,)``; ``S`` may be 0.
     :param start: first slot of each stratum, int32, shape ``(H,)``.
@@ -47,7 +47,7 @@ class Design(NamedTuple):
 
     @property
     def threshold(self) -> Array:
-        """How many of the lower bits' values keep a slot, uint32, shape ``(R,)``."""
+        """The number of values of the lower bits that keep a slot, uint32, ``(R,)``."""
         return self.slots[..., 0]
 
     @property
@@ -57,7 +57,7 @@ class Design(NamedTuple):
 
     @property
     def row(self) -> Array:
-        """The row of each slot, int32; of those that no draw keeps, any."""
+        """The row of each slot, int32; arbitrary for slots that no draw keeps."""
         return self.slots[..., 2].astype(jnp.int32)
 
     @property
@@ -79,7 +79,7 @@ class Design(NamedTuple):
 def pack(
     threshold: ArrayLike, alias: ArrayLike, row: ArrayLike, inverse: ArrayLike
 ) -> Array:
-    """The numbers of each slot side by side: a draw waits for memory once, not thrice.
+    """The numbers of each slot in one row, so that a draw waits for memory once.
 
     :param threshold: how many values of the lower bits keep the slot, shape ``(R,)``.
     :param alias: the slot that is taken otherwise.
@@ -103,28 +103,29 @@ def build(
 ) -> Design:
     """Design how to draw rows whose values are about as large as their scores.
 
-    A row's probability is its share of all scores, mixed with ``uniform`` parts of
-    equal probability, so that no row is left out however wrong its score. A row that
-    ``size`` such draws would find at least once on average is read always instead, and
-    the rest share the probability anew until no such row is left [1]; but no more
-    than ``size`` rows, so that a batch has at most twice that many. The others are
-    sorted by ``order_by`` over probability, which is what each would say of the total,
-    and cut into strata of nearly equal probability; ``num_draws`` independent rows of
-    each stratum tell the scatter within it [2, 3]. One stratum with ``num_draws=size``
-    is plain importance sampling. Runs on the host, in float64, without a loop over
-    rows.
+    A row's probability is its score over the sum of scores, mixed with an equal
+    probability of weight ``uniform``, so that no row is left out however wrong its
+    score. A row that ``size`` such draws would find at least once on average is always
+    read instead, and the probability is shared anew among the rest until no such row is
+    left [1]. At most ``size`` rows are always read, so that a batch has at most twice
+    that many. The others are sorted by ``order_by`` over probability, which is
+    proportional to the estimate of the total that each row alone would give, and cut
+    into strata of nearly equal probability. The scatter within a stratum is estimated
+    from ``num_draws`` independent rows of it [2, 3]. One stratum with
+    ``num_draws=size`` is plain importance sampling. Runs on the host, in float64,
+    without a loop over rows.
 
-    A table of ``size`` rows or few more is read whole: then no stratum is left.
+    Data of ``size`` rows, or slightly more, are read completely, without strata.
 
-    :param scores: how much each row matters, at least 0, shape ``(N,)``.
-    :param order_by: values that are alike for rows that act alike, such as their
+    :param scores: the importance of each row, at least 0, shape ``(N,)``.
+    :param order_by: values that are similar for rows that vary together, such as their
         loadings on the leading direction of a pilot, shape ``(N,)``; by default the
         order of the rows.
-    :param size: rows drawn at random, of which strata take ``num_draws`` each; a rest
-        is not drawn.
+    :param size: rows drawn at random, ``num_draws`` of each stratum; a remainder is not
+        drawn.
     :param num_draws: rows of a stratum, at least 2.
-    :param uniform: share of the probability that is spread evenly, in ``(0, 1]``.
-    :param num_sure: read exactly so many rows of highest score always, instead of
+    :param uniform: fraction of the probability that is spread evenly, in ``(0, 1]``.
+    :param num_sure: always read exactly this many rows of highest score, instead of
         those that the rule above finds.
     :return: the tables, as JAX arrays.
     :raises ValueError: a score is negative, or it or ``order_by`` is not finite; the
@@ -155,24 +156,24 @@ def build(
     if (values < 0).any():
         bad = int(np.argmax(values < 0))
         raise ValueError(
-            f"scores[{bad}] is {values[bad]:.4g}, but a score says how large a row's "
-            "value is and cannot be negative: pass for example its root mean square."
+            f"scores[{bad}] is {values[bad]:.4g}, but a score measures the size of a "
+            "row's value and cannot be negative: pass for example its root mean square."
         )
     order = None if order_by is None else _checked_rows("order_by", order_by)
     if order is not None and len(order) != num_rows:
         raise ValueError(
-            f"order_by has {len(order)} values and scores {num_rows}; pass one of each "
-            "per row of the data."
+            f"order_by has {len(order)} values and scores has {num_rows}; pass one of "
+            "each per row of the data."
         )
     if not 2 <= num_draws <= size:
         raise ValueError(
             f"num_draws={num_draws} of size={size}: a stratum needs at least 2 draws "
-            "to tell its scatter and at most all of them. Write for example size=100, "
-            "num_draws=2."
+            "to estimate its scatter, and has at most all of them. Write for example "
+            "size=100, num_draws=2."
         )
     if not 0.0 < uniform <= 1.0:
         raise ValueError(
-            f"uniform={uniform!r} must be in (0, 1]: without an even share, a row "
+            f"uniform={uniform!r} must be in (0, 1]: without a uniform part, a row "
             "whose score is zero would never be read. The default is 0.1."
         )
     if num_sure is not None and num_sure < 0:
@@ -193,14 +194,14 @@ def build(
     row = np.flatnonzero(is_left).astype(np.int32)
     probability = _mixed(values[row], uniform)
     if order is not None and num_strata > 1:
-        with np.errstate(over="ignore"):  # an infinite quotient is in its place, too
-            # over the mixed probability rather than the bare score: it is what a
-            # row's value is divided by, and never zero
+        with np.errstate(over="ignore"):  # an infinite quotient sorts correctly, too
+            # divide by the mixed probability rather than the score alone: a row's value
+            # is divided by it, and it is never zero
             by = np.argsort(order[row] / probability, kind="stable")
         row, probability = row[by], probability[by]
     first = _cut(probability, num_strata)
     count = np.diff(np.append(first, len(row)))
-    # a slot of its own for each row, and empty ones up to a power of two, at least 2
+    # one slot for each row, and empty slots up to a power of two, at least 2
     bits = np.maximum(np.frexp(count - 0.5)[1], 1).astype(np.int64)
     start = np.append(0, np.cumsum(1 << bits))
     # the slot of each row: those of a stratum are at its beginning
@@ -208,8 +209,8 @@ def build(
     weight = np.zeros(start[-1], np.int64)
     weight[slot] = _weights(probability, first, count)
     threshold, alias = _alias_tables(weight, np.repeat(_WHOLE >> bits, 1 << bits))
-    # up to a multiple of about a quarter of the rows, so that other data of the same
-    # shape mostly have tables of the same shape, and need no other program
+    # pad to a multiple of about a quarter of the rows, so that other data of the same
+    # shape mostly have tables of the same shape and can use the same program
     grain = max(1 << len(row).bit_length() >> 2, 1)
     empty = -start[-1] % grain
     threshold, alias = np.pad(threshold, (0, empty)), np.pad(alias, (0, empty))
@@ -226,7 +227,7 @@ def build(
 
 
 def _checked_rows(name: str, values: ArrayLike) -> np.ndarray[Any, Any]:
-    """The ``values`` in float64, or what is wrong with them."""
+    """The ``values`` in float64; raises if they are not finite numbers per row."""
     array = np.asarray(values, np.float64)
     if array.ndim != 1 or not array.size:
         raise ValueError(
@@ -239,7 +240,7 @@ def _checked_rows(name: str, values: ArrayLike) -> np.ndarray[Any, Any]:
         raise ValueError(
             f"{name}[{first}] is {array[first]}, and {int(bad.sum()):,} of "
             f"{len(array):,} values are not finite: a row without a finite value at "
-            "the draws of the pilot cannot be weighed. Check the model's log "
+            "the draws of the pilot cannot be weighted. Check the model's log "
             "likelihood there, or scale its inputs."
         )
     return array
@@ -257,9 +258,9 @@ def _take_all(
     top = top[np.argsort(-scores[top], kind="stable")]
     if num_sure is not None:
         return top
-    # Row k joins if size draws from it and all rows below find it once. Removing rows
-    # one at a time or all that qualify at once ends at the same row, because the
-    # others' probabilities only rise.
+    # Row k joins if size draws from it and all rows below find it once on average.
+    # Removing rows one at a time, or all that qualify at once, stops at the same row,
+    # because the others' probabilities only rise.
     below = np.ones(num_rows, bool)
     below[top] = False
     mine = scores[top]
@@ -283,8 +284,8 @@ def _mixed(scores: np.ndarray, uniform: float) -> np.ndarray:
 def _cut(probability: np.ndarray, num_strata: int) -> np.ndarray:
     """The first slot of each of ``num_strata`` nearly equal parts, or of fewer.
 
-    A row belongs where the middle of its probability lies. A row that is wider than
-    a whole part leaves parts without a row, which are dropped.
+    A row belongs to the part that contains the middle of its probability. A row that is
+    wider than a whole part leaves parts without a row, which are dropped.
     """
     if not len(probability):
         return np.zeros(0, np.intp)
@@ -299,15 +300,15 @@ def _weights(
 ) -> np.ndarray:
     """Each row's share of its stratum, in units of which the stratum has ``_WHOLE``.
 
-    Every row has one unit, so that none is left out. The rest is shared out by the
-    rounded running sum, which is exact in the end and never off by more than one.
+    Every row gets one unit, so that none is left out. The rest is distributed by the
+    rounded running sum, which is exact at the end and never off by more than one.
     """
     if not len(start):
         return np.zeros(0, np.int64)
     total = np.repeat(np.add.reduceat(probability, start), count)
     rest = np.repeat(_WHOLE - count, count)
     running = np.cumsum(probability / total * rest)
-    # each stratum from a whole number to a whole number, however the sum was rounded
+    # each stratum starts and ends at an integer, however the sum was rounded
     end = np.cumsum(_WHOLE - count)
     ends = np.repeat(end, count)
     running = np.clip(np.rint(running).astype(np.int64), ends - rest, ends)
@@ -320,12 +321,12 @@ def _alias_tables(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Thresholds and aliases of all strata at once, from the weights of their slots.
 
-    A sweep along the light and the heavy slots gives each light one's deficit to the
-    heavy one whose turn it is; a heavy slot that gave more than its surplus leaves the
-    difference to the next. Whose turn it is, prefix sums of both sides tell. Deficits
-    and surpluses of a stratum have the same sum exactly, so that none crosses over.
+    A sweep along the light and the heavy slots assigns each light slot's deficit to the
+    current heavy slot; a heavy slot that gave more than its surplus passes the
+    difference on to the next. Prefix sums of both sides give the current slot. Deficits
+    and surpluses of a stratum have exactly the same sum, so that none crosses over.
 
-    :param unit: what a slot of the same stratum has on average.
+    :param unit: the mean weight of the slots of the same stratum.
     """
     light = np.flatnonzero(weight < unit)
     heavy = np.flatnonzero(weight > unit)
@@ -352,9 +353,9 @@ def draw(design: Design, key: Array, num_draws: int) -> tuple[Array, Array]:
     :param design: the tables of :func:`build`.
     :param key: a JAX random key.
     :param num_draws: rows of each stratum, a Python integer.
-    :return: the rows, int32, shape ``(S + H * num_draws,)``, those of a stratum side
-        by side, and their weights, float32, with which the values of the rows sum to
-        an unbiased estimate of the total of all rows.
+    :return: the rows, int32, shape ``(S + H * num_draws,)``, with those of a stratum
+        next to each other, and their weights, float32, with which the values of the
+        rows sum to an unbiased estimate of the total of all rows.
 
     **Example**
 
@@ -387,7 +388,7 @@ def draw(design: Design, key: Array, num_draws: int) -> tuple[Array, Array]:
 def stratum_of(
     design: Design, num_rows: int
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """The stratum of each row, and how likely a draw from the stratum finds it.
+    """The stratum of each row, and its probability in a draw from the stratum.
 
     :param design: the tables of :func:`build`.
     :param num_rows: the number of rows ``N`` of the data.

@@ -24,9 +24,9 @@ class _WithReplacement(Scheme):
 
 
 def without_replacement(size: BatchSize | None = None) -> Scheme:
-    """Distinct rows, drawn afresh at every step in time that does not depend on N.
+    """Distinct rows, drawn anew at every step in time that does not depend on N.
 
-    A keyed permutation of the rows is evaluated only at the positions asked for.
+    A keyed permutation of the rows is evaluated only at the positions that are needed.
 
     :param size: rows of a batch (at least 2), or ``{plate: rows}``; by default each
         plate's own ``subsample_size``. A batch of all rows is the full batch.
@@ -48,7 +48,7 @@ def without_replacement(size: BatchSize | None = None) -> Scheme:
 
 
 def with_replacement(size: BatchSize | None = None) -> Scheme:
-    """Independent uniform rows: a row can be in a batch twice.
+    """Independent uniform rows; a row can occur in a batch more than once.
 
     :param size: rows of a batch (at least 2), or ``{plate: rows}``; by default each
         plate's own ``subsample_size``. It must be smaller than the plate.

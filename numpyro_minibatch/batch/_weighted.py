@@ -1,4 +1,4 @@
-"""Batches of rows drawn by how much they matter."""
+"""Batches of rows drawn by importance."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ __all__ = ["Weighted", "importance", "stratified", "take_all"]
 
 @dataclass(frozen=True)
 class Weighted(Scheme):
-    """Rows by how much they matter; see :func:`stratified`.
+    """Rows drawn by importance; see :func:`stratified`.
 
-    How much that is, a control variate tells at set-up: :meth:`build` makes a design
-    of it, which :meth:`draw` needs.
+    A control variate measures the importance of rows at set-up. :meth:`build` turns
+    these scores into a design, which :meth:`draw` needs.
 
-    :param size: rows drawn at random; those that are always read come on top.
-    :param uniform: share of the probability that is spread evenly over rows.
+    :param size: rows drawn at random, in addition to those that are always read.
+    :param uniform: fraction of the probability that is spread evenly over rows.
     :param num_draws: rows of one stratum; ``None`` for one stratum of all draws.
     :param num_sure: number of rows that are always read; ``None`` for those that
-        would be drawn about once a batch anyway.
+        would be drawn about once per batch anyway.
     """
 
     uniform: float = 0.1
@@ -49,9 +49,10 @@ class Weighted(Scheme):
             )
         if not 0.0 < uniform <= 1.0:
             raise ValueError(
-                f"uniform={uniform!r} is the share of the probability that is spread "
-                "evenly over all rows, and must be in (0, 1]: without it, a row that "
-                "looked unimportant at set-up would never be read. 0.1 is the default."
+                f"uniform={uniform!r} is the fraction of the probability that is "
+                "spread evenly over all rows, and must be in (0, 1]: without it, a row "
+                "that looked unimportant at set-up would never be read. 0.1 is the "
+                "default."
             )
         object.__setattr__(self, "uniform", float(uniform))
         if self.num_sure is not None:
@@ -63,9 +64,10 @@ class Weighted(Scheme):
     ) -> _strata.Design:
         """The design for one plate, once the scheme is bound. Runs on the host.
 
-        :param scores: how much each row of the plate matters, at least 0; best the
+        :param scores: the importance of each row of the plate, at least 0; ideally the
             root mean square of its values over likely positions, shape ``(N,)``.
-        :param order_by: a number that is alike for rows that act alike, shape ``(N,)``.
+        :param order_by: a number that is similar for rows that vary together, shape
+            ``(N,)``.
         :param plate_name: the plate.
         :raises ValueError: a score is negative or not finite.
         """
@@ -83,7 +85,7 @@ class Weighted(Scheme):
         return self.widths[plate_name] if self.num_draws is None else self.num_draws
 
     def num_rows(self, plates: Mapping[str, int], designs: Designs = None) -> int:
-        """How many rows one draw reads; without designs, how many at random.
+        """The number of rows that one draw reads; without designs, of random ones.
 
         :param plates: the number of rows of each plate.
         :param designs: the design of each plate.
@@ -107,9 +109,8 @@ class Weighted(Scheme):
         """
         if designs is None:
             raise ValueError(
-                f"{self!r} draws rows by how much they matter, which only a control "
-                "variate can tell. Give the kernel one, or use "
-                "batch.without_replacement."
+                f"{self!r} draws rows by importance, which only a control variate "
+                "measures. Give the kernel one, or use batch.without_replacement."
             )
         batches = {}
         for name, plate_key in self.plate_keys(key).items():
@@ -120,20 +121,20 @@ class Weighted(Scheme):
 
 
 def stratified(size: BatchSize | None = None, uniform: float = 0.1) -> Scheme:
-    """Rows by how much they matter, two of each stratum; what a control variate needs.
+    """Rows drawn by importance, two from each stratum; what a control variate needs.
 
-    What a control variate leaves of the rows is heavy-tailed: a few rows can carry
-    nearly all of it, and a uniform batch that misses them reports next to no noise
-    and leaves them out of the posterior without a sign. Here a pilot at set-up scores
-    each row. Rows of the very highest scores are always read; the others are drawn
-    with probability proportional to score, two of each of ``size / 2`` strata of rows
-    that act alike [1], so that the difference of the two tells the noise.
+    The residuals of a control variate are heavy-tailed: a few rows can carry nearly all
+    of their sum. A uniform batch that misses these rows reports almost no noise, and
+    leaves them out of the posterior without any warning. Here a pilot at set-up scores
+    each row. Rows with the very highest scores are always read. The others are drawn
+    with probability proportional to score, two from each of ``size / 2`` strata of rows
+    that vary together [1], so that the difference of the two estimates the noise.
 
     :param size: rows drawn at random (at least 2; a last odd one is not drawn), or
         ``{plate: rows}``; by default each plate's own ``subsample_size``. The rows
-        that are always read, at most as many, come on top.
-    :param uniform: share of the probability that is spread evenly over all rows, in
-        ``(0, 1]``: what protects against a wrong score.
+        that are always read, at most as many, are additional.
+    :param uniform: fraction of the probability that is spread evenly over all rows, in
+        ``(0, 1]``, which protects against wrong scores.
     :raises TypeError: ``size`` is not an integer, or ``uniform`` not a number.
     :raises ValueError: ``size`` is below 2, or ``uniform`` not in ``(0, 1]``.
 
@@ -160,13 +161,13 @@ def stratified(size: BatchSize | None = None, uniform: float = 0.1) -> Scheme:
 
 
 def importance(size: BatchSize | None = None, uniform: float = 0.1) -> Scheme:
-    """Rows by how much they matter, without strata: plain importance sampling.
+    """Rows drawn by importance without strata: plain importance sampling.
 
     As :func:`stratified`, with all random draws from one stratum.
 
     :param size: rows drawn at random (at least 2), or ``{plate: rows}``; by default
-        each plate's own ``subsample_size``. Rows that are always read come on top.
-    :param uniform: share of the probability that is spread evenly over all rows, in
+        each plate's own ``subsample_size``. Rows that are always read are additional.
+    :param uniform: fraction of the probability that is spread evenly over all rows, in
         ``(0, 1]``.
     :raises TypeError: ``size`` is not an integer, or ``uniform`` not a number.
     :raises ValueError: ``size`` is below 2, or ``uniform`` not in ``(0, 1]``.
@@ -186,14 +187,14 @@ def importance(size: BatchSize | None = None, uniform: float = 0.1) -> Scheme:
 
 
 def take_all(size: BatchSize | None = None, num_sure: int = 1000) -> Scheme:
-    """The rows that matter most always, and uniform ones of the rest.
+    """The most important rows in every batch, with uniform draws from the rest.
 
-    The simple fallback of :func:`stratified`, for scores that say which rows matter
-    but not how much.
+    A simple alternative to :func:`stratified`, for scores that rank rows but do not
+    measure how important they are.
 
     :param size: rows drawn at random (at least 2), with replacement, or
         ``{plate: rows}``; by default each plate's own ``subsample_size``.
-    :param num_sure: rows of each plate that are always read on top.
+    :param num_sure: rows of each plate that are always read, in addition to ``size``.
     :raises TypeError: ``size`` or ``num_sure`` is not an integer.
     :raises ValueError: ``size`` is below 2, or ``num_sure`` below 0.
 

@@ -17,8 +17,8 @@ from numpyro_minibatch.control_variate._center import not_definite
 from numpyro_minibatch.control_variate._expand import Expansion, log_surrogate
 from numpyro_minibatch.control_variate._problem import Problem, Refused, double
 from numpyro_minibatch.proposal import (
-    LENGTH,
-    Landscape,
+    TRAJECTORY_LENGTH,
+    ProposalContext,
     Whitening,
     follow,
     log_metropolis_ratio,
@@ -414,7 +414,7 @@ def _short_steps(
         def unread(_: Array) -> Array:
             raise AssertionError("the surrogate has its own gradient")
 
-        landscape = Landscape(
+        context = ProposalContext(
             unread,
             Whitening(root),
             location,
@@ -422,8 +422,8 @@ def _short_steps(
         )
 
         def one(z: Array, momentum: Array) -> Array:
-            step = (LENGTH / num_steps).astype(z.dtype)
-            _, after, logs = follow(z, momentum, step, num_steps, landscape)
+            step = (TRAJECTORY_LENGTH / num_steps).astype(z.dtype)
+            _, after, logs = follow(z, momentum, step, num_steps, context)
             lost = log_metropolis_ratio(momentum, after, logs)
             return jnp.exp(jnp.minimum(jnp.nan_to_num(lost, nan=-jnp.inf), 0.0))
 

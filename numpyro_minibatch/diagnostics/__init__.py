@@ -1,4 +1,4 @@
-"""Numbers and advice: what a run on minibatches was worth, and what to change."""
+"""Diagnostics of a run on minibatches: numbers, and advice on what to change."""
 
 from numpyro_minibatch.diagnostics._diagnose import diagnose
 from numpyro_minibatch.diagnostics._diagnosis import Diagnosis

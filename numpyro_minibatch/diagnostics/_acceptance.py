@@ -1,4 +1,4 @@
-"""Decisions on minibatches: how often moves are accepted, and how noisy that is."""
+"""Decisions on minibatches: how often moves are accepted, and with how much noise."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from numpyro_minibatch.diagnostics._setup import Setup
 
 __all__ = ["FAMILY", "Acceptance", "is_frozen", "larger_batch"]
 
-_RELIABLE = 0.9  # share of decisions inside the test's domain below which to speak up
-_NORMAL_ROWS = 50  # rows below which neither a mean nor its variance is to be trusted
+_RELIABLE = 0.9  # the least share of decisions inside the test's domain
+_NORMAL_ROWS = 50  # with fewer rows neither a mean nor its variance can be trusted
 
 # nodes and weights for means over a standard normal variable
 _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(80)
@@ -33,14 +33,14 @@ _WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
 
 @dataclass(frozen=True, kw_only=True)
 class Acceptance(Numbers):
-    """How often moves are accepted, and the noise of the log ratios.
+    """Acceptance rates, and the noise of the log ratios.
 
     :param acceptance_rate: the mean acceptance rate.
     :param unreliable: the share of the decisions whose noise was outside the domain of
         the acceptance test.
     :param diverging: the share of the draws where the log density is not finite.
-    :param mean_log_ratio: the mean of the log ratios; half the mean square of what they
-        are without noise, with the other sign.
+    :param mean_log_ratio: the mean of the log ratios, which is minus half the mean
+        square that they would have without noise.
     :param noise_sd_median: the median standard deviation of the log ratios.
     :param noise_sd_95: their 95% quantile.
     """
@@ -56,7 +56,7 @@ class Acceptance(Numbers):
     def measure(cls, run: Run) -> Self:
         noise = run.finite("log_ratio_variance")
         if run.flag("uses_surrogate", bool(run.pilot)) and (noise > 0).any():
-            noise = noise[noise > 0]  # a proposal that stays is no decision
+            noise = noise[noise > 0]  # a proposal that stays needs no decision
         median, high = np.quantile(np.sqrt(noise), [0.5, 0.95])
         return cls(
             acceptance_rate=run.mean("acceptance_rate"),
@@ -92,34 +92,35 @@ def _advise_noise(run: Run) -> Iterator[str]:
     if not (limit > 0 and d.unreliable > 1 - _RELIABLE) or is_frozen(run):
         return
     if d.acceptance_rate == 0 and run.flag("start_given"):
-        return  # the noise is that of a start far outside of the posterior
+        return  # the noise comes from a start far outside of the posterior
     high = d.noise_sd_95**2 / (2 if run.flag("keeps_estimate") else 1)
     seen = f"{d.unreliable:.0%} of the decisions were unreliable: "
     if not high > limit:
         yield (
-            f"{seen}not because their noise is large, but because log ratios were not "
-            "numbers. Look for parameters at which the model overflows."
+            f"{seen}their noise is small enough, but log ratios were NaN or infinite. "
+            "Look for parameters at which the model overflows."
         )
         return
     if run.flag("gradient_steps"):
         ways = ['correction="exact"', "correction=batch.growing(500)"]
         ways += _less_noise(run, high / limit, math.sqrt(high))
         yield (
-            f"{seen}their noise has sd {math.sqrt(high):.2g} at 95%, and the test "
-            f"takes {math.sqrt(limit):.2g}. Write {', or '.join(ways)}."
+            f"{seen}the 95% quantile of their noise's standard deviation is "
+            f"{math.sqrt(high):.2g}, and the test tolerates {math.sqrt(limit):.2g}. "
+            f"Write {', or '.join(ways)}."
         )
         return
     ways = list(_ways_to_less_noise(run, high))
     yield (
-        f"{seen}their noise has sd {math.sqrt(high):.2g} at 95%, and the test takes "
-        f"{math.sqrt(limit):.2g}. Its variance goes like step_size**2 / "
-        f"(rows * temperature**2), and step sizes adapt. Write "
-        f"{', or '.join(ways) or 'a higher temperature'}."
+        f"{seen}the 95% quantile of their noise's standard deviation is "
+        f"{math.sqrt(high):.2g}, and the test tolerates {math.sqrt(limit):.2g}. The "
+        "variance is proportional to step_size**2 / (rows * temperature**2), and step "
+        f"sizes adapt. Write {', or '.join(ways) or 'a higher temperature'}."
     )
 
 
 def _ways_to_less_noise(run: Run, high: float) -> Iterator[str]:
-    """What brings the 95% quantile of the noise variance, ``high``, into the domain."""
+    """Changes that bring the noise variance's 95% quantile ``high`` into the domain."""
     d, limit = run.measured(Acceptance), run.number("max_variance")
     highest, aim = run.number("highest_accept_prob"), run.number("target_accept_prob")
     if run.flag("keeps_estimate"):
@@ -130,9 +131,9 @@ def _ways_to_less_noise(run: Run, high: float) -> Iterator[str]:
         return
     # With many parameters a log ratio without noise is normal with mean -jump / 2 and
     # variance jump, which is proportional to step_size**2; the noise adds ratio * jump
-    # to the variance. The penalty test accepts 2 * Phi(-sqrt(all) / 2), so when the
-    # noise falls, a step size that adapts to a rate of acceptance grows until
-    # jump * (1 + ratio) is what it was.
+    # to the variance. The penalty test accepts with probability 2 * Phi(-sqrt(v) / 2),
+    # where v is the total variance. When the noise falls, a step size that adapts to an
+    # acceptance rate therefore grows until jump * (1 + ratio) is what it was.
     typical = d.noise_sd_median**2
     jump = max(-2 * d.mean_log_ratio, 1e-3 * typical)
     ratio = typical / jump
@@ -147,7 +148,7 @@ def _ways_to_less_noise(run: Run, high: float) -> Iterator[str]:
         rate = min(rate, 0.9 * highest)
         yield f"target_accept_prob={rate:.2f} instead of {aim:g} (smaller steps)"
     if not run.flag("sizes_itself"):
-        yield "MHMinibatch, whose batches have the size that each decision needs"
+        yield "MHMinibatch, whose batches grow to the size that each decision needs"
     if d.mean_log_ratio < 0:
         factor = ratio * (jump * (1 + paid * ratio) / domain - paid)
         yield from _less_noise(run, factor, factor)
@@ -195,9 +196,10 @@ def _advise_ignored_noise(run: Run) -> Iterator[str]:
         test, better = "metropolis", "accept.penalty()"
         temperature = metropolis_temperature(sd)
     yield (
-        f"accept.{test}() takes log ratios for exact, and these had noise of sd "
-        f"{sd:.2g} (median): to small moves that looks like {temperature:.3g} times "
-        f"the temperature, so the draws spread too far. Write acceptance={better}"
+        f"accept.{test}() treats log ratios as exact, but these had noise of standard "
+        f"deviation {sd:.2g} (median). For small moves this acts like "
+        f"{temperature:.3g} times the temperature, so the draws are overdispersed. "
+        f"Write acceptance={better}"
         f"{', or penalty=True for MINT' if test == 'metropolis' else ''}."
     )
 
@@ -205,15 +207,15 @@ def _advise_ignored_noise(run: Run) -> Iterator[str]:
 def metropolis_temperature(sd: float) -> float:
     """The temperature that small moves have under a Metropolis test with noise.
 
-    The slope at 0 of the log of A(delta) / A(-delta), A being the probability of
-    acceptance averaged over normal noise, is what detailed balance wants to be 1.
+    Detailed balance requires the slope at 0 of log(A(delta) / A(-delta)) to be 1, where
+    A is the acceptance probability averaged over normal noise.
     """
     r = 0.5 * erfcx(sd / math.sqrt(2))  # exp(sd ** 2 / 2) * Phi(-sd)
     return float((0.5 + r) / (2 * r))
 
 
 def barker_temperature(sd: float) -> float:
-    """The same for Barker's test, where the slope is four times a mean."""
+    """The same for Barker's test, whose slope is four times a mean."""
     p = expit(sd * _NODES)
     return float(1 / (4 * (_WEIGHTS @ (p * (1 - p)))))
 
@@ -226,14 +228,15 @@ def _advise_frozen(run: Run) -> Iterator[str]:
     most = 2 * norm.cdf(-each / math.sqrt(2))
     ways = ["estimate='shared'", *_less_noise(run, each**2, each)]
     yield (
-        "the chain is held by lucky estimates: with estimate='augmented' each log "
-        f"density has noise of sd {each:.2g}, which alone limits acceptance to "
-        f"{most:.2g} (it was {d.acceptance_rate:.2g}). Write {', or '.join(ways)}."
+        "the chain is stuck at overestimated log densities: with estimate='augmented' "
+        f"each log density has noise of standard deviation {each:.2g}, which alone "
+        f"limits the acceptance rate to {most:.2g} (it was {d.acceptance_rate:.2g}). "
+        f"Write {', or '.join(ways)}."
     )
 
 
 def _advise_small_batch(run: Run) -> Iterator[str]:
-    # of little noise, which the pilot has measured on all rows, nothing need be known
+    # where the pilot measured little noise on all rows, nothing need be estimated
     quiet = run.pilot.get("batch_sd_95", math.inf) <= run.pilot.get("quiet_sd", 0.25)
     if quiet or not run.decides_on_batches:
         return
@@ -241,9 +244,10 @@ def _advise_small_batch(run: Run) -> Iterator[str]:
     for name, rows in d.batch_sizes.items():
         if rows < min(_NORMAL_ROWS, d.plates.get(name, rows)):
             yield (
-                f"a batch of {rows} rows of plate {name!r} is small for its mean to be "
-                f"normal and its variance to be known. Write batch_size={_NORMAL_ROWS} "
-                "or more, or check the rows with diagnostics.normality."
+                f"a batch of {rows} rows of plate {name!r} is too small to rely on a "
+                "normal mean and an accurate variance. Write "
+                f"batch_size={_NORMAL_ROWS} or more, or check the rows with "
+                "diagnostics.normality."
             )
 
 
@@ -256,7 +260,7 @@ def _advise_acceptance(run: Run) -> Iterator[str]:
     if not run.flag("decides") or math.isnan(rate) or is_frozen(run):
         return
     if not run.flag("has_step_size", True):
-        return  # nothing to set; the better the more is accepted
+        return  # there is nothing to set, and a higher rate is better
     highest, wanted = (
         run.number("highest_accept_prob"),
         run.number("target_accept_prob"),
@@ -265,7 +269,7 @@ def _advise_acceptance(run: Run) -> Iterator[str]:
     if rate < 0.05:
         yield (
             f"the acceptance rate is {rate:.2g}, so most draws repeat the "
-            f"one before. Write a smaller step_size, {aim}."
+            f"previous one. Write a smaller step_size, {aim}."
         )
     if rate > max(0.95 * highest, wanted + 0.05):
         yield (
@@ -281,8 +285,8 @@ def _advise_diverging(run: Run) -> Iterator[str]:
         count = round(d.diverging * setup.num_chains * setup.num_draws)
         yield (
             f"the log density was not finite at {count} draws ({d.diverging:.2g} of "
-            "them). Look for parameters that overflow the model, and write tighter "
-            "priors, a smaller step_size or "
+            "them). Look for parameters at which the model overflows, and write "
+            "tighter priors, a smaller step_size or "
             "init_strategy=init_to_value(values=...)."
         )
 
@@ -292,42 +296,42 @@ FAMILY = Family(
     (
         Rule(
             "N % of the decisions were unreliable",
-            "their noise was outside what the test takes, so detailed balance is "
-            "approximate",
+            "their noise was outside the domain of the test, so detailed balance holds "
+            "only approximately",
             "larger batches, a higher temperature, shorter steps; "
             "[control variates](control-variates.md)",
             _advise_noise,
         ),
         Rule(
-            "accept.metropolis() takes log ratios for exact",
-            "a test without a penalty on estimates with noise: the draws spread too "
-            "far, by the factor that it names",
+            "accept.metropolis() treats log ratios as exact",
+            "a test without a penalty was used on noisy estimates: the draws are "
+            "overdispersed, as if the temperature were multiplied by the factor given",
             "`accept.penalty()`",
             _advise_ignored_noise,
         ),
         Rule(
-            "the chain is held by lucky estimates",
-            '`estimate="augmented"` keeps an estimate that was too good, and rejects '
-            "everything else",
+            "the chain is stuck at overestimated log densities",
+            '`estimate="augmented"` keeps an estimate that was too high, and rejects '
+            "almost every proposal",
             '`estimate="shared"`, the default',
             _advise_frozen,
         ),
         Rule(
             "the acceptance rate is",
-            "the step size did not settle, or was given",
+            "the step size did not settle in warmup, or was set by hand",
             "a longer warmup",
             _advise_acceptance,
         ),
         Rule(
             "the log density was not finite at",
-            "divergences: overflow somewhere in the model",
+            "divergences: the model overflows somewhere",
             "tighter priors, `init_strategy`",
             _advise_diverging,
         ),
         Rule(
-            "a batch of m rows ... is small",
-            "below 50 rows neither normality nor the variance is to be trusted, unless "
-            "a pilot found a noise of at most 0.25",
+            "a batch of m rows ... is too small",
+            "with fewer than 50 rows neither the normal approximation nor the "
+            "variance can be trusted, unless the pilot measured noise of at most 0.25",
             "a larger batch",
             _advise_small_batch,
         ),

@@ -1,4 +1,4 @@
-"""Control variates: whether the surrogate and the batches are what they claim to be."""
+"""Control variates: whether the surrogate and the reported noise can be trusted."""
 
 from __future__ import annotations
 
@@ -13,25 +13,24 @@ from numpyro_minibatch.diagnostics._acceptance import Acceptance
 from numpyro_minibatch.diagnostics._run import Family, Numbers, Rule, Run, show
 from numpyro_minibatch.diagnostics._setup import Setup
 
-__all__ = ["FAMILY", "OTHER_FORM", "Checks"]
+__all__ = ["FAMILY", "REPARAMETRISE", "Checks"]
 
-OTHER_FORM = (  # of a hierarchy
-    "In a hierarchical model write effects the other way: with few rows a group in "
-    "their non-centred form, "
-    'numpyro.deterministic("theta", mu + tau * eta), with many in the centred one, '
-    'numpyro.sample("theta", dist.Normal(mu, tau)); or give scales a prior that keeps '
-    "them from zero."
+REPARAMETRISE = (
+    "In a hierarchical model change how group effects are parametrised: non-centred "
+    'where groups have few rows, numpyro.deterministic("theta", mu + tau * eta), and '
+    'centred where they have many, numpyro.sample("theta", dist.Normal(mu, tau)). Or '
+    "give scales a prior that keeps them away from zero."
 )
-_CHANGE = 0.03  # of an acceptance probability, from which on it matters
+_CHANGE = 0.03  # the change of an acceptance probability from which it matters
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checks(Numbers):
-    """What decisions were found to be when they were made on all rows, too.
+    """Comparison of decisions on batches with the same decisions on all rows.
 
     :param check_rms_error: with a control variate, the root mean square error of the
         log ratios that were checked on all rows.
-    :param check_rms_z: the same in units of the noise that the batches claimed.
+    :param check_rms_z: the same in units of the noise that the batches reported.
     :param check_change: by how much that changes the probability with which a move
         between equally likely positions is accepted.
     """
@@ -67,10 +66,11 @@ class Checks(Numbers):
 
 
 def _change(error: float, claimed: float) -> float:
-    """How much acceptance changes where the noise has another sd than was claimed.
+    """The change of acceptance if the noise has another sd than was reported.
 
-    The penalty test accepts min(1, exp(x - claimed ** 2 / 2)) of an estimate x, which
-    is normal with the sd ``error`` about 0, the log ratio of equally likely positions.
+    The penalty test accepts an estimate x with probability
+    min(1, exp(x - claimed ** 2 / 2)). Here x is normal with standard deviation
+    ``error`` about 0, the log ratio of equally likely positions.
     """
 
     def accepted(sd: float) -> float:
@@ -85,15 +85,15 @@ def _change(error: float, claimed: float) -> float:
 
 
 def _advise_overconfident(run: Run) -> Iterator[str]:
-    """A batch without the rows that matter has too little scatter to show it."""
+    """A batch without the rows that matter underestimates its noise."""
     true, sd = run.pilot.get("batch_sd", 0.0), run.measured(Acceptance).noise_sd_median
     if run.decides_on_batches and true > 0.02 and sd < true / 3:
         yield (
-            f"the batches take themselves for too good: their noise had sd "
-            f"{sd:.2g} (median), where the pilot found {true:.2g} on "
-            "all rows. They miss the few rows that matter, and the draws are those of "
-            "the Laplace approximation however well they mix. Write "
-            "batch=batch.stratified(), the default."
+            "the batches underestimate their noise: they report a standard deviation "
+            f"of {sd:.2g} (median), where the pilot measured {true:.2g} on all rows. "
+            "They miss the few rows that matter, so the draws follow the Laplace "
+            "approximation, however well they mix. Write batch=batch.stratified(), the "
+            "default."
         )
 
 
@@ -105,10 +105,10 @@ def _advise_checks(run: Run) -> Iterator[str]:
         sizes = {n: 2 * rows for n, rows in run.measured(Setup).batch_sizes.items()}
         larger = sizes if len(sizes) > 1 else max(sizes.values(), default=200)
         yield (
-            "decisions that were checked on all rows were off by "
+            "decisions that were checked on all rows had errors of "
             f"{d.check_rms_error:.2g} in the log ratio, {d.check_rms_z:.2g} times the "
-            "noise that their batches claimed: their acceptance is off by about "
-            f"{d.check_change:.2g}. Write batch_size={larger}, "
+            "noise that their batches reported: acceptance probabilities are off by "
+            f"about {d.check_change:.2g}. Write batch_size={larger}, "
             "batch=batch.stratified() where another scheme was chosen, or "
             'estimate="exact".'
         )
@@ -118,12 +118,12 @@ def _advise_expansion(run: Run) -> Iterator[str]:
     left = run.pilot.get("residual_sd", 0.0)
     if left > 0.5:
         yield (
-            f"the expansion of the likelihood is coarse: what it leaves over of the "
-            f"log density has sd {left:.2g} over the posterior (0.5 is good), so "
-            "moves are rejected for it, most of all in the tails. Expand in "
-            "other coordinates, in which the likelihood is closer to a parabola: "
-            "control_variate.taylor2(sites=[...]) takes the names of sites, latent or "
-            "deterministic; or transform the parameters."
+            "the expansion of the likelihood is coarse: the residual of the log "
+            f"density has a standard deviation of {left:.2g} over the posterior (0.5 "
+            "is good), and moves are rejected because of it, most of all in the tails. "
+            "Expand in other coordinates, in which the likelihood is closer to "
+            "quadratic: control_variate.taylor2(sites=[...]) takes the names of latent "
+            "or deterministic sites. Or transform the parameters."
         )
 
 
@@ -131,10 +131,9 @@ def _advise_surrogate(run: Run) -> Iterator[str]:
     rhat = run.pilot.get("surrogate_rhat", 1.0)
     if rhat > 1.05:
         yield (
-            "the posterior of the surrogate, which has the exact prior and costs no "
-            f"data, was hard to sample in itself (R-hat {rhat:.2f}): its geometry is "
-            "that of a funnel or a narrow ridge, and moves are scaled for its bulk. "
-            f"{OTHER_FORM}"
+            "the surrogate's posterior, the exact prior times the expanded likelihood, "
+            f"was itself hard to sample (R-hat {rhat:.2f}): it is shaped like a funnel "
+            f"or a narrow ridge, and moves are scaled for its bulk. {REPARAMETRISE}"
         )
 
 
@@ -142,9 +141,9 @@ def _advise_stuck(run: Run) -> Iterator[str]:
     stuck = run.pilot.get("surrogate_stuck", 0.0)
     if stuck > 0.001:
         yield (
-            f"trajectories on the surrogate are rejected from {stuck:.1%} of its draws "
-            "however short their steps, so that the tails are hardly entered and come "
-            f"out too thin. {OTHER_FORM}"
+            f"trajectories on the surrogate are rejected from {stuck:.1%} of its "
+            "draws, however short their steps, so the chains hardly enter the tails "
+            f"and these come out too light. {REPARAMETRISE}"
         )
 
 
@@ -153,9 +152,10 @@ def _advise_other_mode(run: Run) -> Iterator[str]:
     if away > 0:
         yield (
             "a search for the centre of the expansion ended in another mode, "
-            f"{away:.2g} posterior standard deviations away. The chains know only the "
-            "one they were expanded at: look at both with control_variate.taylor2("
-            "center=...), or sample at a temperature without a control variate."
+            f"{away:.2g} posterior standard deviations away. The chains explore only "
+            "the mode at which the likelihood was expanded: run both with "
+            "control_variate.taylor2(center=...), or sample at a higher temperature "
+            "without a control variate."
         )
 
 
@@ -163,43 +163,43 @@ FAMILY = Family(
     Checks,
     (
         Rule(
-            "the batches take themselves for too good",
-            "the rows that matter are missed: the draws are those of the Laplace "
+            "the batches underestimate their noise",
+            "they miss the rows that matter: the draws follow the Laplace "
             "approximation",
             "`batch.stratified()`, the default",
             _advise_overconfident,
         ),
         Rule(
-            "decisions that were checked on all rows were off",
-            "the same, found by checks, where acceptance probabilities change by more "
-            f"than {_CHANGE:g}",
+            "decisions that were checked on all rows had errors of",
+            "the same, found by checks; it is reported where acceptance probabilities "
+            f"change by more than {_CHANGE:g}",
             "a larger batch",
             _advise_checks,
         ),
         Rule(
             "the expansion of the likelihood is coarse",
-            "moves are rejected for what the expansion leaves, most of all in the "
-            "tails",
+            "moves are rejected because of the residual of the expansion, most of all "
+            "in the tails",
             "other coordinates",
             _advise_expansion,
         ),
         Rule(
-            "the posterior of the surrogate ... was hard to sample",
-            "a funnel or ridge, which has nothing to do with batches",
-            "effects in the other form: "
-            "[centred or not](control-variates.md#coordinates-of-the-expansion)",
+            "the surrogate's posterior ... was itself hard to sample",
+            "it has a funnel or a ridge; the batches are not the cause",
+            "group effects [non-centred instead of centred, or the reverse]"
+            "(control-variates.md#coordinates-of-the-expansion)",
             _advise_surrogate,
         ),
         Rule(
             "trajectories on the surrogate are rejected from",
-            "its tails are entered by no step, and come out too thin",
-            "effects in the other form",
+            "the chains hardly enter its tails, which come out too light",
+            "group effects non-centred instead of centred, or the reverse",
             _advise_stuck,
         ),
         Rule(
             "a search for the centre ... ended in another mode",
-            "there are two modes at least, and the chains know one",
-            "a ladder, or a temperature",
+            "there are at least two modes, and the chains explore one",
+            "a ladder of temperatures, or one higher temperature",
             _advise_other_mode,
         ),
     ),

@@ -12,7 +12,7 @@ import numpy as np
 import xarray as xr
 
 from numpyro_minibatch.diagnostics._acceptance import is_frozen
-from numpyro_minibatch.diagnostics._control_variate import OTHER_FORM
+from numpyro_minibatch.diagnostics._control_variate import REPARAMETRISE
 from numpyro_minibatch.diagnostics._effective import precision
 from numpyro_minibatch.diagnostics._run import (
     Family,
@@ -28,7 +28,7 @@ __all__ = ["FAMILY", "Convergence"]
 
 _ESS_PER_CHAIN = 100
 _MAX_RHAT = 1.01
-_PARTS = {  # of a distribution, by the number that says how well it is known
+_PARTS = {  # of a distribution, by the number that measures how well it is known
     "bulk": "the bulk effective sample size",
     "sd": "the effective sample size of squares about the mean",
     "tail": "the tail effective sample size",
@@ -37,16 +37,16 @@ _PARTS = {  # of a distribution, by the number that says how well it is known
 
 @dataclass(frozen=True, kw_only=True)
 class Convergence(Numbers):
-    """What the draws are worth.
+    """Convergence of the chains, and the precision of estimates.
 
-    :param rows_per_draw: rows of data read for a draw, thinned-away ones included.
+    :param rows_per_draw: rows of data read per draw that was kept by thinning.
     :param total_rows: rows of data read for all draws, without the warmup.
-    :param rows_per_effective_sample: ``total_rows`` by the smallest bulk ESS.
+    :param rows_per_effective_sample: ``total_rows`` divided by the smallest bulk ESS.
     :param max_rhat: the largest R-hat; NaN with one chain.
     :param max_rhat_name: the parameter that has it.
     :param still_chains: the number of chains that never moved.
     :param min_ess_bulk: the smallest bulk effective sample size of all parameters that
-        vary; 0 for one that is constant in a chain or not a number. No effective sample
+        vary; 0 for one that is constant in a chain or has a NaN. No effective sample
         size here is above the number of draws.
     :param min_ess_bulk_name: the parameter that has it.
     :param min_ess_sd: the smallest effective sample size of squares about the mean,
@@ -56,7 +56,7 @@ class Convergence(Numbers):
     :param min_ess_tail_name: the parameter that has it.
     :param mcse_mean: the largest Monte Carlo standard error of a mean, in standard
         deviations of its parameter.
-    :param mcse_sd: that of a standard deviation, as a share of it.
+    :param mcse_sd: that of a standard deviation, as a fraction of it.
     :param mcse_quantile: that of a 5% or 95% quantile, in standard deviations.
     :param precision: an ``xarray.Dataset`` with all of these for each parameter: see
         :func:`~numpyro_minibatch.diagnostics.precision`.
@@ -184,20 +184,20 @@ def _arviz(function: str, columns: np.ndarray, **options: Any) -> np.ndarray:
 def _advise_still(run: Run) -> Iterator[str]:
     d, setup = run.measured(Convergence), run.measured(Setup)
     if not d.still_chains or is_frozen(run):
-        return  # the advice on the noise says it
+        return  # the advice on the noise covers it
     never = f"{d.still_chains} of {setup.num_chains} chains never moved"
     if run.pilot and run.flag("start_given"):
         yield (
-            f"{never}, and started where init_params or init_strategy says. Moves are "
-            "those of the posterior, as the surrogate has it, and are rejected from "
-            "far outside of it. Leave both out: chains then start in the surrogate's "
-            "posterior."
+            f"{never}. They started where init_params or init_strategy put them, but "
+            "moves are scaled to the surrogate's posterior and are rejected far "
+            "outside of it. Leave both arguments out: chains then start at draws from "
+            "the surrogate's posterior."
         )
     elif run.pilot:
         yield (
             f"{never}: moves have the scale of the bulk of the surrogate's "
-            "posterior, and are refused where it is much narrower, as in the neck "
-            f"of a funnel or on a ridge. {OTHER_FORM}"
+            "posterior, and are rejected where it is much narrower, as in the neck "
+            f"of a funnel or on a ridge. {REPARAMETRISE}"
         )
     else:
         yield (
@@ -210,8 +210,8 @@ def _advise_constant(run: Run) -> Iterator[str]:
     d = run.measured(Convergence)
     if d.min_ess_bulk == 0 and not d.still_chains:
         yield (
-            f"{d.min_ess_bulk_name} has one value in all draws of a chain, or a value "
-            "that is not a number; R-hat and ESS mean nothing for it."
+            f"{d.min_ess_bulk_name} has one value in all draws of a chain, or a NaN: "
+            "its R-hat and ESS are meaningless."
         )
 
 
@@ -224,18 +224,18 @@ def _advise_rhat(run: Run) -> Iterator[str]:
     d = run.measured(Convergence)
     if not _is_measurable(run) or not d.max_rhat > _MAX_RHAT:
         return
-    # an expansion knows one mode, and a normal surrogate no funnel
+    # an expansion has one mode, and a normal surrogate has no funnel
     if not run.pilot.get("gaussian", True):
         reason = (
             "the posterior has a tail, a funnel or a ridge that moves on the surrogate "
-            f"hardly enter. {OTHER_FORM}"
+            f"hardly enter. {REPARAMETRISE}"
         )
     else:
         reason = "they are in different modes."
     yield (
         f"R-hat is {d.max_rhat:.3f} for {d.max_rhat_name}, above {_MAX_RHAT}: the "
-        "chains disagree. Write a larger num_warmup and num_samples; if R-hat "
-        f"stays, {reason}"
+        "chains disagree. Write a larger num_warmup and num_samples; if R-hat stays "
+        f"high, {reason}"
     )
 
 
@@ -246,7 +246,7 @@ def _advise_more_draws(run: Run) -> Iterator[str]:
     wanted = _ESS_PER_CHAIN * setup.num_chains
     sizes = {key: getattr(d, f"min_ess_{key}") for key in _PARTS}
     part = min(sizes, key=lambda key: sizes[key])
-    # of the mean, where that is what is too small
+    # the advice names the mean where that is about as bad as the worst
     part = "bulk" if sizes["bulk"] < 1.25 * sizes[part] else part
     ess = sizes[part]
     if not 0 < ess < wanted:
@@ -254,15 +254,15 @@ def _advise_more_draws(run: Run) -> Iterator[str]:
     times = wanted / ess
     num_steps = int(run.number("num_steps", 0))
     longer = (
-        f", or num_steps={math.ceil(times * num_steps)} to have as many draws "
-        "with that many steps in each"
+        f", or num_steps={math.ceil(times * num_steps)} to take more steps for "
+        "each of as many draws"
         if num_steps
         else ""
     )
     yield (
         f"{_PARTS[part]} of {getattr(d, f'min_ess_{part}_name')} is "
-        f"{ess:.0f}, below {_ESS_PER_CHAIN} a chain: about "
-        f"{round_up(setup.num_draws * (times - 1))} more draws a chain are needed. "
+        f"{ess:.0f}, below {_ESS_PER_CHAIN} per chain: about "
+        f"{round_up(setup.num_draws * (times - 1))} more draws per chain are needed. "
         f"Write num_samples={round_up(setup.num_draws * times)}{longer}."
     )
 
@@ -272,28 +272,28 @@ FAMILY = Family(
     (
         Rule(
             "n of N chains never moved",
-            "as it says",
-            "start elsewhere; with a control variate, leave the start to it, or write "
-            "effects in the other form, as above",
+            "these chains stayed at one position",
+            "another start; with a control variate, no start of your own, or group "
+            "effects parametrised otherwise, as above",
             _advise_still,
         ),
         Rule(
             "x has one value in all draws",
-            "a parameter that never moves, or is not a number",
-            "look at the model's site of that name",
+            "a parameter never moves, or is NaN",
+            "a look at the site of that name in the model",
             _advise_constant,
         ),
         Rule(
             "R-hat is ..., above 1.01",
-            "chains disagree: too short, or in different modes",
-            "a longer run; if it stays, a kernel for several modes, or, with a control "
-            "variate, effects in the other form",
+            "the chains disagree: they are too short, or in different modes",
+            "a longer run; if R-hat stays high, a kernel for several modes or, with a "
+            "control variate, group effects parametrised otherwise",
             _advise_rhat,
         ),
         Rule(
             "the bulk effective sample size of*, *the effective sample size of "
             "squares*, *the tail effective sample size of",
-            "too few for quantiles and standard errors",
+            "the draws are too few for quantiles and standard errors",
             "`num_samples`, or `num_steps`",
             _advise_more_draws,
         ),

@@ -1,4 +1,4 @@
-"""Cycles of step sizes: how many there were, and whether they saw the same."""
+"""Cycles of step sizes: how many there were, and whether their draws agree."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Cycles(Numbers):
     :param num_cycles: of a cyclical kernel, the cycles of all chains.
     :param samples_per_cycle: the draws of a whole cycle.
     :param between_cycles: the largest share of a parameter's variance that is between
-        the means of cycles; about one over the draws of a cycle if they see the same.
+        the means of cycles; if cycles agree, about one over the draws of a cycle.
     :param between_cycles_name: the parameter that has it.
     """
 
@@ -61,7 +61,7 @@ class Cycles(Numbers):
 
 
 def _between(run: Run, numbers: np.ndarray) -> tuple[float, str]:
-    """The largest share of a variance that is between cycles, and whose it is."""
+    """The largest share of a variance that is between cycles, and its parameter."""
     columns, names = run.parameters
     groups = [
         columns[chain][numbers[chain] == cycle]
@@ -90,30 +90,30 @@ def _advise_cut_short(run: Run) -> Iterator[str]:
         fewer = f"num_samples={cycles * samples} or " if cycles else ""
         yield (
             f"the last cycle was cut short: {draws} draws are {cycles} cycles of "
-            f"{samples} and {rest} draws more, which have a cycle's whole weight in "
-            f"cycles.weights. Write {fewer}num_samples={(cycles + 1) * samples}."
+            f"{samples} and {rest} more draws, which get the weight of a whole cycle "
+            f"in cycles.weights. Write {fewer}num_samples={(cycles + 1) * samples}."
         )
 
 
 def _note_visits(run: Run) -> Iterator[str]:
-    """Cycles are visits: they find modes, and do not weigh them."""
+    """Cycles are visits: they find modes, and do not weight them."""
     d = run.measured(Cycles)
     if not d.num_cycles >= 1:
         return
     number = int(d.num_cycles)
     text = (
-        f"the draws come from {number} cycles, and what they say of several modes is "
-        "how often each was visited, not how much mass it has. Weigh them with "
-        "cycles.weights"
+        f"the draws come from {number} cycles. If there are several modes, the draws "
+        "show how often each was visited, not how much mass it has; weight them with "
+        "cycles.weights."
     )
     if d.between_cycles > 0.5:
         yield (
-            f"{text}. Most of the variance of {d.between_cycles_name} "
-            f"({d.between_cycles:.0%}) is between cycles, so that for it there are "
-            f"hardly more than {number} draws: write more cycles, or more chains."
+            f"{text} Most of the variance of {d.between_cycles_name} "
+            f"({d.between_cycles:.0%}) is between cycles, so there are hardly more "
+            f"than {number} effective draws of it: write more cycles, or more chains."
         )
     else:
-        yield f"{text}, if there are several."
+        yield text
 
 
 FAMILY = Family(
@@ -121,8 +121,8 @@ FAMILY = Family(
     (
         Rule(
             "the last cycle was cut short",
-            "`num_samples` is not a number of whole cycles",
-            "the number it names",
+            "`num_samples` is not a multiple of the draws per cycle",
+            "the `num_samples` that the advice gives",
             _advise_cut_short,
         ),
     ),

@@ -48,7 +48,7 @@ class Diagnosis(
     _convergence.Convergence,
     _stays.Stays,
 ):
-    """What is found; the full list of the fields is put together below."""
+    """The result of a diagnosis; the list of the fields is put together below."""
 
     advice: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()

@@ -10,7 +10,7 @@ from scipy.special import betaincinv
 
 __all__ = ["effective_sample_size", "precision"]
 
-_BLOCK = 2**22  # numbers that are transformed at a time
+_BLOCK = 2**22  # numbers that are transformed at once
 _TAILS = (0.05, 0.95)
 
 
@@ -18,11 +18,11 @@ def effective_sample_size(series: np.ndarray) -> np.ndarray:
     """The effective sample size of means of ``(chain, draw, ...)`` numbers.
 
     Geyer's initial monotone sequence on halves of chains, with the variance between
-    them, as in [1]. It is at most the number of draws: where neighbours are negatively
-    correlated, a larger one rests on correlations that cancel, and on the overshoot of
-    their sum hardly anything is known. On over-relaxed chains of four times 1,000 draws
-    for which it was 3,870, 3,780 and 3,720 without that limit, the variance of means
-    between 100 such runs says 3,540, 2,010 and 3,050.
+    them, as in [1]. The result is at most the number of draws: where neighbouring draws
+    are negatively correlated, a larger one rests on a sum of correlations that cancel,
+    which is poorly determined. On over-relaxed chains of four times 1,000 draws, it was
+    3,870, 3,780 and 3,720 without that limit, where the variance of means between 100
+    such runs gives 3,540, 2,010 and 3,050.
 
     :param series: the numbers, shape ``(chain, draw, ...)``.
     :return: shape ``(...)``; NaN where a number is not finite or all are equal.
@@ -57,7 +57,7 @@ def _of_block(x: np.ndarray) -> np.ndarray:
     pairs = rho[: draws // 2 * 2].reshape(draws // 2, 2, -1).sum(1)
     positive = np.logical_and.accumulate(pairs > 0, axis=0)
     kept = np.where(positive, np.minimum.accumulate(pairs, axis=0), 0.0)
-    # the first number that was cut off, where it is above zero
+    # add the first correlation after the cut, where it is positive
     after = np.minimum(positive.sum(0), len(pairs) - 1)
     odd = np.take_along_axis(rho[::2], after[None], 0)[0]
     tau = 2 * kept.sum(0) - 1 + np.maximum(np.where(positive.all(0), 0.0, odd), 0.0)
@@ -75,10 +75,10 @@ def _autocovariance(x: np.ndarray) -> np.ndarray:
 
 
 def precision(columns: np.ndarray, names: list[str]) -> xr.Dataset:
-    """What is known of each parameter, and how well.
+    """Estimates for each parameter, with their Monte Carlo errors.
 
-    The error of a quantile is half the distance of the order statistics between which
-    it lies with the probability of one standard error to both sides [1].
+    The error of a quantile is half the distance between two order statistics, those
+    between which it lies with the probability of one standard error to both sides [1].
 
     :param columns: the draws, shape ``(chain, draw, parameter)``.
     :param names: of the parameters.

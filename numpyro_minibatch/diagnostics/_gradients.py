@@ -1,4 +1,4 @@
-"""Gradient steps: what the noise of their gradients does to the draws."""
+"""Gradient steps: the effect of gradient noise on the draws."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["FAMILY", "Gradients"]
 
 @dataclass(frozen=True, kw_only=True)
 class Gradients(Numbers):
-    """The noise of gradients.
+    """The noise of minibatch gradients.
 
     :param noise_ratio: the variance of the noise that gradient steps inject over
         that of their gradients, where it is smallest; its inverse is about the relative
@@ -28,8 +28,8 @@ class Gradients(Numbers):
 
     @classmethod
     def measure(cls, run: Run) -> Self:
-        # where steps change in cycles, of a whole one: its last steps are too short to
-        # say anything
+        # where step sizes change in cycles, use a whole cycle: its last steps are too
+        # short to be informative
         each = run.number("samples_per_cycle")
         values = run.last("noise_ratio", int(each) if each >= 1 else 1)
         values = values[np.isfinite(values)]
@@ -43,7 +43,7 @@ class Gradients(Numbers):
 
 
 def _advise_gradient_noise(run: Run) -> Iterator[str]:
-    """What no correction makes good: the noise of the gradients heats the draws."""
+    """Gradient noise that nothing corrects raises the temperature of the draws."""
     ratio = run.measured(Gradients).noise_ratio
     uncorrected = run.flag("gradient_steps") and not run.flag("decides")
     if not uncorrected or not ratio < 10:
@@ -55,19 +55,19 @@ def _advise_gradient_noise(run: Run) -> Iterator[str]:
     or_larger = f", {larger}" if larger else ""
     if run.flag("is_thermostat"):
         yield (
-            f"the noise of the gradients has {excess:.2g} times the variance of what "
-            "the thermostat's steps inject. It makes up for noise that is alike in all "
-            f"coordinates, and for no other. Compare with step_size {factor:.2g} times "
-            f"as large{or_larger}."
+            f"the gradient noise has {excess:.2g} times the variance of the noise that "
+            "the thermostat's steps inject. The thermostat compensates only for noise "
+            "that is the same in all coordinates. Compare with a run at a step_size "
+            f"{factor:.2g} times as large{or_larger}."
         )
         return
     friction = ", a larger friction" if run.flag("has_friction") else ""
     yield (
-        f"the noise of the gradients has {excess:.2g} times the variance of what steps "
-        "inject, and heats the draws by as much: where it is largest their standard "
-        f"deviations are about {wider:.0f}% too large. Write a step_size {factor:.2g} "
-        f"times as large{friction}{or_larger}, "
-        'control_variate="taylor2" for one tall mode, or AMAGOLD(model), which '
+        f"the gradient noise has {excess:.2g} times the variance of the noise that the "
+        "steps inject, and raises the temperature of the draws by that fraction: where "
+        f"it is largest, standard deviations are about {wider:.0f}% too large. Write a "
+        f"step_size {factor:.2g} times as large{friction}{or_larger}, "
+        'control_variate="taylor2" for a single narrow mode, or AMAGOLD(model), which '
         "corrects for it."
     )
 
@@ -76,8 +76,8 @@ FAMILY = Family(
     Gradients,
     (
         Rule(
-            "the noise of the gradients has x times the variance of what steps inject",
-            "draws of SGLD or SGHMC are too hot by that",
+            "the gradient noise has x times the variance of the noise that",
+            "the temperature of SGLD's or SGHMC's draws is too high by that fraction",
             "smaller steps, more friction, a control variate, AMAGOLD",
             _advise_gradient_noise,
         ),

@@ -1,4 +1,4 @@
-"""Ladders of temperatures: how often neighbours swap, and what comes down."""
+"""Ladders of temperatures: swaps of neighbouring rungs, and round trips."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from numpyro_minibatch.diagnostics._setup import Setup
 
 __all__ = ["FAMILY", "Ladder", "mean_rates"]
 
-_RELIABLE = 0.9  # share of swaps inside the test's domain below which to speak up
+_RELIABLE = 0.9  # the least share of swaps inside the test's domain
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ class Ladder(Numbers):
     :param unreliable_swaps: the share of the draws' swaps whose noise was outside the
         domain of the test.
     :param round_trips: how often replicas went from the coldest rung to the hottest
-        and back, in all chains.
+        and back, over all chains.
     """
 
     swap_rates: tuple[float, ...]
@@ -56,7 +56,7 @@ class Ladder(Numbers):
         return sum(1.0 - rate for rate in self.swap_rates if rate == rate)
 
     def lines(self) -> Iterator[tuple[str, str]]:
-        # of pairs that were tried in the draws that were kept
+        # only pairs that were tried in the draws that were kept
         tried = [rate for rate in self.swap_rates if rate == rate] or [math.nan]
         yield (
             "swaps",
@@ -87,7 +87,7 @@ def mean_rates(stats: xr.Dataset, name: str) -> tuple[float, ...]:
 
 
 def _worst_pair(rates: tuple[float, ...]) -> int:
-    # where thinning kept no draw that tried a pair, nothing is known of it
+    # nothing is known of a pair if thinning kept no draw that tried it
     tried = [pair for pair, rate in enumerate(rates) if rate == rate]
     return min(tried, key=lambda pair: rates[pair], default=0)
 
@@ -108,9 +108,9 @@ def _advise_swaps(run: Run) -> Iterator[str]:
     rates = run.measured(Ladder).swap_rates
     worst = _worst_pair(rates)
     yield (
-        f"rungs {worst} and {worst + 1} of the ladder swap in only "
-        f"{rates[worst]:.2g} of the tries, so what hot rungs find hardly "
-        "comes down. Write adapt_ladder=True, or about "
+        f"rungs {worst} and {worst + 1} of the ladder accept only "
+        f"{rates[worst]:.2g} of their swaps, so what the hot rungs find hardly reaches "
+        "the coldest one. Write adapt_ladder=True, or about "
         f"num_replicas={_num_replicas(run)} for the same range of temperatures."
     )
 
@@ -122,8 +122,8 @@ def _advise_round_trips(run: Run) -> Iterator[str]:
     yield (
         "no replica went up the ladder and down again in "
         f"{run.measured(Setup).num_draws} draws. Write a larger num_samples, or more "
-        "gradient steps a draw (num_steps); about "
-        f"num_replicas={_num_replicas(run)} suits the rates of its swaps."
+        "gradient steps per draw (num_steps); about "
+        f"num_replicas={_num_replicas(run)} suits the acceptance rates of the swaps."
     )
 
 
@@ -132,8 +132,8 @@ def _advise_noisy_swaps(run: Run) -> Iterator[str]:
     if d.swap_rates and d.unreliable_swaps > 1 - _RELIABLE:
         yield (
             f"{d.unreliable_swaps:.0%} of the swaps had more noise than their test "
-            "takes. Write swap_batch=batch.growing(500), whose size each swap chooses, "
-            'swap="exact", or rungs that are closer together.'
+            "tolerates. Write swap_batch=batch.growing(500), which grows as far as "
+            'each swap needs, swap="exact", or rungs that are closer together.'
         )
 
 
@@ -141,20 +141,20 @@ FAMILY = Family(
     Ladder,
     (
         Rule(
-            "rungs j and k of the ladder swap in only",
-            "a gap that nothing crosses",
+            "rungs j and k of the ladder accept only",
+            "positions hardly cross this gap in the ladder",
             "`adapt_ladder=True`, more rungs",
             _advise_swaps,
         ),
         Rule(
             "no replica went up the ladder and down again",
-            "what hot rungs found has not come down",
+            "what the hot rungs found has not reached the coldest one",
             "a longer run",
             _advise_round_trips,
         ),
         Rule(
             "n % of the swaps had more noise",
-            "than their test takes: they are decided approximately",
+            "the noise is more than their test tolerates, so they are only approximate",
             "larger batches for swaps, rungs closer together",
             _advise_noisy_swaps,
         ),

@@ -1,4 +1,4 @@
-"""How normal a minibatch is: the assumption that every noisy decision rests on."""
+"""The normality of minibatch means, which every noisy decision assumes."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ __all__ = ["Normality", "log_ratio_rows", "normal_error_bound", "normality"]
 
 
 class Normality(NamedTuple):
-    """How far the means of batches are from normal; see :func:`normality`.
+    """The distance of batch means from normal; see :func:`normality`.
 
     :param distance: the largest difference between the distribution functions of the
-        standardised means and of the standard normal law.
-    :param resolution: what ``distance`` stays below 95 times in 100 if the means are
-        normal, because it was measured on finitely many batches.
+        standardised means and of the standard normal distribution.
+    :param resolution: the 95% quantile of ``distance`` if the means are normal. It
+        is above 0 because the distance is measured on finitely many batches.
     :param skewness: of the means.
     :param excess_kurtosis: of the means.
     """
@@ -75,8 +75,8 @@ def normal_error_bound(rows: Any, batch_size: int | None = None) -> float:
     .. math:: (6.4 \, E|X|^3 + 2 \, E|X|) / \sqrt m
 
     of the normal one. Both papers print this without standardising ``X``, which cannot
-    be meant: their left side does not change with the scale of the rows, but the right
-    side does, and for small numbers it is below the true distance.
+    be intended: their left side does not change with the scale of the rows, but the
+    right side does, and for small numbers it is below the true distance.
 
     This is a guarantee for independent rows and not an estimate: for normal rows and
     ``m = 100`` it is 1.18, which says nothing, where the distance is 0.0016. It falls
@@ -121,16 +121,15 @@ def normality(
     """Measure how far the means of batches of these rows are from normal.
 
     Batches are drawn as the kernels draw them, without replacement, and their means
-    standardised by the true mean and standard deviation. A few rows that carry most of
-    the variance, which most batches miss and then take for absent, show as a large
-    distance.
+    standardised by the true mean and standard deviation. If a few rows carry most of
+    the variance, most batches miss them, and the distance is large.
 
     :param rows: a number for each row of the data, for example from
         :func:`log_ratio_rows`.
     :param batch_size: the rows of a batch, fewer than there are.
     :param key: a JAX random key.
     :param num_batches: the batches that are drawn.
-    :return: the distance from the normal law, with its resolution, and moments.
+    :return: the distance from the normal distribution, its resolution, and moments.
     :raises TypeError: ``batch_size`` is not an integer.
     :raises ValueError: a number is not finite, all are equal, or ``batch_size`` is not
         below their number.
@@ -160,8 +159,8 @@ def normality(
         raise TypeError(f"normality(num_batches={num_batches!r}): expected an integer.")
     if num_batches < 100:
         raise ValueError(
-            f"normality(num_batches={num_batches}): at least 100 are needed to see "
-            "anything."
+            f"normality(num_batches={num_batches}): at least 100 batches are needed "
+            "to measure a distance."
         )
     plates = {"data": size}
     scheme = scheme.bound({"data": batch_size}, plates)
@@ -196,7 +195,7 @@ def log_ratio_rows(
     plate: str | None = None,
     chunk_size: int = CHUNK,
 ) -> np.ndarray:
-    """The difference in log likelihood that each row sees between two positions.
+    """The difference in log likelihood of each row between two positions.
 
     These are the numbers whose mean over a batch decides a move; pass them to
     :func:`normality` and :func:`normal_error_bound`.

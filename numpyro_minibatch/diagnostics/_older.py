@@ -1,4 +1,4 @@
-"""Facts about a kernel whose result was stored before kernels recorded any."""
+"""Facts about a kernel whose result is older than the recording of facts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NUMBERS = (
 
 
 def facts_of_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Facts from the printed form of the package's own parts, all there is to read.
+    """Facts from the printed form of the package's own parts, the only source there is.
 
     :param settings: the recorded settings, in which parts are printed.
     """
@@ -43,7 +43,7 @@ def facts_of_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
             "highest_accept_prob": 0.5 if "Barker" in acceptance else 1.0,
             "keeps_estimate": estimate.startswith("Augmented"),
             "exact_decisions": estimate.startswith("Exact"),
-            # a proposal on a surrogate has none, and what has one adapts it
+            # a proposal on a surrogate has no step size; every other one adapts it
             "has_step_size": settings.get("adapt_step_size", True)
             or "pilot" not in settings,
         }

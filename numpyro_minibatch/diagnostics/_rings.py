@@ -1,4 +1,4 @@
-"""Energy rings: the jumps of an equi-energy sampler, and what they jump to."""
+"""Energy rings: the jumps of an equi-energy sampler, and where they lead."""
 
 from __future__ import annotations
 
@@ -89,9 +89,9 @@ class Rings(Numbers):
 def ring_occupancy(idata: InferenceData) -> xr.DataArray:
     """The share of the draws of each chain of MINTEE in each ring of energies.
 
-    The paper's table 3 [1]. Chains whose draws are in rings that the next hotter one
-    hardly visits cannot jump; the share of the coldest chain in ring ``j`` divided by
-    that of the next one says how old the states are that it jumps to.
+    The paper's table 3 [1]. A chain whose draws are in rings that the next hotter chain
+    hardly visits cannot jump. The share of the coldest chain in ring ``j`` divided by
+    that of the next one measures how old the states are that it jumps to.
 
     :param idata: what :func:`~numpyro_minibatch.to_inference_data` or
         :func:`~numpyro_minibatch.sample` returned for a run of ``MINTEE``.
@@ -148,7 +148,7 @@ def _occupancy(stats: xr.Dataset) -> np.ndarray:
 
 
 def _advise_energies(run: Run) -> Iterator[str]:
-    """Chains that keep the batch of their state are held by lucky energies."""
+    """Chains that keep the batch of their state stick at underestimated energies."""
     noise = run.measured(Rings).energy_noise
     noisy = [chain for chain, sd in enumerate(noise) if sd > 1]
     if not noisy:
@@ -167,8 +167,8 @@ def _advise_energies(run: Run) -> Iterator[str]:
     yield (
         f"the energies of {len(noisy)} of {len(noise)} chains have noise of "
         f"more than one temperature, those of chain {worst} of "
-        f"{noise[worst]:.2g}: such a chain is held by lucky energies, and its "
-        "rings are rings of noise. Write about temperatures="
+        f"{noise[worst]:.2g}: such a chain is stuck at underestimated energies, and "
+        "its rings reflect noise. Write about temperatures="
         f"{[round_up(t) for t in hotter]}, or about batch_size="
         f"{[min(round_up(m), size) for m in larger]}."
     )
@@ -184,7 +184,7 @@ def _advise_jumps(run: Run) -> Iterator[str]:
         if tries < 0.5 * expected:
             yield (
                 f"chain {chain} tried jumps in {tries:.2g} of its draws instead of "
-                f"{expected:.2g}: chain {chain + 1} has hardly been at its energies. "
+                f"{expected:.2g}: chain {chain + 1} has hardly visited its energies. "
                 f"Write a longer num_warmup, or {more}."
             )
         elif rate < 0.1 and not any(sd > 1 for sd in d.energy_noise):
@@ -196,7 +196,7 @@ def _advise_jumps(run: Run) -> Iterator[str]:
 
 
 def _advise_rings(run: Run) -> Iterator[str]:
-    """Jumps to the same few states, however often they are accepted."""
+    """Jumps that lead to the same few states, however often they are accepted."""
     occupancy = run.measured(Rings).ring_occupancy
     stale = [
         (seldom / often, chain, ring, often, seldom)
@@ -210,9 +210,10 @@ def _advise_rings(run: Run) -> Iterator[str]:
     stored = seldom * run.measured(Setup).num_draws
     yield (
         f"chain {chain} has {often:.0%} of its draws in ring {ring}, where chain "
-        f"{chain + 1} has {seldom:.2g} of its own, about {stored:.0f}: "
-        "it jumps to these again and again, and modes that were found first keep "
-        "their share. Write ring_width=0.01, which makes one ring of all energies, or "
+        f"{chain + 1} has a fraction {seldom:.2g} of its own, about {stored:.0f}: "
+        f"chain {chain} jumps to these again and again, and the modes that were found "
+        "first keep their weight. Write ring_width=0.01, which puts all energies into "
+        "one ring, or "
         f"num_replicas={len(occupancy) + 3} for the same range of temperatures."
     )
 
@@ -222,19 +223,19 @@ FAMILY = Family(
     (
         Rule(
             "the energies of ... chains have noise of more than one temperature",
-            "MINTEE's rings are rings of noise",
+            "MINTEE's rings reflect noise",
             "larger batches, a hotter ladder",
             _advise_energies,
         ),
         Rule(
             "chain k tried jumps in*, *the jumps of chain k",
-            "neighbours have no energies in common",
+            "neighbouring chains have hardly any energies in common",
             "more rungs, a longer warmup",
             _advise_jumps,
         ),
         Rule(
             "chain k has n % of its draws in ring j",
-            "it jumps to what few draws of the hotter chain have been stored there",
+            "it jumps to the few draws of the hotter chain that are stored there",
             "`ring_width=0.01`, one ring of all energies; more rungs",
             _advise_rings,
         ),

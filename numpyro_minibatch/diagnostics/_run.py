@@ -1,9 +1,10 @@
-"""A result as the diagnoses see it: draws, statistics, and facts about the kernel."""
+"""The input of the diagnoses: draws, statistics, and facts about the kernel."""
 
 from __future__ import annotations
 
 import json
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,19 +19,19 @@ __all__ = ["Family", "Numbers", "Rule", "Run", "by_place", "round_up", "show"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Numbers:
+class Numbers(ABC):
     """The numbers of one family of diagnoses; its fields are those of a Diagnosis."""
 
     @classmethod
+    @abstractmethod
     def measure(cls, run: Run) -> Self:
         """The numbers of a run; NaN or empty where it has none.
 
         :param run: the run.
         """
-        raise NotImplementedError
 
     def lines(self) -> Iterator[tuple[str, str]]:
-        """What is printed of them: a name and a text, empty where there is nothing."""
+        """The printed lines: a name and a text, which is empty without numbers."""
         return iter(())
 
 
@@ -40,10 +41,10 @@ N = TypeVar("N", bound=Numbers)
 class Rule(NamedTuple):
     """Something that can be wrong with a run.
 
-    :param begins: how the advice begins, for the table of the documentation.
-    :param means: what is wrong then.
+    :param begins: how the advice begins, for the table in the documentation.
+    :param means: what is then wrong.
     :param helps: what to change.
-    :param find: the advice on a run, none where nothing is wrong.
+    :param find: yields the advice on a run; nothing if nothing is wrong.
     """
 
     begins: str
@@ -53,7 +54,7 @@ class Rule(NamedTuple):
 
 
 class Family(NamedTuple):
-    """Diagnoses that belong together: one file has their numbers, rules and words.
+    """Diagnoses that belong together: one file holds their numbers, rules and texts.
 
     :param numbers: what is measured.
     :param rules: what can be wrong.
@@ -66,7 +67,7 @@ class Family(NamedTuple):
 
 
 class Run:
-    """The draws and statistics of a run, and what its kernel recorded of itself.
+    """The draws and statistics of a run, and what its kernel recorded.
 
     :param posterior: the draws that are analysed.
     :param stats: the statistics of the draws; empty if there are none.
@@ -116,7 +117,7 @@ class Run:
 
     @property
     def pilot(self) -> Mapping[str, Any]:
-        """What the set-up of a control variate measured; empty without one."""
+        """The measurements of the control variate's set-up; empty without one."""
         return self.facts.get("pilot", {})
 
     @property
@@ -128,7 +129,7 @@ class Run:
 
     @property
     def thinning(self) -> int:
-        """How many draws were made for each that was kept."""
+        """The number of draws made for each one that was kept."""
         return int(self.attrs.get("thinning", 1))
 
     def mean(self, name: str) -> float:
@@ -179,7 +180,7 @@ def by_place(stats: xr.Dataset, name: str) -> np.ndarray | None:
     return stats[name].values.reshape(-1, stats[name].shape[-1])
 
 
-# words ------------------------------------------------------------------------------
+# text -------------------------------------------------------------------------------
 
 
 def show(text: str, *numbers: float) -> str:

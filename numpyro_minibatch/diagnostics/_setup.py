@@ -1,4 +1,4 @@
-"""What was run: the kernel, its target, its data, and how many draws there are."""
+"""The set-up of a run: the kernel, its target, its data, the number of draws."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ __all__ = ["FAMILY", "Setup"]
 
 @dataclass(frozen=True, kw_only=True)
 class Setup(Numbers):
-    """What was run.
+    """The kernel, its target, its data, and the number of draws.
 
     :param kernel: the name of the kernel.
     :param target: what was sampled, such as ``prior * likelihood ** (1 / 100)``.
     :param temperature: the temperature of the likelihood.
     :param plates: the number of rows of each data plate.
     :param batch_sizes: the rows of one draw of each data plate.
-    :param num_chains: the chains.
-    :param num_draws: the draws of each chain.
+    :param num_chains: the number of chains.
+    :param num_draws: the number of draws of each chain.
     """
 
     kernel: str
@@ -86,7 +86,7 @@ def _note_all_rows(run: Run) -> Iterator[str]:
     if rows and everything and run.flag("decides"):
         yield (
             f"every step read all {rows} rows, so its decision is exact and costs "
-            f"{rows} rows; a batch_size makes it cheaper."
+            f"{rows} rows; a batch_size makes steps cheaper."
         )
 
 

@@ -1,11 +1,12 @@
-"""Stays: where the chain stands still longer than its acceptance rate says.
+"""Stays: positions where a chain stands still longer than its acceptance rate implies.
 
-A chain whose moves are proposed nearly independently of where it is, such as one that
-moves by a surrogate of the posterior, stays at a position for about as many draws as
-the position's weight w, the density of the target over that of the proposals. Where
-weights grow towards the tails, excursions there are few and long [1]. A run has then
-seen too few of them for its standard deviations, and a run that has seen none looks
-excellent. The growth shows already in the bulk, where there is much to measure it with.
+Consider a chain whose proposals hardly depend on its position, such as one that moves
+by a surrogate of the posterior. It stays at a position for a number of draws that is
+about the position's weight w, the density of the target over that of the proposals.
+Where weights grow towards the tails, excursions into the tails are few and long [1]. A
+run then contains too few of them to estimate standard deviations, and the diagnostics
+of a run without any look excellent. The growth of the weights is visible in the bulk
+already, where there are many draws to measure it with.
 
 **References:**
 
@@ -28,11 +29,10 @@ from numpyro_minibatch.diagnostics._setup import Setup
 
 __all__ = ["FAMILY", "Stays"]
 
-_OUTER = (
-    1.2  # sds from the mean from which on stays are compared: a quarter of a normal
-)
-_FAR = 2.5  # sds from the mean for which the weight is estimated
-_NEAR = 4.0  # sds beyond which a draw has no more influence on that estimate
+# sds from the mean beyond which stays count as tails: a quarter of a normal
+_OUTER = 1.2
+_FAR = 2.5  # sds from the mean at which the weight is estimated
+_NEAR = 4.0  # sds at which positions are clipped for that estimate
 # What separates good runs from bad ones: logistic regressions with few ones among 5,000
 # to 40,000 zeros, 60 to 100 runs of 4 x 1,000 draws each. With 40 and more ones 95%
 # intervals of the sds miss in 2 to 8% of the runs, with 5 to 20 in 8 to 38%.
@@ -43,22 +43,23 @@ _MAX_SHARE = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class Stays(Numbers):
-    """How long chains stand still, and where.
+    """The lengths of stays, and where chains stand still.
 
     :param staying: the share of the draws that repeat the draw before.
-    :param longest_stay: the most draws that a chain stood still for.
-    :param usual_stay: what the longest stay is below in 99 of 100 runs, if a move is
-        accepted with the same probability everywhere.
-    :param long_stays: the share of the draws in longer stays than that.
-    :param tail_stay: how many times longer than the average a stay is farther than 1.2
-        standard deviations from the mean of a parameter, at most.
+    :param longest_stay: the largest number of draws that a chain stood still for.
+    :param usual_stay: a bound that the longest stay exceeds in 1 of 100 runs if moves
+        are accepted with the same probability everywhere.
+    :param long_stays: the share of the draws in stays longer than that.
+    :param tail_stay: how many times longer than average stays are that are farther than
+        1.2 standard deviations from the mean of a parameter; the largest of all
+        parameters.
     :param tail_stay_name: the parameter.
-    :param tail_weight: of a kernel that moves by a surrogate, how many times larger the
-        ratio of posterior and surrogate is 2.5 standard deviations from the mean of a
-        parameter than at the mean, at most.
+    :param tail_weight: for a kernel that moves by a surrogate, how many times larger
+        the ratio of posterior to surrogate is 2.5 standard deviations from the mean of
+        a parameter than at the mean; the largest of all parameters.
     :param tail_weight_name: the parameter.
     :param stay_share: the largest share of a single stay in the variance of an
-        estimated variance, as its effective sample size has it.
+        estimated variance, according to its effective sample size.
     """
 
     staying: float
@@ -143,7 +144,7 @@ def _stays(z: np.ndarray) -> _Stays:
 
 
 def _tail_stay(stays: _Stays, rate: float) -> tuple[float, int]:
-    """How much longer stays are far from the mean, and for which parameter."""
+    """The relative length of stays far from the mean, and the worst parameter."""
     outer = np.abs(stays.positions) > _OUTER
     number = outer.sum(0)
     with np.errstate(all="ignore"):
@@ -156,15 +157,15 @@ def _tail_stay(stays: _Stays, rate: float) -> tuple[float, int]:
 def _tail_weight(run: Run, z: np.ndarray) -> tuple[float, int]:
     """The weight far from the mean, relative to that at the mean.
 
-    The log ratio of a move from z to a proposal y is log w(y) - log w(z): the mean of
-    its negative, given z, is log w(z) up to a constant. A polynomial of third order in
-    each parameter has it from bulk and tails together.
+    The log ratio of a move from z to a proposal y is log w(y) - log w(z), so the mean
+    of its negative, given z, is log w(z) up to a constant. A cubic polynomial in each
+    parameter estimates it from bulk and tails together.
     """
     single = run.number("num_steps") == 1 and run.thinning == 1
     if not (single and run.flag("uses_surrogate") and "log_ratio" in run.stats):
         return math.nan, 0
     ratio = run.stats["log_ratio"].transpose("chain", "draw").values[:, 1:]
-    # a proposal that stays has none
+    # a proposal that stays has no log ratio
     used = np.isfinite(ratio) & (ratio != 0)
     if used.sum() < 100:
         return math.nan, 0
@@ -205,14 +206,14 @@ def _advise_stays(run: Run) -> Iterator[str]:
     seen = []
     if d.tail_stay > _MAX_TAIL_STAY and d.longest_stay > d.usual_stay:
         seen.append(
-            f"the chains stay {d.tail_stay:.2f} times longer than on average where "
-            f"{d.tail_stay_name} is far from its mean, and for up to "
-            f"{d.longest_stay:.0f} draws, where one acceptance rate everywhere would "
-            f"give at most {d.usual_stay:.0f}"
+            f"the chains stay {d.tail_stay:.2f} times longer than average where "
+            f"{d.tail_stay_name} is far from its mean, for up to {d.longest_stay:.0f} "
+            "draws, where a constant acceptance rate would give at most "
+            f"{d.usual_stay:.0f}"
         )
     if d.tail_weight > _MAX_TAIL_WEIGHT:
         seen.append(
-            f"the posterior is {d.tail_weight:.2g} times as high against the surrogate "
+            f"the ratio of posterior to surrogate is {d.tail_weight:.2g} times as high "
             f"{_FAR} standard deviations from the mean of {d.tail_weight_name} as at "
             "the mean"
         )
@@ -220,12 +221,13 @@ def _advise_stays(run: Run) -> Iterator[str]:
         return
     draws = run.measured(Setup).num_draws
     yield (
-        f"the tails are not known to the accuracy that the effective sample sizes say: "
-        f"{'; '.join(seen)}. Excursions to the tails are few and long, and standard "
-        "deviations and 5% or 95% quantiles come out too small where they are missed. "
-        "Expand in other coordinates or transform the parameters, so that the "
-        f"posterior is less skewed; or write num_samples={20 * draws}, and read the "
-        "errors of the tails with reserve."
+        "the tails are known less accurately than the effective sample sizes suggest: "
+        f"{'; '.join(seen)}. Excursions into the tails are few and long; a run that "
+        "misses them underestimates standard deviations and the distance of 5% and 95% "
+        "quantiles from the mean. Expand in other coordinates or transform the "
+        "parameters to make the posterior less skewed; or write "
+        f"num_samples={20 * draws}, and treat the Monte Carlo errors of the tails with "
+        "caution."
     )
 
 
@@ -233,9 +235,10 @@ FAMILY = Family(
     Stays,
     (
         Rule(
-            "the tails are not known to the accuracy",
-            "the sampler proposes too little in the tails of a skewed posterior: "
-            "visits are few and long, and runs without one look excellent",
+            "the tails are known less accurately",
+            "the sampler proposes too rarely in the tails of a skewed posterior: "
+            "visits are few and long, and the diagnostics of a run without one look "
+            "excellent",
             "other coordinates, a transformation, a much longer run",
             _advise_stays,
         ),

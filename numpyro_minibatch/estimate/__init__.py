@@ -1,8 +1,8 @@
-"""How noisy: numbers that know their own noise, and how rows are turned into them.
+"""Estimates with a variance, and how they are computed from rows.
 
-Every decision of the package compares log likelihoods summed over all rows of
-the data but read from a few. What such a sum is worth is an
-:class:`Estimate`; exact is not a mode, it is ``variance == 0``.
+Every accept/reject step compares log likelihoods summed over all rows of the data, but
+reads only a few rows. Such a sum is an :class:`Estimate`, a value with its variance. An
+exact sum has ``variance == 0`` and needs no mode of its own.
 """
 
 from numpyro_minibatch.estimate._comparison import (
@@ -17,9 +17,9 @@ from numpyro_minibatch.estimate._comparison import Comparison as Comparison
 from numpyro_minibatch.estimate._number import Estimate, Weights, penalty_correction
 from numpyro_minibatch.estimate._number import Moments as Moments
 from numpyro_minibatch.estimate._number import total as total
-from numpyro_minibatch.estimate._reader import Look as Look
 from numpyro_minibatch.estimate._reader import Reader as Reader
-from numpyro_minibatch.estimate._reader import Rule as Rule
+from numpyro_minibatch.estimate._reader import SequentialEvidence as SequentialEvidence
+from numpyro_minibatch.estimate._reader import StoppingRule as StoppingRule
 
 __all__ = [
     "Augmented",

@@ -21,26 +21,26 @@ from numpyro_minibatch.estimate._number import (
     Moments,
     penalty_correction,
 )
-from numpyro_minibatch.estimate._reader import Look, Reader, Rule
+from numpyro_minibatch.estimate._reader import Reader, SequentialEvidence, StoppingRule
 from numpyro_minibatch.target import Terms
 
 __all__ = ["Augmented", "Exact", "Shared", "augmented", "exact", "shared"]
 
 
 class Comparison(NamedTuple):
-    """What an estimator says of a proposed position against the current one.
+    """The comparison of a proposed position with the current one.
 
     :param log_ratio: the log ratio of the target's densities, the proposal's ratio
         not included, with the noise that the acceptance test must take into account.
     :param noise: the variance to report.
     :param reliable: whether the estimator's own normal approximation holds, and the
-        rows read were enough for the test, if it has a rule for that.
+        rows read were enough for the test, if it has a stopping rule.
     :param log_density: estimates of the target's log density at the current and at
         the proposed position, shape ``(2,)``.
     :param memory: what to keep with the proposed position if it is accepted.
     :param num_rows: rows of data that were read.
     :param ceiling: the acceptance rate that ever smaller steps would tend to, at
-        least 0.1; what step-size adaptation measures acceptance by.
+        least 0.1. Step-size adaptation compares acceptance rates with it.
     """
 
     log_ratio: Estimate
@@ -53,7 +53,7 @@ class Comparison(NamedTuple):
 
 
 def _pair(first: Array, second: Array) -> Array:
-    """``jnp.stack``, as a choice: XLA computes what it concatenates number by number.
+    """``jnp.stack`` by ``where``: XLA computes concatenated values one by one.
 
     :param first: shape ``(m,)``.
     :param second: of the same shape.
@@ -63,15 +63,15 @@ def _pair(first: Array, second: Array) -> Array:
 
 @dataclass(frozen=True)
 class Shared:
-    """One batch for both positions: the noise is that of the rows' differences."""
+    """One batch for both positions, so that only rows' differences are noisy."""
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What a result records of the estimator."""
+        """The facts about the estimator that results record."""
         return {"keeps_estimate": False, "exact_decisions": False}
 
     def init(self, reader: Reader, key: Array, z: Array) -> Any:
-        """What is kept with the first position: nothing."""
+        """The memory of the first position, which is empty."""
         return ()
 
     def compare(
@@ -82,16 +82,16 @@ class Shared:
         z_new: Array,
         memory: Any,
         max_variance: ArrayLike,
-        rule: Rule | None = None,
+        rule: StoppingRule | None = None,
     ) -> Comparison:
         """Compare ``z_new`` with ``z`` on the rows that ``key`` draws.
 
-        :param rule: of a sequential test, which rows are enough.
+        :param rule: the stopping rule of a sequential test.
         """
 
         def rows_of(indices: Mapping[str, Array]) -> tuple[Any, dict[str, Array]]:
-            # one by one: of rows that are mapped over both, XLA swaps the operands in
-            # the product of many rows and two directions, which is slow
+            # one by one: for a map over both positions, XLA swaps the operands in the
+            # product of many rows and two directions, which is slow
             current, new = (reader.evaluate(x, indices) for x in (z, z_new))
             # float32: per-row and per-term differences first, sums afterwards
             change = jax.tree.map(jnp.subtract, new, current)
@@ -109,7 +109,9 @@ class Shared:
             rows = {n: Moments(m.seen, m.mean[0], m.m2[0]) for n, m in moments.items()}
             weight = reader.weights.likelihood
             _, log_ratio = ratio(known, sums)
-            return rule(Look(log_ratio, rows, reader.plates, weight, number))
+            return rule(
+                SequentialEvidence(log_ratio, rows, reader.plates, weight, number)
+            )
 
         if rule is None:
             known, sums, num_rows = reader.read(key, rows_of, max_variance)
@@ -133,20 +135,20 @@ class Shared:
 
 @dataclass(frozen=True)
 class Exact:
-    """All rows, by the differences of each: no noise.
+    """All rows, by the difference of each, without noise.
 
-    Where they fit in memory the log likelihoods of the current position's rows are
-    kept, so that a decision evaluates only the proposed position. For large data both
-    positions are evaluated, chunk by chunk.
+    The log likelihoods of the current position's rows are kept where they fit in
+    memory, so that a decision evaluates only the proposed position. For larger data
+    both positions are evaluated, chunk by chunk.
 
-    :param max_rows: most rows whose log likelihoods are kept.
+    :param max_rows: the largest number of rows whose log likelihoods are kept.
     """
 
     max_rows: int = 2**24  # 64 MB of float32
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What a result records of the estimator."""
+        """The facts about the estimator that results record."""
         return {"keeps_estimate": False, "exact_decisions": True}
 
     def init(self, reader: Reader, key: Array, z: Array) -> Terms | tuple[()]:
@@ -166,7 +168,7 @@ class Exact:
     def _renewed(
         self, everything: Reader, z: Array, old: Terms
     ) -> tuple[Terms, Array, Array]:
-        """The terms at ``z``, by how much their weighted sum grew, and both sums."""
+        """The terms at ``z``, the change of their weighted sum, and both sums."""
         weights = everything.weights
         chunks = Chunks.of(everything.plates, everything.scheme.widths)
         before = old._replace(rows={})
@@ -199,7 +201,7 @@ class Exact:
         z_new: Array,
         memory: Terms | tuple[()],
         max_variance: ArrayLike,
-        rule: Rule | None = None,
+        rule: StoppingRule | None = None,
     ) -> Comparison:
         """Compare ``z_new`` with ``z`` on all rows."""
         everything = reader.everything(jnp.array(True))
@@ -230,14 +232,15 @@ class Remembered(NamedTuple):
 class Augmented:
     """A fresh batch for the proposed position; the current one keeps its estimate.
 
-    The chain then lives on pairs of a position and its batch [1]: one half of the
-    evaluations of :class:`Shared`, and its law is known exactly. But the estimate
-    that is kept is one of the lucky ones, so the chain freezes unless the noise of a
-    log density, not only of a difference, is about one: ``T >= N sd / sqrt(m)``.
+    The state of the chain is then a position with its batch [1]. A comparison costs
+    half of the evaluations of :class:`Shared`, and the stationary distribution is known
+    exactly. But the estimate that is kept tends to be too high, so the chain freezes
+    unless the noise of a log density, not only of a difference, is about one:
+    ``T >= N sd / sqrt(m)``.
 
-    :param penalty: subtract from each log weight the penalty that makes the mean of
-        its exponential right under normality; without it the target gains half the
-        variance of its own estimate, as in the paper.
+    :param penalty: subtract from each log weight the penalty that makes its exponential
+        unbiased under normality. Without it half the variance of the estimate is added
+        to the log target, as in the paper.
     :param max_variance: the largest variance of a log density that is reliable.
 
     **References:**
@@ -250,7 +253,7 @@ class Augmented:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What a result records of the estimator."""
+        """The facts about the estimator that results record."""
         return {
             "keeps_estimate": True,
             "exact_decisions": False,
@@ -283,11 +286,12 @@ class Augmented:
         z_new: Array,
         memory: Remembered,
         max_variance: ArrayLike,
-        rule: Rule | None = None,
+        rule: StoppingRule | None = None,
     ) -> Comparison:
         """Compare the kept weight of ``z`` with a new one of ``z_new``.
 
-        A sequential test's ``rule`` is not for kept weights: kernels refuse both.
+        Kept weights do not work with the ``rule`` of a sequential test: kernels refuse
+        the combination.
         """
         new, num_rows = self._weigh(reader, key, z_new)
         noise = new.variance + memory.variance
@@ -299,8 +303,8 @@ class Augmented:
             jnp.stack([memory.log_density, new.log_density]),
             new,
             num_rows,
-            # a kept weight is tilted upwards by its own variance: 2 Phi(-s / sqrt 2)
-            # with s ** 2 the mean of both variances
+            # a kept weight is biased upwards by its own variance: the rate is
+            # 2 Phi(-s / sqrt 2), with s ** 2 the mean of both variances
             jnp.maximum(erfc(jnp.sqrt(noise) / (2.0 * math.sqrt(2.0))), 0.1),
         )
 
@@ -308,8 +312,8 @@ class Augmented:
 def shared() -> Shared:
     """Both positions on one batch; the default.
 
-    The noise of the log ratio is that of the rows' differences, small for small
-    moves, and the current position never keeps a lucky estimate.
+    The noise of the log ratio is that of the rows' differences, which is small for
+    small moves, and no estimate is kept from one decision to the next.
 
     **Example**
 
@@ -325,8 +329,9 @@ def shared() -> Shared:
 def exact(max_rows: int = 2**24) -> Exact:
     """All rows for both positions, those of the current one from memory.
 
-    :param max_rows: most rows whose log likelihoods are kept from one decision to the
-        next, four bytes each in float32; of larger data both positions are evaluated.
+    :param max_rows: the largest number of rows whose log likelihoods are kept from one
+        decision to the next, four bytes each in float32; with more rows, both positions
+        are evaluated.
 
     **Example**
 

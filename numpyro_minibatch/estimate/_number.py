@@ -1,4 +1,4 @@
-"""A number that knows its own noise, and how rows add up to one."""
+"""An estimate with its variance, and how it is computed from rows."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Estimate:
 
     :param value: the estimate, any shape.
     :param variance: the estimated variance of ``value``; ``0`` (the default)
-        says that ``value`` is exact.
+        means that ``value`` is exact.
     :param dof: degrees of freedom behind ``variance`` (``m - 1`` for a batch of
         ``m`` rows); infinite (the default) for a variance that is known. A sum of
         estimates has the Welch-Satterthwaite degrees of freedom.
@@ -55,7 +55,7 @@ class Estimate:
             return Estimate(self.value + other, self.variance, self.dof)
         variance = self.variance + other.variance
         # Welch-Satterthwaite: 1 / dof is the mean of 1 / dof_k with weights
-        # variance_k ** 2 / variance ** 2; an exact sum keeps infinitely many.
+        # variance_k ** 2 / variance ** 2; an exact sum has infinitely many.
         share = jnp.square(self.variance) / self.dof
         share += jnp.square(other.variance) / other.dof
         dof = jnp.where(
@@ -74,15 +74,15 @@ class Estimate:
 
 
 def penalty_correction(log_ratio: Estimate) -> Array:
-    """What to subtract from a noisy log ratio so that its exponential is unbiased.
+    """The correction that makes the exponential of a noisy log ratio unbiased.
 
     With ``c`` the variance estimated from ``n = dof + 1`` normal rows, the exact
     correction for ``n`` rows is ``-log 0F1(; (n - 1) / 2; -c * (n - 1) / 4)``: its
-    ``E exp(-u)`` over the scaled chi-squared law of ``c`` is ``exp(-variance / 2)``.
-    Like the reference this takes the first three terms of its power series,
-    ``c / 2 + c ** 2 / (4 (n + 1)) + c ** 3 / (3 (n + 1) (n + 3))``; the whole series
-    diverges a little above ``c = n / 4``, where 0F1 is zero. Truncation makes
-    ``E exp(-u)`` too large, relatively, by 6e-7 (100 rows), 5e-6 (50) or 7e-4 (10) at
+    ``E exp(-u)`` over the scaled chi-squared distribution of ``c`` is ``exp(-variance /
+    2)``. Like the reference, this function takes the first three terms of the power
+    series, ``c / 2 + c ** 2 / (4 (n + 1)) + c ** 3 / (3 (n + 1) (n + 3))``; the whole
+    series diverges slightly above ``c = n / 4``, where 0F1 is zero. Truncation makes
+    ``E exp(-u)`` too large, by a relative 6e-7 (100 rows), 5e-6 (50) or 7e-4 (10) at
     variance 1 and by 1.5e-4, 1.2e-3 or 0.09 at variance 4.
 
     :param log_ratio: estimate with its variance and degrees of freedom; infinitely
@@ -91,7 +91,7 @@ def penalty_correction(log_ratio: Estimate) -> Array:
     """
     c = jnp.asarray(log_ratio.variance)
     n = log_ratio.dof + 1.0
-    # Nested, so that large variances overflow late, in float32 too.
+    # Nested, so that large variances overflow late, also in float32.
     return c * (0.5 + c / (n + 1.0) * (0.25 + c / (3.0 * (n + 3.0))))
 
 
@@ -101,7 +101,7 @@ class Weights(NamedTuple):
     :param prior: power of the prior, ``1`` unless the prior is tempered too.
     :param likelihood: power of the likelihood, ``1 / temperature``.
     :param volume: factor on the log determinants of the maps to the unconstrained
-        coordinates: not 1 only for a multiple of the log density.
+        coordinates; 1 except for a multiple of the log density.
     """
 
     prior: ArrayLike = 1.0
@@ -126,8 +126,7 @@ class Moments(NamedTuple):
     """Running mean and sum of squared deviations of ``k`` numbers per row.
 
     Merged by Chan's rule, so that no two large sums are ever subtracted. An infinite
-    row makes the mean infinite, once and for all and without any doubt: such a mean
-    has no variance.
+    row makes the mean infinite for good; such a mean has variance 0.
     """
 
     seen: Array
@@ -164,8 +163,8 @@ class Moments(NamedTuple):
     def total(self, size: int, fpc: ArrayLike = 1.0) -> Estimate:
         """The sum over all ``size`` rows, from a scheme with the correction ``fpc``.
 
-        The sample variance of ``m`` of ``N`` normal rows scatters by the factor
-        ``1 - m / N`` less than that of independent ones, hence its degrees of freedom.
+        The sample variance of ``m`` of ``N`` normal rows is less variable than that of
+        independent rows by the factor ``1 - m / N``, hence its degrees of freedom.
         """
         count = self.seen.astype(self.mean.dtype)
         free = jnp.maximum(count - 1.0, 1.0)
@@ -176,17 +175,17 @@ class Moments(NamedTuple):
 def total(batch: Batch, rows: Array, size: int) -> Estimate:
     """The sums over all rows of ``k`` numbers per row, from the rows of one batch.
 
-    Of weighted rows, every draw from a stratum estimates the stratum's total, and the
-    scatter of these few tells the noise. The degrees of freedom are those of Welch and
-    Satterthwaite, with unbiased estimates of the strata's squared variances above and
-    below the line: with normal strata ``E s ** 4`` is ``1 + 2 / f`` times
+    With weighted rows, every draw from a stratum estimates the stratum's total, and the
+    scatter of these few draws estimates the noise. The degrees of freedom are those of
+    Welch and Satterthwaite, with unbiased estimates of the strata's squared variances
+    in numerator and denominator: with normal strata ``E s ** 4`` is ``1 + 2 / f`` times
     ``sigma ** 4``, where ``f`` are the degrees of freedom of one stratum [1].
 
     :param batch: the batch.
     :param rows: the numbers, shape ``(k, m)``.
     :param size: the number of rows ``N`` of the plate.
     :return: estimates of shape ``(k,)``. A row that is not finite makes the value not
-        finite; an infinite value has no variance.
+        finite; an infinite value has variance 0.
 
     **References:**
 

@@ -21,15 +21,15 @@ from numpyro_minibatch.estimate._number import Estimate, Moments, Weights, total
 from numpyro_minibatch.target import Terms
 
 
-class Look(NamedTuple):
-    """What a sequential test sees when it is asked whether the rows read are enough.
+class SequentialEvidence(NamedTuple):
+    """The data on which a sequential test decides whether to stop reading.
 
     :param log_ratio: the estimated log ratio of the target's densities so far.
     :param rows: for each plate the number, the mean and the sum of squared deviations
         of the rows' differences in log likelihood, at temperature 1.
     :param sizes: the number of rows of each plate.
     :param weight: the power of the likelihood, ``1 / temperature``.
-    :param number: how many looks this is, from 1.
+    :param number: the number of this look, from 1.
     """
 
     log_ratio: Estimate
@@ -39,21 +39,20 @@ class Look(NamedTuple):
     number: Array
 
 
-Rule = Callable[[Look], Array]  # whether the rows read are enough
+StoppingRule = Callable[[SequentialEvidence], Array]  # whether the rows read are enough
 
 
 class Reader(NamedTuple):
-    """A target's rows, read through a scheme: what every estimate is made from.
+    """A target's rows, read through a scheme; every estimate is made from one.
 
     :param evaluate: ``evaluate(z, indices)``, the target's
         :class:`~numpyro_minibatch.target.Terms` at a flat position.
     :param plates: the number of rows of each data plate.
     :param scheme: how the rows are drawn, bound to these plates.
     :param weights: the powers of the prior and of the likelihood.
-    :param designs: of a scheme that weighs rows, the design of each plate.
-    :param active: whether a scheme that reads in rounds reads anything; a condition
-        that several chains can have each their own of, where a branch would be taken
-        for all.
+    :param designs: for a scheme that weights rows, the design of each plate.
+    :param active: whether a scheme that reads in rounds reads anything. It may differ
+        between vectorised chains, for which a branch would run in all.
     """
 
     evaluate: Callable[[Array, Mapping[str, Array]], Terms]
@@ -70,15 +69,15 @@ class Reader(NamedTuple):
         rows_of: Callable[[Mapping[str, Array]], tuple[Any, dict[str, Array]]],
         max_variance: ArrayLike,
     ) -> tuple[Any, Estimate, Array]:
-        """Estimate the sums over all rows of numbers that each row has.
+        """Estimate the sums over all rows of ``k`` numbers per row.
 
         :param key: PRNG key of this decision's rows.
-        :param rows_of: ``rows_of(indices)`` gives something to hand back and for
-            each plate ``k`` numbers per row, shape ``(k, b)``. It is called at one
-            place of the compiled program.
+        :param rows_of: ``rows_of(indices)`` returns an extra value and, for each plate,
+            ``k`` numbers per row, shape ``(k, b)``. It is called at one place of the
+            compiled program.
         :param max_variance: the variance of the first of the ``k`` sums, times the
             likelihood's weight squared, at which schemes stop asking for rows.
-        :return: what ``rows_of`` handed back, the estimates of shape ``(k,)``, and
+        :return: the extra value of ``rows_of``, the estimates of shape ``(k,)``, and
             the number of rows read.
         """
         scheme = self.scheme
@@ -102,14 +101,14 @@ class Reader(NamedTuple):
         rows_of: Callable[[Mapping[str, Array]], tuple[Any, dict[str, Array]]],
         enough: Callable[[Any, Estimate, Mapping[str, Moments], Array], Array],
     ) -> tuple[Any, Estimate, Array, Array]:
-        """The same, as far as a rule of its own asks for, from a sequential scheme.
+        """The same from a sequential scheme, until a stopping rule holds.
 
         :param key: PRNG key of this decision's rows.
         :param rows_of: as for :meth:`read`.
-        :param enough: ``enough(extra, sums, moments, number)`` says, whenever the
+        :param enough: ``enough(extra, sums, moments, number)`` returns, whenever the
             rows asked for have been read, whether they are enough.
-        :return: what :meth:`read` returns, and whether the rows were enough, as all
-            rows always are.
+        :return: what :meth:`read` returns, and whether the rows were enough; all rows
+            always are.
         """
         return self._read_rounds(key, rows_of, math.inf, enough)
 
@@ -121,7 +120,7 @@ class Reader(NamedTuple):
         enough: Callable | None = None,
     ) -> tuple[Any, Estimate, Array, Array]:
         scheme, plates = self.scheme, self.plates
-        # only passes over all rows are worth the company of other devices
+        # only passes over all rows are worth dividing among devices
         full = isinstance(scheme, FullBatch)
         widths = Chunks.of(plates, scheme.widths).widths if full else scheme.widths
         devices = passes.num_devices() if full else 1
@@ -138,7 +137,7 @@ class Reader(NamedTuple):
 
         def one_round(state: _Rounds) -> _Rounds:
             stream = jax.tree.map(lambda k: k[state.stream], streams)
-            # cloned: every round reads the next rows of one permutation, on purpose
+            # cloned on purpose: every round reads the next rows of one permutation
             keys = scheme.plate_keys(jax.random.clone(stream))
             indices, fresh = {}, {}
             for name, width in widths.items():
@@ -175,7 +174,7 @@ class Reader(NamedTuple):
                     enough(extra, estimate(moments), moments, state.reached + 1)
                     | _all_read(counts, plates)
                 )
-                # the rule, in the words of a scheme: any variance will do, or none
+                # the rule as a limit for the scheme: any variance is enough, or none
                 most = jnp.where(is_enough, jnp.inf, -1.0)
             needed, restart = scheme.extend(
                 counts, variances, plates, state.reached, most
@@ -221,7 +220,7 @@ class Reader(NamedTuple):
         return end.extra, estimate(end.moments), end.num_rows, end.is_enough
 
     def everything(self, active: Array) -> Reader:
-        """The same target, all of its rows read where ``active`` says so."""
+        """The same target with all of its rows read, where ``active`` is true."""
         widths = dict.fromkeys(self.plates, 0)
         return self._replace(scheme=full().bound(widths, self.plates), active=active)
 
@@ -233,7 +232,7 @@ class Reader(NamedTuple):
     def gradient(self, key: Array, z: Array) -> Array:
         """An unbiased estimate of the gradient of the weighted log density.
 
-        One draw of the scheme; for the full batch all its chunks.
+        It takes one draw of the scheme, or all chunks of the full batch.
 
         :param key: PRNG key of the rows.
         :param z: a flat position, shape ``(D,)``.
@@ -282,9 +281,9 @@ class Reader(NamedTuple):
         """The variance of what :meth:`gradient` returns, per coordinate.
 
         :param key: PRNG key of the rows.
-        :param number: from how many gradients, each of rows of its own.
+        :param number: the number of gradients, each from rows of its own.
         :param z: a flat position, shape ``(D,)``.
-        :param mapping: a linear map that the gradients go through first.
+        :param mapping: a linear map that is applied to the gradients first.
         """
         bits, wrap = unwrapped(jax.random.split(key, number))
         # one after the other, to keep memory small
@@ -294,12 +293,12 @@ class Reader(NamedTuple):
 
 class _Rounds(NamedTuple):
     stream: Array  # which of the two key streams: the pilot's or the fresh one
-    reached: Array  # how often all the rows asked for had been read
+    reached: Array  # how often all rows asked for were read
     moments: dict[str, Moments]
     needed: dict[str, Array]
     num_rows: Array
     extra: Any
-    is_enough: Array  # whether a rule of its own stopped the reading
+    is_enough: Array  # whether the stopping rule ended the reading
 
 
 def _all_read(counts: Mapping[str, Array], needed: Mapping[str, Any]) -> Array:

@@ -1,6 +1,6 @@
-"""The kernels: each a short composition of the choices in the other modules.
+"""The kernels, each a short composition of parts from the other modules.
 
-:class:`MinibatchKernel` is the contract, for a kernel of your own.
+To write a kernel, subclass :class:`MinibatchKernel`.
 """
 
 from numpyro_minibatch.kernels._base import MinibatchKernel

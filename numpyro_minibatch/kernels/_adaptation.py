@@ -1,4 +1,4 @@
-"""How far: step size and mass matrix, adapted in warmup and then left alone."""
+"""Adaptation of step size and mass matrix in warmup; both are fixed afterwards."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from numpyro.infer.hmc_util import dual_averaging, welford_covariance
 __all__ = ["AdaptState", "Adaptation", "AdaptedKernel", "advanced"]
 
 # NumPyro's defaults suit an acceptance probability that is averaged over a trajectory.
-# A single accept-or-reject is several times noisier, and at gamma = 0.05 it moves the
+# A single accept/reject step is several times noisier, and at gamma = 0.05 it moves the
 # logarithm of the step size by more than one at every draw.
 _GAMMA = 0.5
 
 
 class AdaptState(NamedTuple):
-    """What is adapted, and the running sums behind it.
+    """The adapted settings, and the running sums that they are computed from.
 
     - **step_size** - step size of the next draw, in whitened coordinates.
     - **inverse_mass_matrix** - estimated covariance of the position, shape ``(D, D)``,
@@ -36,7 +36,7 @@ class AdaptState(NamedTuple):
     covariance_state: Any
 
     def with_root(self, root: Array) -> AdaptState:
-        """The mass matrix of a covariance that is known, ``root.T @ root``."""
+        """The state with the mass matrix of a known covariance, ``root.T @ root``."""
         return self._replace(root=root, inverse_mass_matrix=root.T @ root)
 
 
@@ -49,7 +49,7 @@ class Adaptation(NamedTuple):
     because a random walk's acceptance is noisier.
 
     :param num_warmup: number of warmup draws.
-    :param target_accept_prob: acceptance rate to aim at.
+    :param target_accept_prob: target acceptance rate.
     :param adapt_step_size: whether the step size adapts.
     :param adapt_mass_matrix: whether the mass matrix adapts.
     :param dense_mass: full mass matrix rather than a diagonal one.
@@ -142,7 +142,7 @@ class Adaptation(NamedTuple):
         floor = 1e-3 * typical * (jnp.eye(variances.size) if self.dense_mass else 1.0)
         matrix = (count * covariance + 5.0 * floor) / (count + 5.0)
         root = jnp.linalg.cholesky(matrix).T if self.dense_mass else jnp.sqrt(matrix)
-        # a chain that never moved in the window says nothing
+        # a chain that never moved in the window gives no covariance
         known = (typical > 0) & jnp.isfinite(root).all()
         matrix = jnp.where(known, matrix, state.inverse_mass_matrix)
         root = jnp.where(known, root, state.root)
@@ -167,7 +167,7 @@ def advanced(adaptation: Adaptation, state: Any, z: Array, accept_prob: Array) -
     """Adapt the settings of a kernel in warmup, and count its draw.
 
     :param adaptation: what adapts.
-    :param state: the kernel's state after the draw, its ``adapt_state`` that of before.
+    :param state: the kernel's state after the draw, with the previous ``adapt_state``.
     :param z: the position, shape ``(D,)``.
     :param accept_prob: the acceptance probability to adapt to.
     """
@@ -213,7 +213,7 @@ class AdaptedKernel:
             num_warmup=self.num_warmup,
             target_accept_prob=self._target_accept_prob,
             adapt_step_size=self._adapt_step_size,
-            # with a control variate, the surrogate's posterior is known beforehand
+            # with a control variate, the surrogate's covariance is known in advance
             adapt_mass_matrix=self._adapt_mass_matrix and self.control_variate is None,
             dense_mass=self._dense_mass,
         )

@@ -59,22 +59,22 @@ def read_batch(
     if batch is not None and batch_size is not None:
         raise ValueError(
             f"{name} got both batch_size={batch_size!r} and batch={batch!r}; "
-            "the scheme says the size: pass batch alone."
+            "the scheme has its own size: pass batch alone."
         )
     if batch is None:
         drawn = without_replacement if control_variate is None else stratified
         batch = drawn(batch_size)
     if isinstance(batch, Weighted) and control_variate is None:
         raise ValueError(
-            f"{name}(batch={batch!r}) draws rows by how much they matter, which "
-            'only a control variate can tell. Add control_variate="taylor2", or '
-            "use batch.without_replacement."
+            f"{name}(batch={batch!r}) draws rows by importance, which only a control "
+            'variate measures. Add control_variate="taylor2", or use '
+            "batch.without_replacement."
         )
     return batch
 
 
 def read_control_variate(name: str, given: Any) -> Taylor | None:
-    """The control variate, by its name or as it is.
+    """The control variate, given by name or as an object.
 
     :param name: the kernel's name.
     :param given: a name, an object, or ``None``.

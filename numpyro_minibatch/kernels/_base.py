@@ -47,7 +47,7 @@ from numpyro_minibatch.target import ModelTarget, Slices, Target
 
 __all__ = ["MinibatchKernel"]
 
-_BATCH = 100  # rows of a batch where only the pilot is to say
+_BATCH = 100  # the smallest batch that a pilot chooses
 
 
 class MinibatchKernel(RowsAhead, DrivenKernel):
@@ -64,9 +64,9 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
        vectorised over chains.
 
     Everything else has a default. Override :attr:`default_fields` to record other
-    fields of the state, :attr:`facts` to tell :func:`~numpyro_minibatch.diagnose` about
-    the settings, :meth:`arrive` if the state holds something that depends on the
-    temperature (see :class:`Tempered`), and add the methods of :class:`InPieces` for
+    fields of the state, :attr:`facts` to give :func:`~numpyro_minibatch.diagnose` facts
+    about the settings, and :meth:`arrive` if the state holds something that depends on
+    the temperature (see :class:`Tempered`). Add the methods of :class:`InPieces` for
     :class:`Cyclical`.
 
     :param model: a NumPyro model with a data plate, or ``None``.
@@ -87,7 +87,8 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
 
     **Example**
 
-    A chain that forgets the data: it makes independent draws of a normal distribution.
+    A chain that ignores the data: it makes independent draws from a normal
+    distribution.
 
     .. doctest::
 
@@ -127,7 +128,7 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
         Array(True, dtype=bool)
     """
 
-    _moved = False  # to another temperature than that of the set-up
+    _moved = False  # whether the temperature is not that of the set-up
 
     def __init__(
         self,
@@ -186,7 +187,7 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
             ``surrogate`` (empty), such as :class:`KernelState`.
         """
 
-    # to be overridden where a kernel has more to say ----------------------------------
+    # optional overrides ---------------------------------------------------------------
 
     @property
     def default_fields(self) -> tuple[str, ...]:
@@ -195,7 +196,7 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The settings that define what the kernel does, for records."""
+        """The settings that define the kernel, for records."""
         report = self._run.report
         return {
             **self._recorded_settings(),
@@ -206,10 +207,10 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What :func:`~numpyro_minibatch.diagnose` has to know: each part says its own.
+        """The facts of all parts that :func:`~numpyro_minibatch.diagnose` needs.
 
-        Numbers, booleans, names, and lists and dicts of them. They are stored with the
-        result, as JSON.
+        They are numbers, booleans, names, and lists and dicts of these, and are stored
+        with the result as JSON.
         """
         plan, report = self._run.plan, self._run.report
         scheme = plan.scheme if plan else self._batch
@@ -227,7 +228,7 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
         }
 
     def get_diagnostics_str(self, state: Any) -> str:
-        """What the progress bar shows.
+        """The text of the progress bar.
 
         :param state: the state of a chain, or of vectorised chains.
         """
@@ -243,14 +244,14 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
         )
 
     def check_draws(self, num_warmup: int, num_samples: int) -> None:
-        """Raise where a kernel has no use for these numbers of draws.
+        """Raise if these numbers of draws do not fit the kernel.
 
         :param num_warmup: draws of the warmup.
         :param num_samples: draws after it.
         :raises ValueError: they do not fit the kernel.
         """
 
-    # what the driver and the analysis read --------------------------------------------
+    # read by the driver and by analyses -----------------------------------------------
 
     @property
     def model(self) -> Callable | None:
@@ -308,7 +309,7 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
 
     @property
     def pilot(self) -> dict[str, Any]:
-        """What the set-up of the control variate measured; empty without one."""
+        """The measurements of the control variate's set-up; empty without one."""
         return dict(self._run.report)
 
     @property
@@ -347,14 +348,15 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
         target: Target,
         unravel: Callable[[Array], Any],
         surrogate: Any = (),
-        beyond: bool = False,
+        residual_only: bool = False,
     ) -> Reader:
         """The target's rows, read as the kernel's batches are, and their weights.
 
         :param target: the target.
         :param unravel: from a flat position to the latent sites.
         :param surrogate: that of the state; with a control variate rows are residuals.
-        :param beyond: only what the target has beyond the surrogate.
+        :param residual_only: whether to read only the residual of the target over the
+            surrogate.
         """
         layout, plan = self.layout, self._run.plan
         plates = dict(layout.plates)
@@ -372,10 +374,10 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
             plan.form,
             surrogate.expansion,
             unravel,
-            beyond,
+            residual_only,
         )
         expansion = surrogate.expansion
-        if beyond and expansion.has_every_row:
+        if residual_only and expansion.has_every_row:
             plates = {}
         return Reader(
             evaluate,
@@ -383,7 +385,7 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
             plan.scheme,
             self._weights,
             surrogate.designs,
-            known_rows=expansion.num_leading if beyond else expansion.num_exact,
+            known_rows=expansion.num_leading if residual_only else expansion.num_exact,
         )
 
     @property
@@ -396,9 +398,11 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
 
         :param reader: the target's rows.
         """
-        heat = self.temperature
+        temperature = self.temperature
         return reader._replace(
-            weights=Weights(1.0 if self._temper_prior else heat, 1.0, heat)
+            weights=Weights(
+                1.0 if self._temper_prior else temperature, 1.0, temperature
+            )
         )
 
     # rungs of a ladder: see `Tempered` ------------------------------------------------
@@ -440,9 +444,9 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
         if self._target is not None:
             if args or kwargs:
                 raise ValueError(
-                    f"{name}(target=...) got arguments for a model in MCMC.run, which "
-                    "a target written by hand has no use for: its two functions hold "
-                    "the data. Call mcmc.run(key, init_params=...)."
+                    f"{name}(target=...) got arguments for a model in MCMC.run, but a "
+                    "target written by hand takes none: its two functions hold the "
+                    "data. Call mcmc.run(key, init_params=...)."
                 )
             layout = layout_target(name, self._target, sizes, full, automatic)
             self._learn(layout=layout)
@@ -455,16 +459,16 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
 
     @property
     def _needs(self) -> Needs:
-        """What suits the kernel, of all that its set-up might choose."""
+        """The kernel's requirements on the choices of the set-up."""
         return Needs(_BATCH)
 
     @property
     def _surveys(self) -> bool:
-        """Whether all rows of the data are looked at before the run."""
+        """Whether the set-up reads all rows of the data before the run."""
         return self._control_variate is not None
 
     def _survey(self, problem: Problem, init: Any) -> Any:
-        """What the kernel makes of that look.
+        """Prepare the run from a pass over all rows.
 
         :param problem: the target and its data.
         :param init: where the first chain is to start, or ``None``.
@@ -530,11 +534,11 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
         content = None if self._model is None else known_content()
         start_fn = self._run.start_fn
         if content is not None:
-            # a copy, which has no data: this one may change
+            # a copy without data, because this kernel may change
             start_fn = partial(_start_equal, copy.copy(self))
         elif start_fn is None:
-            # compiled for this kernel only: another one may be made of the same model
-            # after the arrays have changed that the model takes from its surroundings
+            # compiled for this kernel only: arrays in the model's closure may change
+            # before another kernel is made of the same model
             start = partial(_start_chains, self)
             start_fn = jax.jit(start, static_argnums=(0, 1, 2))
             self._learn(start_fn=start_fn)
@@ -559,7 +563,7 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
     def postprocess_fn(self, args, kwargs):  # type: ignore[no-untyped-def]
         """A function from a position to the model's constrained values.
 
-        Deterministic sites are included where they lie outside the data plates.
+        Deterministic sites outside the data plates are included.
         """
         if self._target is not None:
             return lambda z: z

@@ -1,7 +1,7 @@
-"""What the author of a kernel meets: the start, a ready-made state, and the protocols.
+"""Types for authors of kernels: the start, a ready-made state, and protocols.
 
-:class:`~numpyro_minibatch.kernels.MinibatchKernel` is the contract itself. What only
-some kernels can do, and only some kernels ask for, are the protocols here.
+:class:`~numpyro_minibatch.kernels.MinibatchKernel` is the contract itself. The
+protocols here describe abilities that only some kernels have or need.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["InPieces", "KernelState", "NoiseDriven", "Pieces", "Start", "Tempere
 
 
 class Start(NamedTuple):
-    """Where a chain starts, as :meth:`MinibatchKernel.first_state` receives it.
+    """The start of a chain, which :meth:`MinibatchKernel.first_state` receives.
 
     :param reader: the target's rows, read as the kernel's batches are.
     :param z: unconstrained values of the latent sites.
@@ -39,9 +39,9 @@ class Start(NamedTuple):
 class KernelState(NamedTuple):
     """A state for kernels that need no fields of their own.
 
-    A kernel with a ``NamedTuple`` of its own keeps these names: every kernel has ``i``,
-    ``z``, ``rng_key`` and ``surrogate``, and :class:`ReplicaExchange` reads
-    ``diverging``, ``step_size``, ``lp_estimate`` and ``num_rows`` as well.
+    A kernel with its own ``NamedTuple`` uses the same names. Every kernel has ``i``,
+    ``z``, ``rng_key`` and ``surrogate``, and :class:`ReplicaExchange` also reads
+    ``diverging``, ``step_size``, ``lp_estimate`` and ``num_rows``.
 
     - **i** - draws made so far, warmup included.
     - **z** - unconstrained values of the latent sites.
@@ -74,7 +74,7 @@ class KernelState(NamedTuple):
         """The state of a chain that has made no draws.
 
         :param start: where it starts.
-        :param memory: what else the kernel keeps.
+        :param memory: anything else that the kernel keeps.
         """
         rng_key, index_key = jax.random.split(start.key)
         zero = jnp.zeros((), start.flat.dtype)
@@ -102,11 +102,11 @@ class Tempered(Protocol):
     """
 
     def check_rung(self, who: str) -> None:
-        """Raise where the kernel cannot be a rung.
+        """Raise if the kernel cannot be a rung.
 
         :param who: the name of the kernel that asks, for the message.
-        :raises ValueError: it has a temperature of its own, or its positions mean
-            nothing at another one.
+        :raises ValueError: it has a temperature of its own, or its positions are not
+            valid at another one.
         """
 
     def with_temperature(self, temperature: Any) -> Self:
@@ -132,13 +132,13 @@ class Tempered(Protocol):
 
 
 class Pieces(NamedTuple):
-    """What adds up over the pieces of a draw.
+    """Sums over the pieces of a draw.
 
-    - **number** - how many there were; empty until the last.
-    - **num_rows** - rows read by all of them.
-    - **diverging** - whether any of them diverged.
-    - **accept_prob** - sum of their acceptance probabilities, where there are any.
-    - **reliable** - the same of ``reliable``.
+    - **number** - the number of pieces; empty until the last.
+    - **num_rows** - rows read by all pieces.
+    - **diverging** - whether any piece diverged.
+    - **accept_prob** - sum of their acceptance probabilities, if they have any.
+    - **reliable** - sum of their ``reliable``.
     """
 
     number: Any
@@ -177,15 +177,15 @@ class InPieces(Protocol):
 
     @property
     def keeps_target(self) -> bool:
-        """Whether an accept/reject step keeps the target at any step size.
+        """Whether an accept/reject step preserves the target at any step size.
 
-        Such a kernel adapts in warmup, and its cycles begin afterwards. The cycles of
-        one that does not begin at once; it is :class:`NoiseDriven`.
+        If so, the kernel adapts in warmup, and its cycles begin afterwards. If not, it
+        is :class:`NoiseDriven`, and its cycles begin at once.
         """
 
     @property
     def step_size_order(self) -> int:
-        """Which power of the step size multiplies a gradient: 2 with momentum."""
+        """The power of the step size that multiplies a gradient: 2 with momentum."""
 
     def with_num_steps(self, num_steps: int) -> Self:
         """The same kernel with draws of another number of steps.
@@ -196,18 +196,18 @@ class InPieces(Protocol):
     def with_step_schedule(self, factor: Callable[[Array], Any]) -> Self:
         """The same kernel with step sizes that change with the number of steps.
 
-        :param factor: what the step size of the ``n``-th step of all is multiplied by.
+        :param factor: from the number of a step to the factor on its step size.
         """
 
     def most_rows(self) -> int:
         """A bound on the rows that one step reads."""
 
     def advance(self, target: Target, state: Any) -> tuple[Any, Array | None]:
-        """The steps of a draw without what is measured once a draw.
+        """The steps of a draw, without the measurements made once per draw.
 
         :param target: the target.
-        :param state: the state before them.
-        :return: the state after them, and a key to measure with.
+        :param state: the state before the steps.
+        :return: the state after them, and a key for the measurements.
         """
 
     def completed(
@@ -223,8 +223,8 @@ class InPieces(Protocol):
 
         :param target: the target.
         :param state: the state after the last piece, with the surrogate.
-        :param pieces: what added up over all of them.
-        :param key: what :meth:`advance` returned last, to measure with.
+        :param pieces: the sums over all pieces.
+        :param key: the key that :meth:`advance` returned last, for the measurements.
         :param i: draws made before.
         :param num_warmup: number of warmup draws.
         """
@@ -235,7 +235,7 @@ class NoiseDriven(InPieces, Protocol):
     """A kernel in pieces that moves by gradients and noise, as :class:`SGMCMC` does."""
 
     def with_noise_temperature(self, temperature: Any) -> Self:
-        """The same kernel, of the same target, with noise of another temperature.
+        """The same kernel for the same target, with noise of another temperature.
 
         :param temperature: 0 makes it gradient descent; it may be traced.
         """

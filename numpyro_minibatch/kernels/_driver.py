@@ -1,4 +1,4 @@
-"""What NumPyro's driver asks of every kernel: one draw of one chain, or of several."""
+"""The interface to NumPyro's driver: a draw of one chain or of several chains."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _LARGE = 2**28  # bytes of data above which it matters how they reach the progra
 class DrivenKernel(ByValue, MCMCKernel):
     """A kernel that ``numpyro.infer.MCMC`` and :func:`sample` can run.
 
-    A subclass makes the target of the model's arguments (:meth:`make_target`) and one
-    draw of one chain (:meth:`transition`); ``init`` says, in ``_run.vectorized``,
+    A subclass makes the target from the model's arguments (:meth:`make_target`) and one
+    draw of one chain (:meth:`transition`). Its ``init`` sets ``_run.vectorized``,
     whether states have an axis of chains.
     """
 
@@ -38,7 +38,7 @@ class DrivenKernel(ByValue, MCMCKernel):
 
     @property
     def _sample_fn(self) -> Callable | None:
-        # NumPyro's driver initialises a kernel again where this is None
+        # NumPyro's driver initialises a kernel again if this is None
         if self._run.vectorized:
             return partial(over_chains, self.transition)
         return None if self._run.vectorized is None else self.transition
@@ -75,14 +75,14 @@ class DrivenKernel(ByValue, MCMCKernel):
 
 
 def warn_of_constants(who: str, state: Any, args: Any) -> None:
-    """Say so when large data are about to be compiled into the program.
+    """Warn if large data are about to be compiled into the program.
 
     :param who: the kernel's name.
     :param state: the kernel's state.
     :param args: the model's arguments.
     """
     if getattr(jax.config, "jax_use_simplified_jaxpr_constants", False):
-        return  # then JAX hands constants over as arguments
+        return  # then JAX passes constants as arguments
     if not any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(state)):
         return
     size = sum(
@@ -96,7 +96,7 @@ def warn_of_constants(who: str, state: Any, args: Any) -> None:
             f"{who}: {size / 1e6:.0f} MB of data are compiled into the program as "
             "constants, which takes several times their memory and slows compilation. "
             "Set JAX_USE_SIMPLIFIED_JAXPR_CONSTANTS=1 before JAX is imported, or pass "
-            "MCMC(..., jit_model_args=True, progress_bar=False), to hand them over as "
+            "MCMC(..., jit_model_args=True, progress_bar=False), to pass them as "
             "arguments.",
             UserWarning,
             stacklevel=find_stack_level(),

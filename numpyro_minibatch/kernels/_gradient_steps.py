@@ -1,4 +1,4 @@
-"""Gradient steps in a row, each on rows of its own, and what their noise amounts to."""
+"""Sequences of gradient steps, each on its own rows, and the noise of gradients."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from numpyro_minibatch.dynamics import Dynamics, Moved, Scalar
 from numpyro_minibatch.estimate import Reader
 from numpyro_minibatch.preconditioner import Whitening
 
-__all__ = ["NoiseGauge", "follow"]
+__all__ = ["NoiseEstimator", "follow"]
 
 _EVERY = 100  # draws between measurements of the gradients' noise
-_GRADIENTS = 4  # gradients that one measurement takes
+_GRADIENTS = 4  # gradients per measurement
 
 
 def follow(
@@ -40,18 +40,18 @@ def follow(
     :param dynamics: the rule.
     :param reader: rows and weights of ``T`` times the log density.
     :param whitening: the whitened coordinates.
-    :param step_size_of: the step size of the ``n``-th step of all.
+    :param step_size_of: from the number of a step to its step size.
     :param temperature: the temperature ``T``.
     :param num_steps: how many steps.
-    :param start: how many steps were made before.
-    :param keys: the key of the noise, and the one that rows are drawn from: step ``n``
-        of all reads the rows of ``fold_in(index_key, n)``. Rows that came from an
-        epoch running on across draws would bias AMAGOLD.
+    :param start: the number of steps made before.
+    :param keys: the key of the noise, and ``index_key``: step ``n`` of all reads the
+        rows of ``fold_in(index_key, n)``. Rows from an epoch that continues across
+        draws would bias AMAGOLD.
     :param z: flat position, shape ``(D,)``.
-    :param memory: what the dynamics keeps.
-    :param observe: what to make of each gradient.
-    :param seen: what it begins with.
-    :return: the last step, with the work of all of them, and what was observed.
+    :param memory: the auxiliary variables of the dynamics.
+    :param observe: ``observe(seen, gradient)``, which accumulates over the gradients.
+    :param seen: its initial value.
+    :return: the last step, with the work of all steps, and the final ``seen``.
     """
     noise_key, index_key = keys
     _, wrap = unwrapped(noise_key)
@@ -79,7 +79,7 @@ def follow(
         row_key = jax.random.fold_in(index_key, start)
         return step(first, (start, unwrapped(noise_key)[0], unwrapped(row_key)[0]))[0]
 
-    # all keys in one call, which costs about as much as the noise of one step
+    # all keys in one call, which costs about as much as drawing the noise of one step
     def fold(key: Array, numbers: Array) -> Array:
         fold_in = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
         return unwrapped(fold_in(key, numbers))[0]
@@ -89,10 +89,10 @@ def follow(
     return jax.lax.scan(step, first, at)[0]
 
 
-class NoiseGauge(NamedTuple):
-    """How noisy gradients are: the mean of what was measured so far in this phase.
+class NoiseEstimator(NamedTuple):
+    """The noise of gradients, averaged over the measurements of this phase.
 
-    - **number** - measurements so far.
+    - **number** - number of measurements so far.
     - **variance** - variance of a gradient in the whitened coordinates, ``(D,)``.
     """
 
@@ -100,8 +100,8 @@ class NoiseGauge(NamedTuple):
     variance: Array
 
     @classmethod
-    def init(cls, z: Array) -> NoiseGauge:
-        """Nothing measured yet."""
+    def init(cls, z: Array) -> NoiseEstimator:
+        """The estimator without measurements."""
         return cls(jnp.zeros((), z.dtype), jnp.zeros_like(z))
 
     def updated(
@@ -112,10 +112,10 @@ class NoiseGauge(NamedTuple):
         whitening: Whitening,
         i: Array,
         num_warmup: int,
-    ) -> tuple[NoiseGauge, Array]:
-        """Measure now and then, and begin again after warmup.
+    ) -> tuple[NoiseEstimator, Array]:
+        """Measure at regular intervals, and start again after warmup.
 
-        :param reader: rows and weights of what gradients are taken of.
+        :param reader: rows and weights of the function whose gradients are taken.
         :param key: PRNG key of the rows.
         :param z: flat position, shape ``(D,)``.
         :param whitening: the whitened coordinates.
@@ -130,14 +130,14 @@ class NoiseGauge(NamedTuple):
         since = jnp.where(in_warmup, i, i - num_warmup)
         every = jnp.where(in_warmup, max(num_warmup // 10, 1), _EVERY)
 
-        def measure() -> tuple[NoiseGauge, Array]:
+        def measure() -> tuple[NoiseEstimator, Array]:
             found = reader.gradient_variance(
                 key, _GRADIENTS, z, whitening.whiten_gradient
             )
             number = jnp.where(since == 0, 0.0, self.number) + 1.0
             mean = self.variance + (found - self.variance) / number
-            new = NoiseGauge(number.astype(z.dtype), mean)
-            # one that is not finite would stay in the mean
+            new = NoiseEstimator(number.astype(z.dtype), mean)
+            # a measurement that is not finite would stay in the mean
             fine = jnp.isfinite(found).all()
             kept = jax.tree.map(lambda new, old: jnp.where(fine, new, old), new, self)
             return kept, jnp.int32(_GRADIENTS * reader.gradient_rows)
@@ -149,11 +149,12 @@ class NoiseGauge(NamedTuple):
     ) -> Array:
         """The variance of the injected noise over that of the gradient's.
 
-        In the coordinate where it is smallest; infinite without gradient noise.
+        It is that of the coordinate where it is smallest; infinite without gradient
+        noise.
         """
         injected = dynamics.injected(step_size, temperature)
         noise = self.variance.max()
-        # also where neither there is: AMAGOLD on all rows without friction
+        # also if both are zero: AMAGOLD on all rows without friction
         some = jnp.where(noise == 0.0, 1.0, noise)
         ratio = jnp.where(noise == 0.0, jnp.inf, injected / some)
         return jnp.asarray(ratio, self.variance.dtype)

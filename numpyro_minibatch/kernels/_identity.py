@@ -1,4 +1,4 @@
-"""Kernels are values: equality, hash, records and repr follow from their settings."""
+"""Kernels as values: equality, hash, records and repr follow from their settings."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ __all__ = ["ByValue", "Run", "recorded"]
 
 @dataclass(frozen=True)
 class Run:
-    """What a kernel learns in ``init``: no setting, and replaced as a whole.
+    """The results of ``init``: they are not settings, and are replaced as a whole.
 
     :param num_warmup: number of warmup draws.
     :param num_chains: chains in one program.
     :param layout: the model's sites and data plates.
-    :param plan: with a control variate, what its set-up decided.
+    :param plan: with a control variate, the choices of its set-up.
     :param frozen_digest: a digest of ``frozen``.
     :param frozen: values of the model's ``param`` sites.
-    :param report: what the set-up measured.
+    :param report: the measurements of the set-up.
     :param start_given: whether the user chose where chains start.
-    :param prepared: the outcome of the set-up, and the data that it belongs to.
-    :param observed_rows: rows of a kernel that reads all of them.
-    :param vectorized: whether a state has an axis of chains; none before ``init``.
+    :param prepared: the result of the set-up, and the data that it belongs to.
+    :param observed_rows: number of observations of a kernel that reads all rows.
+    :param vectorized: whether a state has an axis of chains; ``None`` before ``init``.
     :param start_fn: the compiled start of this kernel only.
     """
 
@@ -49,36 +49,36 @@ class Run:
     start_fn: Callable | None = field(default=None, compare=False)
 
     def not_started(self) -> Run:
-        """The same without functions and arrays, as copies and pickles have it."""
+        """The same without functions and arrays, for copies and pickles."""
         return replace(self, vectorized=None, start_fn=None, prepared=None)
 
 
 class ByValue:
-    """Base of the kernels: every attribute is a setting, and settings are the identity.
+    """Base of the kernels: every attribute is a setting, and settings define equality.
 
-    A compiled step is found again by the value of its kernel. So that two kernels with
-    different settings can never be equal, no kernel lists what counts: whatever is
-    stored on it does. What ``init`` finds out is in ``_run``, a value of its own.
+    A compiled step is found again by the value of its kernel. Kernels do not list their
+    settings: every attribute counts, so that two kernels with different settings can
+    never be equal. The results of ``init`` are stored separately, in ``_run``.
 
     Attributes are compared by type and value; those without a hash, such as arrays,
     lists and dicts, by a digest of their content.
     """
 
     _run: Run = Run()
-    # what is sampled is recorded elsewhere, and functions have no value in JSON
+    # the target is recorded elsewhere, and functions have no value in JSON
     _unrecorded: frozenset[str] = frozenset({"model", "target", "init_strategy"})
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "__slots__" in vars(cls):
             raise TypeError(
-                f"{cls.__name__} has __slots__, and a kernel is compared by the "
-                "attributes in its __dict__: two with different settings would be "
+                f"{cls.__name__} has __slots__, but kernels are compared by the "
+                "attributes in their __dict__: two with different settings would be "
                 "equal. Leave __slots__ out."
             )
 
     def _learn(self, **found: Any) -> None:
-        """Remember what ``init`` found out."""
+        """Store results of ``init``."""
         if "frozen" in found:
             found["frozen_digest"] = digest(found["frozen"])
         self._run = replace(self._run, **found)
@@ -98,7 +98,7 @@ class ByValue:
         super().__delattr__(name)
 
     def _attributes(self) -> dict[str, Any]:
-        """Every attribute but those that are no setting."""
+        """Every attribute that is a setting."""
         return {k: x for k, x in vars(self).items() if k not in ("_run", "_key")}
 
     def _identity(self) -> tuple[Hashable, ...]:
@@ -110,7 +110,7 @@ class ByValue:
         names = tuple(sorted(settings))
         values = tuple(_hashable(settings[name]) for name in names)
         key = names, tuple(type(settings[name]) for name in names), values
-        # the driver compares kernels often; content that could change is read anew
+        # the driver compares kernels often; content that could change is not cached
         if all(
             value is settings[name] for name, value in zip(names, values, strict=True)
         ):
@@ -132,16 +132,16 @@ class ByValue:
         return {**self._attributes(), "_run": self._run.not_started()}
 
     def snapshot(self) -> Self:
-        """The kernel as it is now, which another ``init`` of this one will not change.
+        """A copy in the present state, which later calls of ``init`` do not change.
 
-        ``copy.copy`` gives one that has not been started.
+        ``copy.copy`` returns a kernel that has not been started.
         """
         other = object.__new__(type(self))
         vars(other).update(vars(self))
         return other
 
     def _recorded_settings(self) -> dict[str, Any]:
-        """Every setting as JSON holds it, by its name without underscore."""
+        """Every setting in a form for JSON, by its name without underscore."""
         named = {name.lstrip("_"): x for name, x in self._attributes().items()}
         return {
             name: recorded(value)
@@ -162,7 +162,7 @@ class ByValue:
 
 
 def recorded(value: Any) -> Any:
-    """A setting as JSON holds it: numbers, texts and lists of them, or its repr."""
+    """A setting in a form for JSON: numbers, texts and lists of them, or its repr."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
@@ -172,7 +172,7 @@ def recorded(value: Any) -> Any:
 
 def _hashable(value: Any) -> Hashable:
     if isinstance(value, jax.core.Tracer):
-        return id(value)  # nothing is known of it but that it is itself
+        return id(value)  # a traced value equals only itself
     try:
         hash(value)
     except TypeError:

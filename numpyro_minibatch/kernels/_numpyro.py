@@ -1,4 +1,4 @@
-"""Kernels of NumPyro as rungs of a ladder: all data, at any temperature."""
+"""NumPyro's kernels as rungs of a ladder, on all data and at any temperature."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class NumPyroState(NamedTuple):
 class NumPyroKernel(MinibatchKernel):
     """One of NumPyro's gradient-based kernels, on all rows, at a temperature.
 
-    For :class:`ReplicaExchange`, which makes it of the kernel that it is given.
+    :class:`ReplicaExchange` wraps a NumPyro kernel in it.
 
     :param kernel: a ``NUTS``, ``HMC`` or ``BarkerMH`` with a model.
     :param temper_prior: whether the prior has the temperature of the likelihood.
@@ -78,8 +78,8 @@ class NumPyroKernel(MinibatchKernel):
             raise ValueError(
                 f"{who}(inner) got a {type(kernel).__name__} with a potential_fn, in "
                 "which the likelihood, the prior and the maps to the unconstrained "
-                f"coordinates cannot be told apart. Write {type(kernel).__name__}"
-                "(model)."
+                "coordinates cannot be separated. Write "
+                f"{type(kernel).__name__}(model)."
             )
         super().__init__(
             kernel.model,
@@ -104,7 +104,7 @@ class NumPyroKernel(MinibatchKernel):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The settings that define what the kernel does, for records."""
+        """The settings that define the kernel, for records."""
         return {**super().settings, "kernel": type(self._kernel).__name__}
 
     def _setup(self, args: tuple, kwargs: Mapping[str, Any]) -> None:
@@ -129,7 +129,7 @@ class NumPyroKernel(MinibatchKernel):
         if not num_rows and not self._temper_prior:
             raise ValueError(
                 f"ReplicaExchange({type(self._kernel).__name__}(model)) tempers the "
-                "likelihood, and the model has no observed site: a numpyro.factor "
+                "likelihood, but the model has no observed site: a numpyro.factor "
                 "counts as part of the prior. Write temper_prior=True, which tempers "
                 "everything, or make the likelihood an observed site."
             )
@@ -140,7 +140,7 @@ class NumPyroKernel(MinibatchKernel):
         return {name: jnp.arange(size, dtype=jnp.int32) for name, size in sizes}
 
     def _potential(self, reader: Reader) -> Callable[[Any], Array]:
-        """The potential energy at this temperature, as NumPyro's kernels ask for it."""
+        """The potential energy at this temperature, as NumPyro's kernels need it."""
 
         def potential(z: Any) -> Array:
             terms = reader.evaluate(ravel_pytree(z)[0], self._all_rows)
@@ -151,13 +151,13 @@ class NumPyroKernel(MinibatchKernel):
         return potential
 
     def _bound(self, reader: Reader, z: Any) -> tuple[MCMCKernel, Callable]:
-        """NumPyro's kernel for this target, and how it starts."""
-        # a copy, which is then what its class makes of a `potential_fn`
+        """NumPyro's kernel for this target, and a function that starts it."""
+        # a copy, turned into the kernel that its class makes from a `potential_fn`
         kernel = copy.copy(self._kernel)
         kernel._model, kernel._potential_fn = None, self._potential(reader)
         kernel._init_fn = kernel._sample_fn = None
         if isinstance(kernel, HMC) and isinstance(kernel._dense_mass, bool):
-            # as it does itself of a model's sites
+            # as it does itself for a model's sites
             kernel._dense_mass = [tuple(sorted(z))] if kernel._dense_mass else []
         return kernel, lambda key, z: kernel.init(key, self.num_warmup, z, (), {})
 
@@ -195,7 +195,7 @@ class NumPyroKernel(MinibatchKernel):
         """One draw of one chain."""
         _, unravel = ravel_pytree(state.z)
         kernel, init = self._bound(self.reader(target, unravel), state.z)
-        # what `init` is told it keeps for `sample` in functions that it makes
+        # `init` stores its arguments for `sample` in functions that it creates
         jax.eval_shape(init, state.rng_key, state.z)
         # the shared count, so that its adaptation stays a branch
         inner = kernel.sample(state.inner._replace(i=state.i), (), {})
@@ -209,6 +209,6 @@ class NumPyroKernel(MinibatchKernel):
             step_size=inner.adapt_state.step_size,
             diverging=jnp.asarray(getattr(inner, "diverging", False)),
             lp_estimate=-inner.potential_energy,
-            # and once where a swap may have brought a position
+            # and once more, because a swap may have brought a position
             num_rows=(steps + 1) * self._run.observed_rows,
         )

@@ -1,4 +1,4 @@
-"""What kernels share whose draws can be made in pieces of another number of steps."""
+"""Shared code of kernels whose draws can be made in pieces of fewer steps."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any, Self
 
 from jax import Array
 
-__all__ = ["PacedKernel"]
+__all__ = ["SteppedKernel"]
 
 
-class PacedKernel:
+class SteppedKernel:
     """A kernel with a number of steps, and step sizes that may follow a schedule."""
 
     num_steps: int
@@ -29,7 +29,7 @@ class PacedKernel:
     def with_step_schedule(self, factor: Callable[[Array], Any]) -> Self:
         """The same kernel with step sizes that change with the number of steps.
 
-        :param factor: what the step size of the ``n``-th step of all is multiplied by.
+        :param factor: from the number of a step to the factor on its step size.
         """
         other = copy.copy(self)
         other._step_schedule = factor

@@ -1,4 +1,4 @@
-"""Rows that are known before they are read, for data that do not fit into memory."""
+"""Rows that are known in advance, for data that do not fit into memory."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ __all__ = ["RowsAhead"]
 class RowsAhead:
     """Rows of draws to come, for kernels whose rows do not depend on the state.
 
-    Such a kernel draws rows once a step, by ``fold_in(index_key, step)``, and says so
-    in ``draws_once_a_step``. Data that stay on the host can then be fetched ahead.
+    Such a kernel draws rows once per step, by ``fold_in(index_key, step)``, and sets
+    ``draws_once_a_step``. Data that stay on the host can then be fetched in advance.
     """
 
     num_steps: int = 1
@@ -37,7 +37,7 @@ class RowsAhead:
         def plates(self) -> dict[str, int]: ...  # noqa: D102
 
     def row_keys(self, key: Array) -> tuple[Array, ...]:
-        """The keys that a step draws rows with.
+        """The keys with which a step draws rows.
 
         :param key: the key of the step's rows.
         """
@@ -45,25 +45,25 @@ class RowsAhead:
 
     @property
     def knows_rows(self) -> bool:
-        """Whether :meth:`rows_ahead` can tell the rows of steps to come."""
+        """Whether :meth:`rows_ahead` can compute the rows of steps to come."""
         return self.draws_once_a_step and self.batch.single_round
 
     @property
     def rows_per_draw(self) -> int:
-        """How many rows :meth:`rows_ahead` tells of one draw."""
+        """The number of rows of one draw in :meth:`rows_ahead`."""
         scheme = self.bound_scheme
         most = scheme.num_rows(self.plates)
         if isinstance(scheme, Weighted):
-            most *= 2  # at most as many that are always read come on top
+            most *= 2  # at most as many again are always read
         return most * self.num_steps * len(self.row_keys(jax.random.key(0)))
 
     def rows_ahead(
         self, index_keys: Array, designs: Any, start: Array, number: int
     ) -> dict[str, Array]:
-        """The rows that some draws will read, which do not depend on the chain's state.
+        """The rows of draws to come, which do not depend on the chain's state.
 
         :param index_keys: the ``index_key`` of each chain's state.
-        :param designs: of a scheme that weighs rows, the design of each plate.
+        :param designs: for a scheme that weights rows, the design of each plate.
         :param start: draws made before.
         :param number: for how many draws.
         :return: for each plate shape ``(chains, number, rows of a draw)``.
@@ -89,7 +89,7 @@ def _rows_ahead(
 
     def of_step(key: Array, step: Array) -> dict[str, Array]:
         keys = row_keys(jax.random.fold_in(key, step))
-        # of batches only the indices, so that nothing else is computed
+        # only the indices of batches, so that nothing else is computed
         draws = [scheme.draw(key, dict(plates), designs) for key in keys]
         return {
             name: jnp.concatenate([drawn[name].indices for drawn in draws])

@@ -23,7 +23,7 @@ def _start_chains(
     kernel: Any,
     static: Static,
     vectorized: bool,
-    known: Hashable,  # of the kernel at setup: a key, so that a change compiles anew
+    known: Hashable,  # the results of the set-up, so that a change compiles anew
     key: Array,
     init: Any,
     arrays: list[Any],
@@ -36,7 +36,7 @@ def _start_chains(
     return start(key, init, arrays, surrogate)
 
 
-# for all kernels that are equal, as far as it is known that their models are
+# for all equal kernels, if their models are known to be equal
 _start_equal = jax.jit(_start_chains, static_argnums=(0, 1, 2, 3))
 
 
@@ -62,10 +62,10 @@ def _start(
 
 
 def untraced(fn: Callable, *args: Any) -> Any:
-    """Call a function of concrete values for real, even where JAX is tracing."""
+    """Evaluate a function of concrete values, even while JAX is tracing."""
     if not isinstance(jnp.zeros(()), jax.core.Tracer):
         return fn(*args)
-    # what is being traced is known to a thread; another one computes
+    # tracing belongs to a thread, so another thread can compute
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(fn, *args).result()
 

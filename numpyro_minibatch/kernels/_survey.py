@@ -1,4 +1,4 @@
-"""The look at all rows before a run: what a kernel's set-up learns from the data."""
+"""The set-up of a kernel that reads all rows before a run."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _FEW = 1000  # rows from which on a minibatch pays
 
 
 def survey(kernel: Any, static: Static, arrays: list[Any], init: Any) -> Any:
-    """What a look at all rows came to; made once for the same data.
+    """The result of the set-up on all rows, computed once for the same data.
 
-    :param kernel: the kernel, which makes something of them in ``_survey``.
-    :param static: the model's arguments but for their arrays.
+    :param kernel: the kernel, whose ``_survey`` computes it.
+    :param static: the model's arguments without their arrays.
     :param arrays: these arrays.
     :param init: where the first chain is to start, or ``None``.
     :raises TypeError: the arrays are being traced.
@@ -35,9 +35,8 @@ def survey(kernel: Any, static: Static, arrays: list[Any], init: Any) -> Any:
         who = type(kernel).__name__
         what = who if kernel.control_variate is None else f"{who}(control_variate=...)"
         raise TypeError(
-            f"{what} looks at all rows of the data before the "
-            "run, and they are being traced (by jit or vmap). Call init outside, "
-            "or close over the data."
+            f"{what} reads all rows of the data before the run, but they are being "
+            "traced (by jit or vmap). Call init outside, or close over the data."
         )
     if kernel._run.prepared is not None:
         known, seen, prepared = kernel._run.prepared
@@ -49,10 +48,10 @@ def survey(kernel: Any, static: Static, arrays: list[Any], init: Any) -> Any:
 
 
 def _problem(kernel: Any, static: Static, arrays: list[Any], init: Any) -> Problem:
-    """The target and its data, as the set-up passes over them."""
+    """The target and its data, in the form that the set-up needs."""
     layout = kernel.layout
     shapes = dict(zip(layout.latents, layout.shapes, strict=True))
-    # where a search begins may depend on where a chain is told to start
+    # the start of a search may depend on the start that a chain was given
     mesh, placed = passes.setup_devices(alike=init is None), None
     own = [jnp.asarray(x) for x in arrays]
     if mesh is not None:
@@ -77,7 +76,7 @@ def _problem(kernel: Any, static: Static, arrays: list[Any], init: Any) -> Probl
 
 
 def expand_likelihood(kernel: Any, problem: Problem) -> Prepared:
-    """Expand the likelihood for a control variate, and see how well that works.
+    """Expand the likelihood for a control variate, and measure its residuals.
 
     :param kernel: the kernel.
     :param problem: the target and its data.
@@ -88,8 +87,8 @@ def expand_likelihood(kernel: Any, problem: Problem) -> Prepared:
     if layout.automatic and max(plates.values()) < _FEW:
         warnings.warn(
             f"{who}: with {sum(plates.values())} rows of data a minibatch does not "
-            "pay, and all rows are read instead. Pass batch=batch.full() to say "
-            "so, or a batch_size.",
+            "pay, and all rows are read instead. Pass batch=batch.full() to avoid "
+            "this warning, or a batch_size.",
             UserWarning,
             stacklevel=find_stack_level(),
         )

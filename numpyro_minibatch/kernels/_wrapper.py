@@ -1,4 +1,4 @@
-"""What kernels share that drive another kernel: they read its model, and sample it."""
+"""Shared code of kernels that run another kernel."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class OuterKernel(DrivenKernel):
 
     @property
     def pilot(self) -> dict[str, Any]:
-        """What the set-up of a control variate measured; empty without one."""
+        """The measurements of the control variate's set-up; empty without one."""
         return self._inner.pilot
 
     @property
@@ -64,7 +64,7 @@ class OuterKernel(DrivenKernel):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The settings that define what the kernel does, for records."""
+        """The settings that define the kernel, for records."""
         return {
             **self._inner.settings,
             **self._recorded_settings(),
@@ -73,20 +73,20 @@ class OuterKernel(DrivenKernel):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What :func:`~numpyro_minibatch.diagnose` has to know."""
+        """The facts that :func:`~numpyro_minibatch.diagnose` needs."""
         return self._inner.facts
 
     def snapshot(self) -> Self:
-        """The kernel as it is now, which another ``init`` of this one will not change.
+        """A copy in the present state, which later calls of ``init`` do not change.
 
-        ``copy.copy`` gives one that has not been started.
+        ``copy.copy`` returns a kernel that has not been started.
         """
         other = super().snapshot()
         other._inner = self._inner.snapshot()
         return other
 
     def _not_started(self) -> Self:
-        """A copy that holds no arrays, and that nothing done to this one changes."""
+        """A copy without arrays that is independent of this kernel."""
         other = copy.copy(self)
         other._inner = copy.copy(self._inner)
         return other

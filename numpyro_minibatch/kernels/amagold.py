@@ -39,7 +39,7 @@ from numpyro_minibatch.kernels._arguments import (
 )
 from numpyro_minibatch.kernels._base import MinibatchKernel
 from numpyro_minibatch.kernels._contract import Start
-from numpyro_minibatch.kernels._gradient_steps import NoiseGauge, follow
+from numpyro_minibatch.kernels._gradient_steps import NoiseEstimator, follow
 from numpyro_minibatch.preconditioner import Whitening
 from numpyro_minibatch.target import Target
 
@@ -58,7 +58,7 @@ class AMAGOLDState(NamedTuple):
     - **momentum** - momentum in the whitened coordinates, flat.
     - **memory** - what the exact correction keeps: the rows' log likelihoods at ``z``.
     - **adapt_state** - step size and mass matrix with their adaptation.
-    - **noise_gauge** - the measured noise of the gradients.
+    - **noise_estimator** - the measured noise of the gradients.
     - **accept_prob** - acceptance probability of the draw.
     - **mean_accept_prob** - the same averaged over warmup, or since its end.
     - **step_size** - step size with which the draw was made.
@@ -82,7 +82,7 @@ class AMAGOLDState(NamedTuple):
     momentum: Array
     memory: Any
     adapt_state: AdaptState
-    noise_gauge: NoiseGauge
+    noise_estimator: NoiseEstimator
     accept_prob: Array
     mean_accept_prob: Array
     step_size: Array
@@ -349,7 +349,7 @@ class AMAGOLD(AdaptedKernel, MinibatchKernel):
             momentum=self._dynamics.init(momentum_key, flat, self.temperature),
             memory=self._estimator.init(start.reader, memory_key, flat),
             adapt_state=adapt_state,
-            noise_gauge=NoiseGauge.init(flat),
+            noise_estimator=NoiseEstimator.init(flat),
             accept_prob=zero,
             mean_accept_prob=zero,
             step_size=adapt_state.step_size,
@@ -411,7 +411,7 @@ class AMAGOLD(AdaptedKernel, MinibatchKernel):
             (end.z, end.memory, seen.memory, seen.log_density[1]),
             (z, -momentum, state.memory, seen.log_density[0]),
         )
-        gauge, rows = state.noise_gauge.updated(
+        estimator, rows = state.noise_estimator.updated(
             energy, keys["measure"], z, whitening, state.i, self.num_warmup
         )
         return advanced(
@@ -421,14 +421,14 @@ class AMAGOLD(AdaptedKernel, MinibatchKernel):
                 rng_key=keys["rng"],
                 momentum=momentum,
                 memory=memory,
-                noise_gauge=gauge,
+                noise_estimator=estimator,
                 accept_prob=decision.accept_prob,
                 diverging=~jnp.isfinite(lp),
                 lp_estimate=lp,
                 log_ratio=jnp.asarray(seen.log_ratio.value),
                 log_ratio_variance=seen.noise,
                 reliable=decision.reliable,
-                noise_ratio=gauge.ratio(self._dynamics, step_size, temperature),
+                noise_ratio=estimator.ratio(self._dynamics, step_size, temperature),
                 num_rows=seen.num_rows + rows + self._gradient_rows(reader),
             ),
             z,

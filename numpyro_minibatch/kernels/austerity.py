@@ -16,12 +16,12 @@ class AusterityMH(MinibatchMH):
     """Approximate Metropolis-Hastings by a sequential t-test [1].
 
     Each decision draws its uniform number first, and reads slices of rows until a
-    t-test says on which side of it the log ratio lies. It is wrong now and then, by
-    design: this kernel is here to be compared with. :class:`MINT` and
+    t-test determines on which side of it the log ratio lies. By design, some decisions
+    are wrong: this kernel is included for comparison. :class:`MINT` and
     :class:`MHMinibatch` read fewer rows, and account for their noise.
 
-    ``reliable`` is 1 for decisions that are made, by the t-test or by all rows; it says
-    nothing about how many are wrong.
+    ``reliable`` is 1 for decisions made by the t-test or on all rows; it does not
+    measure how many are wrong.
 
     Where the paper and this kernel differ:
 
@@ -30,7 +30,7 @@ class AusterityMH(MinibatchMH):
       rows at a given error of the whole decision is not done; for the error averaged
       over moves, which Seita et al. [2] call non-conservative, there is
       :func:`accept.average_epsilon <numpyro_minibatch.accept.average_epsilon>`.
-    - The t-test takes the degrees of freedom of a sample without replacement, and does
+    - The t-test uses the degrees of freedom of a sample without replacement, and does
       not decide on fewer than ten rows.
 
     **References:**
@@ -42,9 +42,9 @@ class AusterityMH(MinibatchMH):
 
     :param model: a NumPyro model with a data plate.
     :param batch_size: rows of a slice, or ``{plate: rows}``; by default each plate's
-        own ``subsample_size``. The t-test wants some hundred.
+        own ``subsample_size``. The t-test needs at least a few hundred.
     :param epsilon: the p-value at which reading stops, between 0 and 0.5.
-    :param settings: everything else :class:`MinibatchMH` takes, by the same name.
+    :param settings: the other arguments of :class:`MinibatchMH`.
 
     :raises TypeError: ``batch`` or ``acceptance`` is given, or an argument is of the
         wrong kind.
@@ -81,7 +81,7 @@ class AusterityMH(MinibatchMH):
     ) -> None:
         if "batch" in settings or "acceptance" in settings:
             raise TypeError(
-                "AusterityMH is a choice of batch and acceptance; for others write "
+                "AusterityMH has its own batch and acceptance; for other choices write "
                 "MinibatchMH(model, batch=..., acceptance=...)."
             )
         super().__init__(

@@ -14,21 +14,22 @@ __all__ = ["ConfidenceMH"]
 
 
 class ConfidenceMH(MinibatchMH):
-    """The confidence sampler, MHSubLhd: decisions wrong with probability delta [1, 2].
+    """The confidence sampler MHSubLhd: errors have at most probability delta [1, 2].
 
     Each decision draws its uniform number first, and reads a batch that grows by the
-    factor ``gamma`` until a concentration inequality says on which side of it the log
-    ratio lies. That needs no normality, but a bound on what a row can change, and it
-    often needs nearly all rows: this kernel is here to be compared with.
+    factor ``gamma`` until a concentration inequality determines on which side of it the
+    log ratio lies. This does not assume normality, but needs a bound on the change of a
+    row's log likelihood, and often reads nearly all rows: this kernel is included for
+    comparison.
 
-    ``reliable`` is 1 for decisions that are made, by the bound or by all rows.
+    ``reliable`` is 1 for decisions made by the bound or on all rows.
 
     Where the papers and this kernel differ:
 
     - The first batch has ``batch_size`` rows, not one or two: those looks cannot stop.
-    - Where a bound is not known, experiments have taken it from all rows of the data at
-      each step; so may ``bound``, but then the step costs as much as an exact one.
-    - If the rows that are read do not keep to the bound, all rows are read.
+    - If no bound was known, experiments computed it from all rows of the data at each
+      step. ``bound`` may do so, too, but then a step costs as much as an exact one.
+    - If rows exceed the bound, all rows are read.
 
     **References:**
 
@@ -44,12 +45,12 @@ class ConfidenceMH(MinibatchMH):
         :func:`accept.confidence <numpyro_minibatch.accept.confidence>`.
     :param batch_size: rows of the first batch, or ``{plate: rows}``; also how many are
         read at a time. By default each plate's own ``subsample_size``.
-    :param delta: share of wrong decisions to allow, between 0 and 1.
+    :param delta: allowed fraction of wrong decisions, between 0 and 1.
     :param gamma: factor by which the batch grows, above 1.
-    :param p: how the looks share ``delta``, above 1.
-    :param inequality: ``"bernstein"``, as in [1], or ``"serfling"``, which gains from
-        rows being drawn without replacement.
-    :param settings: everything else :class:`MinibatchMH` takes, by the same name.
+    :param p: the power by which ``delta`` is divided among the looks, above 1.
+    :param inequality: ``"bernstein"``, as in [1], or ``"serfling"``, which is tighter
+        because rows are drawn without replacement.
+    :param settings: the other arguments of :class:`MinibatchMH`.
 
     :raises TypeError: ``bound`` is missing, ``batch`` or ``acceptance`` is given, or an
         argument is of the wrong kind.
@@ -92,7 +93,7 @@ class ConfidenceMH(MinibatchMH):
     ) -> None:
         if "batch" in settings or "acceptance" in settings:
             raise TypeError(
-                "ConfidenceMH is a choice of batch and acceptance; for others write "
+                "ConfidenceMH has its own batch and acceptance; for others write "
                 "MinibatchMH(model, batch=..., acceptance=...)."
             )
         check_positive("ConfidenceMH", "gamma", gamma)

@@ -1,7 +1,7 @@
-"""Stochastic gradient MCMC: Langevin dynamics that nothing corrects.
+"""Stochastic gradient MCMC: Langevin dynamics without an accept/reject step.
 
-Every kernel here is ``num_steps`` steps of a ``dynamics.*`` on minibatch gradients.
-Draws are those of the target as the step size goes to zero.
+A draw of every kernel here is ``num_steps`` steps of a ``dynamics.*`` on minibatch
+gradients. The draws are from the target in the limit of step size zero.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from numpyro_minibatch.estimate import Reader
 from numpyro_minibatch.kernels._arguments import read_step_and_friction
 from numpyro_minibatch.kernels._base import MinibatchKernel
 from numpyro_minibatch.kernels._contract import Pieces, Start
-from numpyro_minibatch.kernels._gradient_steps import NoiseGauge, follow
-from numpyro_minibatch.kernels._pieces import PacedKernel
+from numpyro_minibatch.kernels._gradient_steps import NoiseEstimator, follow
+from numpyro_minibatch.kernels._pieces import SteppedKernel
 from numpyro_minibatch.preconditioner import (
     Preconditioner,
     ScaleState,
@@ -52,20 +52,21 @@ class SGMCMCState(NamedTuple):
     - **index_key** - key of the rows: gradient step ``t`` reads the rows of
       ``fold_in(index_key, t)``.
     - **surrogate** - with a control variate, the expansion and what belongs to it.
-    - **memory** - what the dynamics keeps with the position: momentum, thermostat.
+    - **memory** - the auxiliary variables of the dynamics: momentum, thermostat.
     - **scale_state** - the preconditioner and its running mean of squared gradients.
-    - **noise_gauge** - the measured noise of the gradients.
+    - **noise_estimator** - the measured noise of the gradients.
     - **step_size** - step size of the draw's last gradient step.
-    - **diverging** - whether the draw's steps ended where a number is not finite; then
-      ``z`` is ``refuge``, with fresh momentum.
-    - **refuge** - where the last draw began whose steps were all finite. The draw
-      before may itself be where the gradient is not: SGLD reads it a step later.
+    - **diverging** - whether a number was not finite after the draw's steps; then ``z``
+      is ``last_finite``, with fresh momentum.
+    - **last_finite** - the start of the last draw whose steps were all finite. The end
+      of that draw may itself have no finite gradient: SGLD reads it one step later.
     - **lp_estimate** - minibatch estimate of the target's log density where the draw's
       last gradient was taken.
     - **noise_ratio** - variance of the noise that a step injects over that of the
       gradient's, in the coordinate where it is smallest, as measured every hundred
-      draws. Its inverse is the relative error of the temperature there, but for a
-      thermostat. The smallest of very many is too small until some have been averaged.
+      draws. Its inverse is the relative error of the temperature there, except with a
+      thermostat. In high dimensions the minimum is biased downwards until some
+      measurements have been averaged.
     - **num_rows** - rows of data read to make the draw.
     """
 
@@ -76,21 +77,21 @@ class SGMCMCState(NamedTuple):
     surrogate: Any
     memory: Any
     scale_state: ScaleState
-    noise_gauge: NoiseGauge
+    noise_estimator: NoiseEstimator
     step_size: Array
     diverging: Array
-    refuge: Any
+    last_finite: Any
     lp_estimate: Array
     noise_ratio: Array
     num_rows: Array
 
 
-class SGMCMC(PacedKernel, MinibatchKernel):
+class SGMCMC(SteppedKernel, MinibatchKernel):
     """Stochastic gradient MCMC with any of the dynamics of the package.
 
-    :class:`SGLD`, :class:`SGHMC` and :class:`SGNHT` are presets of it. Nothing corrects
-    the error of a finite step size and of the gradients' noise; ``noise_ratio`` in
-    ``sample_stats`` and :func:`diagnose` tell how large the second is.
+    :class:`SGLD`, :class:`SGHMC` and :class:`SGNHT` are presets of it. The errors of a
+    finite step size and of gradient noise are not corrected; ``noise_ratio`` in
+    ``sample_stats`` and :func:`diagnose` report the size of the second.
 
     :param model: a NumPyro model with a data plate.
     :param dynamics: one of ``dynamics.*``.
@@ -100,20 +101,20 @@ class SGMCMC(PacedKernel, MinibatchKernel):
     :param batch: a ``batch.*`` scheme instead of ``batch_size``.
     :param step_size: a number, or a schedule: a function of the number of gradient
         steps made, warmup included, such as those of optax or
-        :func:`schedule.polynomial`. Must be given unless there is a control variate,
-        whose surrogate tells the scales of the posterior.
-    :param num_steps: gradient steps that make one draw, each on a batch of its own.
+        :func:`schedule.polynomial`. Required unless there is a control variate, whose
+        surrogate provides the scales of the posterior.
+    :param num_steps: gradient steps per draw, each on a batch of its own.
     :param preconditioner: ``"rmsprop"`` to scale the coordinates in warmup by the root
         mean square of the gradients, or a :func:`preconditioner.rmsprop` with settings.
-        Frozen after warmup, so that it adds no bias.
+        It is frozen after warmup, so that it adds no bias.
     :param temperature: temperature ``T`` of the likelihood. Step sizes keep their
         meaning: the likelihood's gradient is not divided, noise and prior are
         multiplied.
     :param temper_prior: whether the prior has the same temperature.
     :param control_variate: ``"taylor1"``, ``"taylor2"`` or what
-        :mod:`~numpyro_minibatch.control_variate` builds: gradients of the rows'
-        residuals, far less noisy near one mode. Coordinates are whitened by the
-        surrogate's covariance.
+        :mod:`~numpyro_minibatch.control_variate` builds: batches then estimate only the
+        gradients of the rows' residuals, which are far less noisy if there is one mode.
+        Coordinates are whitened by the surrogate's covariance.
     :param init_strategy: a per-site initialisation function of NumPyro.
 
     :raises TypeError: an argument is of the wrong kind.
@@ -181,10 +182,10 @@ class SGMCMC(PacedKernel, MinibatchKernel):
             )
         if step_size is None and self._control_variate is None:
             raise ValueError(
-                f"{name} needs a step_size: there is no decision to adapt one to. "
-                "Write for example step_size=1e-4, and divide it by ten until the "
-                'results stop changing; or add control_variate="taylor2", which knows '
-                "the scales of the posterior; or use AMAGOLD, which adapts."
+                f"{name} needs a step_size: there is no acceptance rate to adapt one "
+                "to. Write for example step_size=1e-4, and divide it by ten until the "
+                'results stop changing; or add control_variate="taylor2", which '
+                "provides the scales of the posterior; or use AMAGOLD, which adapts."
             )
         if preconditioner is not None and self._control_variate is not None:
             raise ValueError(
@@ -215,11 +216,11 @@ class SGMCMC(PacedKernel, MinibatchKernel):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What :func:`~numpyro_minibatch.diagnose` has to know."""
+        """The facts that :func:`~numpyro_minibatch.diagnose` needs."""
         return {**super().facts, **self._dynamics.facts, "num_steps": self.num_steps}
 
     def get_diagnostics_str(self, state: SGMCMCState) -> str:
-        """What the progress bar shows."""
+        """The text of the progress bar."""
         return (
             f"step size {jnp.mean(state.step_size):.2e}. "
             f"lp={jnp.mean(state.lp_estimate):.4g}. "
@@ -240,10 +241,10 @@ class SGMCMC(PacedKernel, MinibatchKernel):
             surrogate=(),
             memory=self._dynamics.init(momentum_key, flat, self.temperature),
             scale_state=self._preconditioner.init(flat, root),
-            noise_gauge=NoiseGauge.init(flat),
+            noise_estimator=NoiseEstimator.init(flat),
             step_size=zero,
             diverging=jnp.array(False),
-            refuge=start.z,
+            last_finite=start.z,
             lp_estimate=zero,
             noise_ratio=zero,
             num_rows=jnp.zeros_like(self._gradient_rows(start.reader)),
@@ -257,10 +258,10 @@ class SGMCMC(PacedKernel, MinibatchKernel):
             momentum_key, z, here.memory, there.memory, self.temperature
         )
         if self._dynamics.keeps_force:
-            # what came along has the share of the prior of another temperature
+            # the force that came along includes the prior at another temperature
             reader = self.energy(self.reader(target, unravel, here.surrogate))
             memory = memory._replace(force=reader.gradient(row_key, z))
-        return here._replace(z=there.z, refuge=there.refuge, memory=memory)
+        return here._replace(z=there.z, last_finite=there.last_finite, memory=memory)
 
     def transition(self, target: Target, state: SGMCMCState) -> SGMCMCState:
         """One draw of one chain."""
@@ -278,7 +279,7 @@ class SGMCMC(PacedKernel, MinibatchKernel):
         return other
 
     def refreshed(self, key: Array, state: SGMCMCState, temperature: Any) -> Any:
-        """Momentum and thermostat at their equilibrium, the force that is known."""
+        """Momentum and thermostat at their equilibrium, and the force as it was."""
         z, _ = ravel_pytree(state.z)
         first, second = jax.random.split(key)
         fresh = self._dynamics.init(first, z, temperature)
@@ -286,7 +287,7 @@ class SGMCMC(PacedKernel, MinibatchKernel):
 
     @property
     def step_size_order(self) -> int:
-        """Which power of the step size multiplies a gradient."""
+        """The power of the step size that multiplies a gradient."""
         return self._dynamics.order
 
     def most_rows(self) -> int:
@@ -308,7 +309,7 @@ class SGMCMC(PacedKernel, MinibatchKernel):
         return self._measured(target, state, key, z, i, num_warmup)
 
     @property
-    def _heat(self) -> Any:
+    def _temperature_of_noise(self) -> Any:
         """The temperature of the noise, by default that of the target."""
         given = self._noise_temperature
         return self.temperature if given is None else given
@@ -322,12 +323,12 @@ class SGMCMC(PacedKernel, MinibatchKernel):
         )
 
     def advance(self, target: Target, state: SGMCMCState) -> tuple[SGMCMCState, Array]:
-        """The steps of a draw, unmeasured; see :class:`InPieces`."""
+        """The steps of a draw, without measurements; see :class:`InPieces`."""
         rng_key, noise_key, measure_key, restart_key = jax.random.split(
             state.rng_key, 4
         )
         z, unravel = ravel_pytree(state.z)
-        dynamics, heat = self._dynamics, self._heat
+        dynamics, noise_temperature = self._dynamics, self._temperature_of_noise
         reader = self.energy(self.reader(target, unravel, state.surrogate))
         start = state.i * self.num_steps
         in_warmup = state.i < self.num_warmup
@@ -337,7 +338,7 @@ class SGMCMC(PacedKernel, MinibatchKernel):
             reader,
             Whitening(state.scale_state.root),
             self._step_size_at,
-            heat,
+            noise_temperature,
             self.num_steps,
             start,
             (noise_key, state.index_key),
@@ -350,13 +351,16 @@ class SGMCMC(PacedKernel, MinibatchKernel):
         )
         found = jax.tree.leaves((moved.z, moved.memory, moved.log_density))
         fine = jnp.stack([jnp.isfinite(x).all() for x in found]).all()
-        # a branch, so that a new momentum is drawn only for a chain that needs it
-        refuge = jnp.where(fine, z, ravel_pytree(state.refuge)[0])
+        # a branch, so that a new momentum is drawn only if a chain needs it
+        last_finite = jnp.where(fine, z, ravel_pytree(state.last_finite)[0])
         bits, wrap = unwrapped(restart_key)
         z, memory = jax.lax.cond(
             fine,
             lambda: (moved.z, moved.memory),
-            lambda: (refuge, dynamics.init(wrap(bits), refuge, heat)),
+            lambda: (
+                last_finite,
+                dynamics.init(wrap(bits), last_finite, noise_temperature),
+            ),
         )
         last = start + self.num_steps - 1
         return state._replace(
@@ -367,7 +371,7 @@ class SGMCMC(PacedKernel, MinibatchKernel):
             scale_state=scale_state,
             step_size=jnp.asarray(self._step_size_at(last), z.dtype),
             diverging=~fine,
-            refuge=unravel(refuge),
+            last_finite=unravel(last_finite),
             lp_estimate=moved.log_density / self.temperature,
             num_rows=self._gradient_rows(reader),
         ), measure_key
@@ -381,7 +385,7 @@ class SGMCMC(PacedKernel, MinibatchKernel):
         i: Array,
         num_warmup: int,
     ) -> SGMCMCState:
-        """Measure the noise of the gradients now and then.
+        """Measure the noise of the gradients at regular intervals.
 
         :param state: the state after a draw.
         :param key: PRNG key of the rows.
@@ -392,12 +396,14 @@ class SGMCMC(PacedKernel, MinibatchKernel):
         _, unravel = ravel_pytree(state.z)
         reader = self.energy(self.reader(target, unravel, state.surrogate))
         whitening = Whitening(state.scale_state.root)
-        gauge, rows = state.noise_gauge.updated(
+        estimator, rows = state.noise_estimator.updated(
             reader, key, z, whitening, i, num_warmup
         )
-        ratio = gauge.ratio(self._dynamics, state.step_size, self._heat)
+        ratio = estimator.ratio(
+            self._dynamics, state.step_size, self._temperature_of_noise
+        )
         return state._replace(
-            noise_gauge=gauge,
+            noise_estimator=estimator,
             noise_ratio=ratio,
             num_rows=rows + state.num_rows,
         )
@@ -407,7 +413,7 @@ class SGMCMC(PacedKernel, MinibatchKernel):
         return reader.gradient_rows if self._dynamics.keeps_force else 0
 
     def _gradient_rows(self, reader: Reader) -> Array:
-        """Rows that a draw's gradients read; a float if they are too many."""
+        """Rows that a draw's gradients read; a float if int32 could overflow."""
         number = self.num_steps * reader.gradient_rows
         return jnp.asarray(number, jnp.int32 if number < 2**30 else jnp.float32)
 
@@ -468,11 +474,9 @@ class SGHMC(SGMCMC):
 
     :param model: a NumPyro model with a data plate.
     :param step_size: step size of position and momentum, or a schedule.
-    :param friction: the rate at which momentum is forgotten; see
-        :func:`dynamics.sghmc`.
-    :param h: ``step_size ** 2``, what multiplies the gradient in the form that looks
-        like gradient descent with momentum, instead of ``step_size``; then ``b`` must
-        be given too.
+    :param friction: the decay rate of the momentum; see :func:`dynamics.sghmc`.
+    :param h: ``step_size ** 2``, the learning rate in the form of gradient descent with
+        momentum, instead of ``step_size``; then ``b`` must be given too.
     :param b: ``step_size * friction / 2``: the momentum of gradient descent is ``(1 -
         b) / (1 + b)``.
     :param integrator: ``"baoab"``, ``"midpoint"`` or ``"euler"``; see
@@ -533,8 +537,8 @@ class SGHMC(SGMCMC):
 class SGNHT(SGMCMC):
     """Stochastic gradient Nosé-Hoover thermostat [1]: friction that adapts to noise.
 
-    Gradient noise that is alike in all coordinates does not bias the draws, however
-    large. The friction of the moment is the field ``memory.friction`` of the state.
+    Gradient noise that is the same in all coordinates does not bias the draws, however
+    large. The current friction is the field ``memory.friction`` of the state.
 
     :param model: a NumPyro model with a data plate.
     :param step_size: step size of position, momentum and thermostat, or a schedule.
@@ -590,6 +594,6 @@ class SGNHT(SGMCMC):
 def _no_dynamics(who: str, settings: dict[str, Any]) -> None:
     if "dynamics" in settings:
         raise TypeError(
-            f"{who} is a choice of dynamics; for another one write "
+            f"{who} has its own dynamics; for another choice write "
             "SGMCMC(model, dynamics=...)."
         )

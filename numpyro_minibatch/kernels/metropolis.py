@@ -1,10 +1,10 @@
-"""Metropolis-Hastings that decides on a minibatch; the named algorithms are presets.
+"""Metropolis-Hastings on minibatches; the named algorithms are presets of it.
 
-Every kernel here is one line of algebra,
+Every kernel here makes the accept/reject step
 
     accept  iff  test(log_ratio(target, z, z', batch) / T + proposal and prior ratios)
 
-and a choice of the batch, the estimate and the test.
+with its own choice of the batch, the estimate and the test.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ from numpyro_minibatch.kernels._arguments import (
 )
 from numpyro_minibatch.kernels._base import MinibatchKernel
 from numpyro_minibatch.kernels._contract import Pieces, Start
-from numpyro_minibatch.kernels._pieces import PacedKernel
-from numpyro_minibatch.proposal import Landscape, Proposal, Whitening
+from numpyro_minibatch.kernels._pieces import SteppedKernel
+from numpyro_minibatch.proposal import Proposal, ProposalContext, Whitening
 from numpyro_minibatch.target import Target
 
 __all__ = ["MinibatchMH", "MinibatchMHState"]
 
-_FEWEST = 16  # rows of a batch that is left to the pilot; fewer save no time
+_FEWEST = 16  # the smallest batch that the pilot chooses; fewer rows save no time
 
 
 class _Checks(NamedTuple):
-    """Decisions that were also made on all rows: sums over them."""
+    """Sums over the decisions that were also made on all rows."""
 
     number: Array
     error: Array  # squared errors of the log ratio
@@ -74,24 +74,22 @@ class MinibatchMHState(NamedTuple):
       whatever their ``rng_key``.
     - **surrogate** - with a control variate, the expansion, the surrogate's posterior
       and the tables that rows are drawn from; one for all vectorised chains.
-    - **memory** - what the estimator keeps with the position; nothing for a shared
-      batch.
+    - **memory** - what the estimator keeps with the position; empty for a shared batch.
     - **adapt_state** - step size and mass matrix with their adaptation.
     - **accept_prob** - mean acceptance probability of the draw's inner steps.
     - **mean_accept_prob** - the same averaged over warmup, or since its end.
     - **step_size** - step size with which the draw was made.
-    - **diverging** - whether the log density at ``z`` is not finite, as far as the
-      rows read for the draw can tell.
+    - **diverging** - whether the log density at ``z`` is not finite, according to the
+      rows that the draw read.
     - **lp_estimate** - minibatch estimate of the target's log density at ``z``.
-    - **log_ratio** - estimated log ratio of the last inner step, the number that was
-      put to the test.
+    - **log_ratio** - estimated log acceptance ratio of the last inner step.
     - **log_ratio_variance** - its estimated variance.
     - **reliable** - share of the inner steps whose noise was inside the test's domain.
     - **check_rms_error** - with a control variate: root mean square, over the
       decisions that were checked on all rows so far, of the error of their log ratio;
-      not a number before the first.
-    - **check_rms_z** - the same in units of the standard deviation that the decision
-      took itself to have; about 1 if that is right.
+      NaN before the first.
+    - **check_rms_z** - the same in units of the noise's estimated standard deviation;
+      about 1 if that is right.
     - **num_rows** - rows of data read to make the draw; a row of a shared batch is
       evaluated at both positions and counts once.
     """
@@ -118,7 +116,7 @@ class MinibatchMHState(NamedTuple):
 
 
 class _Carry(NamedTuple):
-    """What changes from one inner step to the next."""
+    """The values that change from one inner step to the next."""
 
     rng_key: Array
     z: Array
@@ -127,10 +125,10 @@ class _Carry(NamedTuple):
 
 
 class _Step(NamedTuple):
-    """What an inner step reports."""
+    """The results of an inner step."""
 
     accept_prob: Array
-    mobility: Array  # the same as a share of what the noise leaves possible
+    mobility: Array  # the same, relative to the highest rate that the noise allows
     lp_estimate: Array
     log_ratio: Array
     log_ratio_variance: Array
@@ -139,20 +137,20 @@ class _Step(NamedTuple):
     checks: _Checks
 
 
-class MinibatchMH(PacedKernel, AdaptedKernel, MinibatchKernel):
+class MinibatchMH(SteppedKernel, AdaptedKernel, MinibatchKernel):
     """Metropolis-Hastings whose log ratio is estimated from a minibatch.
 
-    The general kernel of this family: any proposal, any way to draw the rows, any
-    estimate of the log ratio, any acceptance test that knows about noise.
-    :class:`MINT` and :class:`MHMinibatch` are presets of it.
+    This is the general kernel of its family: it takes any proposal, any scheme that
+    draws rows, any estimate of the log ratio, and any acceptance test for noisy log
+    ratios. :class:`MINT` and :class:`MHMinibatch` are presets of it.
 
-    The chain's law is that of ``prior * likelihood ** (1 / temperature)``, where the
-    likelihood is every observed site and every factor in a data plate, as long as
-    the estimated log ratio is normal and its variance inside the test's domain;
-    ``reliable`` says for which decisions it was. With all rows
-    (``batch=batch.full()``) the decisions have no noise and the kernel is exact up to
-    rounding. In float32 an error common to all rows adds up: for a normal model with
-    4e6 rows at ``T = 1`` it reached 0.3 in the log ratio. Use float64 there.
+    The stationary distribution is ``prior * likelihood ** (1 / temperature)``, where
+    the likelihood is every observed site and every factor in a data plate. This holds
+    as long as the estimated log ratio is normal and its variance is inside the test's
+    domain; ``reliable`` records for which decisions it was. With all rows
+    (``batch=batch.full()``) the decisions have no noise, and the kernel is exact up to
+    rounding. In float32, an error that is common to all rows adds up: for a normal
+    model with 4e6 rows at ``T = 1`` it reached 0.3 in the log ratio. Use float64 there.
 
     :param model: a NumPyro model with a data plate.
     :param target: a :class:`~numpyro_minibatch.Target` instead of a model.
@@ -166,30 +164,30 @@ class MinibatchMH(PacedKernel, AdaptedKernel, MinibatchKernel):
     :param proposal: a ``proposal.*`` object; by default
         :func:`proposal.random_walk`, with a control variate
         :func:`proposal.surrogate_hmc`.
-    :param step_size: (initial) step size, in whitened coordinates; by default what
-        the proposal starts from.
+    :param step_size: (initial) step size, in whitened coordinates; by default the
+        proposal's own.
     :param adapt_step_size: adapt the step size in warmup to ``target_accept_prob``.
     :param adapt_mass_matrix: adapt the mass matrix in warmup.
     :param dense_mass: full mass matrix rather than a diagonal one.
-    :param target_accept_prob: by default what suits the proposal and the test: 0.3 for
-        a random walk, 0.57 for Langevin steps, two thirds of that under a Barker
-        test.
+    :param target_accept_prob: acceptance rate to adapt to. The default depends on the
+        proposal and the test: 0.3 for a random walk, 0.57 for Langevin steps, and two
+        thirds of that with a Barker test.
     :param num_steps: inner steps that make one draw.
     :param temperature: temperature ``T`` of the likelihood.
     :param temper_prior: whether the prior has the same temperature; by default only
         the likelihood is tempered.
     :param control_variate: ``"taylor2"`` (or ``"taylor1"``, or what
         :mod:`~numpyro_minibatch.control_variate` builds): estimate from a batch only
-        what each row's log likelihood has beyond its Taylor polynomial, which makes
-        temperature 1 practical near one mode. Then batches are by default those of
-        :func:`batch.stratified` of a size that a pilot chooses (unless the model or
-        ``batch_size`` does; 16 rows where their noise is small), chains start in the
-        surrogate's posterior (unless ``init_strategy`` says where), coordinates are
-        whitened by its covariance, and no mass matrix adapts. :attr:`pilot` has what
-        was measured.
-    :param exact_checks: with a control variate, make about a hundred decisions of
-        the warmup (of all chains side by side together), and a few afterwards, on all
-        rows too, to see whether their noise is what the batches said.
+        the residual of each row's log likelihood over its Taylor polynomial, which
+        makes temperature 1 practical if there is one mode. By default, batches are then
+        those of :func:`batch.stratified`, of a size that a pilot chooses (16 rows if
+        their noise is small) unless the model or ``batch_size`` does. Chains start at
+        draws from the surrogate's posterior, unless an ``init_strategy`` is given.
+        Coordinates are whitened by its covariance, and no mass matrix adapts.
+        :attr:`pilot` holds the measurements.
+    :param exact_checks: with a control variate, repeat about a hundred decisions of the
+        warmup (over all vectorised chains together), and a few afterwards, on all rows,
+        to check the noise that the batches reported.
     :param fallback: ``"exact"`` to make those decisions on all rows whose noise is
         outside the test's domain.
     :param init_strategy: a per-site initialisation function of NumPyro.
@@ -284,7 +282,7 @@ class MinibatchMH(PacedKernel, AdaptedKernel, MinibatchKernel):
         _refuse_unfit_rule(name, self._acceptance, self._batch, self._estimate)
         check_positive(name, "step_size", step_size)
         check_count(name, "num_steps", num_steps)
-        # a test that accepts at most half of small moves is aimed at lower
+        # a test that accepts at most half of small moves needs a lower target
         lower = 1.0 if self._acceptance.highest_accept_prob == 1 else 2 / 3
         self._target_accept_prob = read_target_accept_prob(
             name,
@@ -307,8 +305,9 @@ class MinibatchMH(PacedKernel, AdaptedKernel, MinibatchKernel):
         self._adapt_step_size = adapt_step_size and self._proposal.adapts_step_size
         if fallback not in (None, "exact"):
             raise ValueError(
-                f'{name}(fallback=...) must be "exact" (decisions too noisy for the '
-                f"test are made on all rows) or None, got {describe(fallback)}."
+                f'{name}(fallback=...) must be "exact" (decisions that are too noisy '
+                "for the test are made on all rows) or None, got "
+                f"{describe(fallback)}."
             )
         if fallback and not isinstance(self._estimate, Shared):
             raise ValueError(
@@ -337,7 +336,7 @@ class MinibatchMH(PacedKernel, AdaptedKernel, MinibatchKernel):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The settings that define what the kernel does, for records."""
+        """The settings that define the kernel, for records."""
         return {
             **super().settings,
             "max_variance": self._max_variance,
@@ -345,7 +344,7 @@ class MinibatchMH(PacedKernel, AdaptedKernel, MinibatchKernel):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What :func:`~numpyro_minibatch.diagnose` has to know."""
+        """The facts that :func:`~numpyro_minibatch.diagnose` needs."""
         return {
             **super().facts,
             **self._proposal.facts,
@@ -402,7 +401,7 @@ class MinibatchMH(PacedKernel, AdaptedKernel, MinibatchKernel):
         """A rung's state with the position of another; see :class:`Tempered`."""
         return here._replace(z=there.z, memory=there.memory)
 
-    def _checks_exactly(self, reader: Reader) -> bool:
+    def _may_check(self, reader: Reader) -> bool:
         """Whether some decisions are also made on all rows."""
         return (
             self._exact_checks
@@ -413,16 +412,16 @@ class MinibatchMH(PacedKernel, AdaptedKernel, MinibatchKernel):
         )
 
     def _is_check(self, reader: Reader, i: Array) -> Array:
-        """A hundred decisions of the warmup are checked, and few afterwards.
+        """Whether to check a decision: a hundred in warmup, and few afterwards.
 
-        Chains side by side are checked together: a hundred in all of them.
+        The hundred decisions are those of all vectorised chains together.
         """
-        if not self._checks_exactly(reader):
+        if not self._may_check(reader):
             return jnp.array(False)
         warmup = max(self.num_warmup, 1)
         often = max(warmup * self._run.num_chains // 100, 1)
-        # by then a tenth of the rows of the data are read between two checks and
-        # more, by batches of a hundred: those of the checks hardly show
+        # batches of a hundred rows read at least a tenth of the number of rows of the
+        # data between two checks, so that checks add little to the cost
         rarely = max(1000, sum(reader.plates.values()) // 10)
         return jnp.where(
             i < self.num_warmup,
@@ -431,7 +430,7 @@ class MinibatchMH(PacedKernel, AdaptedKernel, MinibatchKernel):
         )
 
     def row_keys(self, key: Array) -> tuple[Array, ...]:
-        """The keys that a step draws rows with: of its decision, and of a gradient."""
+        """The keys of a step's rows: one for its decision, one for a gradient."""
         if not self._proposal.uses_gradient:
             return (key,)
         decision, gradient = jax.random.split(key)
@@ -446,10 +445,10 @@ class MinibatchMH(PacedKernel, AdaptedKernel, MinibatchKernel):
         """One draw of one chain."""
         flat, unravel = ravel_pytree(state.z)
         reader = self.reader(target, unravel, state.surrogate)
-        landscape = self._landscape(reader, target, unravel, state)
-        beyond = None
+        context = self._context(reader, target, unravel, state)
+        residual = None
         if self._run.plan is not None and isinstance(self._estimate, Shared):
-            beyond = self.reader(target, unravel, state.surrogate, beyond=True)
+            residual = self.reader(target, unravel, state.surrogate, residual_only=True)
 
         is_check = self._is_check(reader, state.i)
 
@@ -459,8 +458,8 @@ class MinibatchMH(PacedKernel, AdaptedKernel, MinibatchKernel):
             step_size = self._step_size_at(count, state)
             return self._metropolis_step(
                 reader,
-                beyond,
-                landscape,
+                residual,
+                context,
                 step_size,
                 is_check & (n == 0),
                 batch_key,
@@ -492,7 +491,7 @@ class MinibatchMH(PacedKernel, AdaptedKernel, MinibatchKernel):
                 reliable=steps.reliable.mean(),
                 num_rows=steps.num_rows.sum(dtype=state.num_rows.dtype),
                 checks=checks,
-                # no checks, no number
+                # NaN without checks
                 check_rms_error=jnp.sqrt(checks.error / checks.number),
                 check_rms_z=jnp.sqrt(checks.z / checks.number),
             ),
@@ -537,29 +536,29 @@ class MinibatchMH(PacedKernel, AdaptedKernel, MinibatchKernel):
 
     @property
     def _needs(self) -> Needs:
-        # a decision can do with few rows where they say enough; a gradient is better
-        # for each of them
+        # a decision needs few rows if their noise is small, whereas every row improves
+        # a gradient
         smallest = super()._needs.smallest if self._proposal.uses_gradient else _FEWEST
         return Needs(smallest, follows=self._proposal.follows_surrogate)
 
-    def _landscape(
+    def _context(
         self,
         reader: Reader,
         target: Target,
         unravel: Callable[[Array], Any],
         state: MinibatchMHState,
-    ) -> Landscape:
-        """What proposals may look at, but for the gradient of a step's own batch."""
+    ) -> ProposalContext:
+        """The context of a proposal, without the gradient of a step's own batch."""
 
         def no_batch(position: Array) -> Array:
             raise AssertionError("a step sets the gradient of its batch")
 
         if self._run.plan is None:
-            return Landscape(no_batch, Whitening(state.adapt_state.root))
-        return Landscape(
+            return ProposalContext(no_batch, Whitening(state.adapt_state.root))
+        return ProposalContext(
             no_batch,
-            # the surrogate's, which chains side by side share: a matrix of each
-            # chain's own, though equal, would be a product of its own
+            # that of the surrogate, which vectorised chains share: with a separate
+            # matrix for each chain, though equal, each would compute its own product
             Whitening(state.surrogate.root),
             center=state.surrogate.location,
             log_surrogate=log_surrogate(
@@ -569,51 +568,50 @@ class MinibatchMH(PacedKernel, AdaptedKernel, MinibatchKernel):
                 reader.weights,
                 unravel,
             ),
-            # elsewhere the surrogate is wider than what the set-up knows of it: never
-            # one turn, and steps that its flatter slopes cannot make unstable
+            # at another temperature the surrogate is wider than in the set-up: never a
+            # single rotation, and steps short enough for its flatter slopes
             num_steps=max(self._run.plan.num_steps, 4)
             if self._moved
             else self._run.plan.num_steps,
-            near=self._run.plan.near,
+            over_relaxed=self._run.plan.near,
             num_rows=state.surrogate.expansion.num_exact,
         )
 
     def _metropolis_step(
         self,
         reader: Reader,
-        beyond: Reader | None,
-        landscape: Landscape,
+        residual: Reader | None,
+        context: ProposalContext,
         step_size: Array,
         is_check: Array,
         batch_key: Array,
         carry: _Carry,
         unravel: Callable[[Array], Any],
     ) -> tuple[_Carry, _Step]:
-        """Propose, compare on a batch, decide.
+        """Propose, compare on a batch, accept or reject.
 
-        :param beyond: with a surrogate, what the target has beyond it.
+        :param residual: with a surrogate, reads the residual of the target over it.
         """
         rng_key, z, memory, lp = carry
         rng_key, key_proposal, key_accept = jax.random.split(rng_key, 3)
-        evaluations = self._proposal.evaluations(landscape)
-        proposal_rows: ArrayLike = landscape.num_rows * evaluations
+        evaluations = self._proposal.evaluations(context)
+        proposal_rows: ArrayLike = context.num_rows * evaluations
         if self._proposal.uses_gradient:
             batch_key, gradient_key = self.row_keys(batch_key)
             proposal_rows = proposal_rows + reader.gradient_rows
 
         def gradient(position: Array) -> Array:
-            # cloned: both ends of a Langevin step read one batch, on purpose
+            # cloned on purpose: both ends of a Langevin step read one batch
             return reader.gradient(jax.random.clone(gradient_key), position)
 
         proposed = self._proposal.propose(
-            key_proposal, z, step_size, landscape._replace(gradient=gradient)
+            key_proposal, z, step_size, context._replace(gradient=gradient)
         )
 
         judge, known, log_q_ratio = reader, None, proposed.log_q_ratio
-        if beyond is not None and proposed.log_surrogate is not None:
-            # what the surrogate says of the move and what the proposal's ratio takes
-            # back are one number
-            judge, known = beyond, proposed.log_surrogate
+        if residual is not None and proposed.log_surrogate is not None:
+            # the surrogate's part of the log ratio and the proposal's ratio cancel
+            judge, known = residual, proposed.log_surrogate
             log_q_ratio = jnp.zeros_like(log_q_ratio)
 
         test = self._acceptance
@@ -645,7 +643,9 @@ class MinibatchMH(PacedKernel, AdaptedKernel, MinibatchKernel):
             )
         else:
             seen = compare()
-        seen, checks = self._look_again(judge, compare, seen, is_check, proposed.moved)
+        seen, checks = self._check_exactly(
+            judge, compare, seen, is_check, proposed.moved
+        )
         log_ratio = seen.log_ratio + log_q_ratio
         decision = test(key_accept, log_ratio)
         accept_prob = jnp.where(proposed.moved, decision.accept_prob, 0.0)
@@ -666,7 +666,7 @@ class MinibatchMH(PacedKernel, AdaptedKernel, MinibatchKernel):
             checks=checks,
         )
 
-    def _look_again(
+    def _check_exactly(
         self,
         reader: Reader,
         compare: Callable,
@@ -674,16 +674,16 @@ class MinibatchMH(PacedKernel, AdaptedKernel, MinibatchKernel):
         is_check: Array,
         moved: ArrayLike,
     ) -> tuple[Comparison, _Checks]:
-        """Read all rows where a decision is checked, or too noisy to be made."""
+        """Read all rows if a decision is checked, or too noisy for the test."""
         noise = jnp.asarray(seen.log_ratio.variance)
         zero = jnp.zeros_like(noise)
         is_noisy = jnp.array(False)
         if self._fallback is not None and not isinstance(reader.scheme, FullBatch):
             is_noisy = ~(noise <= self._acceptance.max_variance)
-        elif not self._checks_exactly(reader):
+        elif not self._may_check(reader):
             return seen, _Checks(zero, zero, zero)
-        # a branch while no chain of several has a condition of its own; where one has,
-        # all take it, and read what is active for them
+        # a branch, if all chains have the same condition; otherwise all chains run it,
+        # and read only the rows that are active for them
         exact = jax.lax.cond(
             is_check | is_noisy,
             lambda: compare(reader.everything((is_check & moved) | is_noisy)),
@@ -691,7 +691,7 @@ class MinibatchMH(PacedKernel, AdaptedKernel, MinibatchKernel):
         )
         is_check = is_check & moved
         error = jnp.square(seen.log_ratio.value - exact.log_ratio.value)
-        # what rounding leaves is not noise
+        # differences from rounding are not noise
         tiny = jnp.finfo(noise.dtype).eps
         seen = jax.tree.map(
             lambda all_rows, few: jnp.where(is_noisy, all_rows, few),
@@ -726,12 +726,12 @@ def _refuse_unfit_rule(
     if not scheme.sequential:
         raise ValueError(
             f"{name}(acceptance={acceptance!r}) decides when it has read enough rows, "
-            f"and batch={scheme!r} cannot be stopped. Write batch=batch.growing(500)."
+            f"but batch={scheme!r} cannot be stopped. Write batch=batch.growing(500)."
         )
     if not isinstance(estimator, Shared):
         raise ValueError(
             f"{name}(acceptance={acceptance!r}) compares two positions on the same "
-            f"rows, and estimate={estimator!r} does not. Leave estimate= out."
+            f"rows, but estimate={estimator!r} does not. Leave estimate= out."
         )
 
 

@@ -16,17 +16,16 @@ __all__ = ["MHMinibatch"]
 class MHMinibatch(MinibatchMH):
     """The minibatch acceptance test of Seita et al. [1].
 
-    Each decision draws as many rows as the noise of its log ratio needs and then takes
-    a Barker test in which the noise, a normal top-up and a correction variable add up
-    to the logistic variable of the exact test.
+    Each decision draws as many rows as the noise of its log ratio requires. It then
+    takes a Barker test, in which the noise, an additional normal variable and a
+    correction variable add up to the logistic variable of the exact test.
 
     Where the paper and this kernel differ:
 
-    - The paper grows one batch until its sample variance is small enough. Stopping at
-      a small sample variance picks batches that under-estimate it, and the posterior
-      comes out wrong, the more the smaller the increments. By default a pilot predicts
-      how many rows are needed and a fresh batch decides; ``sequential=True`` is the
-      paper's rule.
+    - The paper grows one batch until its sample variance is small enough. This selects
+      batches that underestimate the variance and biases the posterior, the more so the
+      smaller the increments. By default a pilot predicts how many rows are needed and a
+      fresh batch decides; ``sequential=True`` is the paper's rule.
     - The correction variable does not exist exactly; its table here has a sup error of
       1e-7 where the paper's least squares recipe reaches 1e-3.
 
@@ -40,8 +39,9 @@ class MHMinibatch(MinibatchMH):
         default the plate's own ``subsample_size``.
     :param sequential: grow one batch, as in the paper. By default a pilot batch
         predicts its size; with a control variate, a pilot run on all rows does.
-    :param variance: the variance of the log ratio that the test takes, at most 3.
-    :param settings: everything else :class:`MinibatchMH` takes, by the same name.
+    :param variance: the largest variance of the log ratio that the test tolerates, at
+        most 3.
+    :param settings: the other arguments of :class:`MinibatchMH`.
 
     **Example**
 
@@ -75,7 +75,7 @@ class MHMinibatch(MinibatchMH):
     ) -> None:
         if "batch" in settings or "acceptance" in settings:
             raise TypeError(
-                "MHMinibatch is a choice of batch and acceptance; for others write "
+                "MHMinibatch has its own batch and acceptance; for other choices write "
                 "MinibatchMH(model, batch=..., acceptance=...)."
             )
         check_flag("MHMinibatch", "sequential", sequential)
@@ -85,7 +85,8 @@ class MHMinibatch(MinibatchMH):
         elif settings.get("control_variate") is None:
             draw = batch.pilot
         else:
-            # residuals are heavy-tailed: uniform rows of any number miss what matters
+            # residuals are heavy-tailed: any number of uniform rows can miss the few
+            # that matter
             draw = batch.stratified
         super().__init__(
             model,

@@ -20,23 +20,23 @@ class MINT(MinibatchMH):
 
     The target is ``prior * likelihood ** (1 / T)``. The paper writes the temperature
     as ``T = N ** (1 - lam)`` with ``lam = alpha * tau`` and a batch of
-    ``m = N ** tau`` rows; either of these may be given instead of ``temperature``.
+    ``m = N ** tau`` rows; ``lam`` or ``alpha`` may be given instead of ``temperature``.
 
     Where the paper and this kernel differ:
 
-    - Decisions subtract a penalty for their noise (``penalty=True``). Without it,
-      as printed, a shared batch flattens the posterior: a log ratio with noise of
-      standard deviation 1 acts like 1.46 times the temperature on small moves.
+    - Log ratios are reduced by a penalty for their noise (``penalty=True``). Without
+      it, as printed, a shared batch flattens the posterior: for small moves, a log
+      ratio with noise of standard deviation 1 acts like 1.46 times the temperature.
     - ``lam < tau`` is not enough for the noise to be small: at ``N = 1e6``, ``m =
       1000`` and ``alpha = 0.99`` the paper's relative correction is
-      ``N ** -(tau - lam) = 0.93``. ``reliable`` and ``diagnose`` say what the noise
-      is; at the optimal step size it is inside the test's domain from about
-      ``T = 5.6 N / m`` on.
+      ``N ** -(tau - lam) = 0.93``. ``reliable`` and ``diagnose`` report the noise; at
+      the optimal step size it is inside the test's domain from about ``T = 5.6 N / m``
+      on.
     - The prior is not tempered unless ``temper_prior=True``.
     - The paper's proof needs the current position's estimate to be kept
-      (``estimate="augmented"``), which freezes unless ``T >= N sd / sqrt(m)``, ``sd``
-      being that of a row's log likelihood; its experiments can only have drawn one
-      batch for both positions, the default.
+      (``estimate="augmented"``). Such a chain freezes unless ``T >= N sd / sqrt(m)``,
+      where ``sd`` is the standard deviation of the rows' log likelihoods. The paper's
+      experiments can only have used one batch for both positions, the default here.
 
     **References:**
 
@@ -50,7 +50,7 @@ class MINT(MinibatchMH):
     :param alpha: the paper's ``lam / tau``, between 0 and 1, instead of both.
     :param estimate: ``"shared"`` (default) or ``"augmented"``.
     :param penalty: correct for the noise; ``False`` is the paper's algorithm.
-    :param settings: everything else :class:`MinibatchMH` takes, by the same name.
+    :param settings: the other arguments of :class:`MinibatchMH`.
 
     :raises ValueError: not exactly one of ``temperature``, ``lam`` and ``alpha`` is
         given, or it is out of range.
@@ -108,7 +108,7 @@ class MINT(MinibatchMH):
         self._exponent = None if key == "temperature" else (key, float(value))
         if "acceptance" in settings:
             raise TypeError(
-                "MINT is a choice of acceptance; for another one write "
+                "MINT has its own acceptance test; for another choice write "
                 "MinibatchMH(model, acceptance=...)."
             )
         if not penalty and isinstance(estimate, str) and estimate == "augmented":
@@ -124,7 +124,7 @@ class MINT(MinibatchMH):
         )
 
     def check_rung(self, who: str) -> None:
-        """Raise where the kernel cannot be a rung; see :class:`Tempered`."""
+        """Raise if the kernel cannot be a rung; see :class:`Tempered`."""
         if self._exponent is not None:
             key, value = self._exponent
             raise ValueError(self._has_temperature(who, f"{key}={value:g}"))
@@ -138,7 +138,7 @@ class MINT(MinibatchMH):
         layout = self.layout
         if len(layout.plates) > 1:
             raise ValueError(
-                f"MINT({self._exponent[0]}=...) is defined for one data plate, and the "
+                f"MINT({self._exponent[0]}=...) is defined for one data plate, but the "
                 f"model has {len(layout.plates)}: pass temperature= instead."
             )
         ((_, size),), ((_, width),) = layout.plates, layout.widths

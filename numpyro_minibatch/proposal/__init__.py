@@ -1,18 +1,23 @@
-"""Where to: proposals, in the coordinates that the adapted mass matrix whitens.
+"""Proposals, in the coordinates that the adapted mass matrix whitens.
 
-A proposal is a density ``q(z' | z)`` and the kernels only ever need the ratio of its
-two directions. Some proposals look at a surrogate of the target, a density that needs
-no data: the exact prior times a Taylor polynomial of the likelihood, which control
-variates provide. A move that leaves the surrogate ``pi_s`` invariant and is reversible
-has ``pi_s(z) q(z' | z) = pi_s(z') q(z | z')``, so that its ratio is known however the
-move was made, and what is left for the minibatch to decide is the surrogate's error.
+A proposal is a density ``q(z' | z)``, and a kernel needs only the ratio of its two
+directions. Some proposals use a surrogate of the target, a density that needs no data:
+the exact prior times a Taylor polynomial of the likelihood, which control variates
+provide. A move that is reversible with respect to the surrogate ``pi_s`` satisfies
+``pi_s(z) q(z' | z) = pi_s(z') q(z | z')``. Its ratio is therefore known, however the
+move was made, and the minibatch decides only on the error of the surrogate.
 """
 
+import warnings
+from typing import Any
+
 from numpyro_minibatch.preconditioner import Whitening
-from numpyro_minibatch.proposal._contract import Landscape, Proposal, Proposed
+from numpyro_minibatch.proposal._contract import Proposal, ProposalContext, Proposed
 from numpyro_minibatch.proposal._local import langevin, random_walk
 from numpyro_minibatch.proposal._mixture import mixture
-from numpyro_minibatch.proposal._on_surrogate import LENGTH as LENGTH
+from numpyro_minibatch.proposal._on_surrogate import (
+    TRAJECTORY_LENGTH as TRAJECTORY_LENGTH,
+)
 from numpyro_minibatch.proposal._on_surrogate import (
     delayed_random_walk,
     independence,
@@ -26,7 +31,7 @@ from numpyro_minibatch.proposal._on_surrogate import (
 )
 
 __all__ = [
-    "Landscape",
+    "ProposalContext",
     "Proposal",
     "Proposed",
     "Whitening",
@@ -39,3 +44,14 @@ __all__ = [
     "student_t",
     "surrogate_hmc",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Landscape":  # the name of development versions before 0.1
+        warnings.warn(
+            "proposal.Landscape is now proposal.ProposalContext.",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return ProposalContext
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""What a proposal is: a position and the log ratio of densities."""
+"""The contract of a proposal: a position and the log ratio of densities."""
 
 from __future__ import annotations
 
@@ -14,25 +14,26 @@ from jax.typing import ArrayLike
 
 from numpyro_minibatch.preconditioner import Whitening
 
-__all__ = ["Landscape", "Proposal", "Proposed"]
+__all__ = ["ProposalContext", "Proposal", "Proposed"]
 
 
-class Landscape(NamedTuple):
-    """What a proposal may look at.
+class ProposalContext(NamedTuple):
+    """The information about the target that a proposal may use.
 
-    :param gradient: the gradient of the target's log density at a position, estimated
-        from one batch, the same for the whole proposal and independent of the batch
-        which decides.
+    :param gradient: the gradient of the target's log density at a position. It is
+        estimated from one batch, which is the same for the whole proposal and
+        independent of the batch of the accept/reject step.
     :param whitening: the whitened coordinates.
     :param center: centre of the surrogate's posterior, shape ``(D,)``; only with a
         control variate.
     :param log_surrogate: log density of the surrogate at a position, a scalar, up to
         a constant; only with a control variate.
-    :param num_steps: steps in which a quarter of a period of the surrogate's dynamics
-        keeps accepting, in its tails as well; 0 where the surrogate is normal with the
-        mean ``center`` and the whitening's covariance.
-    :param near: whether the target is so close to a normal surrogate that moves to its
-        other side are accepted from the tails as well.
+    :param num_steps: the number of steps for a quarter of a period of the surrogate's
+        dynamics that are short enough to be accepted in its tails, too; 0 if the
+        surrogate is normal with mean ``center`` and the whitening's covariance.
+    :param over_relaxed: whether the target is so close to a normal surrogate that
+        over-relaxed moves, to the other side of its centre, are accepted from the tails
+        as well.
     :param num_rows: rows of data that an evaluation of the surrogate reads.
     """
 
@@ -41,7 +42,7 @@ class Landscape(NamedTuple):
     center: Array | None = None
     log_surrogate: Callable[[Array], Array] | None = None
     num_steps: int = 4
-    near: bool = False
+    over_relaxed: bool = False
     num_rows: int = 0
 
 
@@ -50,13 +51,13 @@ class Proposed(NamedTuple):
 
     :param z: the position, shape ``(D,)``.
     :param log_q_ratio: ``log q(z | z') - log q(z' | z)``; zero for a stay.
-    :param moved: whether the position is another one. A proposal with a first stage of
-        its own that rejected stays at the very same ``z``: no row needs to be read.
-    :param tunes: whether the fate of the move says something about the step size.
-        Only a component of a :func:`mixture` that has no step size says no.
-    :param log_surrogate: the log surrogate at both positions, shape ``(2,)``, where
-        ``log_q_ratio`` is their difference: it cancels in a decision, which then is
-        about what the target has beyond the surrogate and needs nothing else.
+    :param moved: whether the position changed. A proposal whose first stage rejected
+        stays at the very same ``z``, and no row needs to be read.
+    :param tunes: whether the step-size adaptation may use the outcome of the move. It
+        is false only for components of a :func:`mixture` without a step size.
+    :param log_surrogate: the log surrogate at both positions, shape ``(2,)``, if
+        ``log_q_ratio`` is their difference. It then cancels in the acceptance ratio,
+        and the decision needs only the residual of the target over the surrogate.
     """
 
     z: Array
@@ -70,13 +71,13 @@ class Proposed(NamedTuple):
 class Proposal(ABC):
     """A way to propose a position; the base of the ``proposal.*`` choices."""
 
-    #: acceptance rate that a Metropolis test should aim at, all stages together
+    #: target acceptance rate of a Metropolis test, over all stages together
     target_accept_prob = 0.3
-    #: whether :meth:`propose` calls the landscape's ``gradient``
+    #: whether :meth:`propose` calls the context's ``gradient``
     uses_gradient = False
-    #: whether it needs the landscape's ``center`` and ``log_surrogate``
+    #: whether it needs the context's ``center`` and ``log_surrogate``
     uses_surrogate = False
-    #: whether it follows the surrogate's gradient, so that what it knows pays
+    #: whether it follows the surrogate's gradient, so that an accurate one pays
     follows_surrogate = False
     #: whether it has a scale that warmup should tune
     adapts_step_size = True
@@ -85,7 +86,7 @@ class Proposal(ABC):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What a result records of it, for :func:`~numpyro_minibatch.diagnose`."""
+        """The facts that results record, for :func:`~numpyro_minibatch.diagnose`."""
         return {
             "has_step_size": self.adapts_step_size,
             "uses_surrogate": self.uses_surrogate,
@@ -93,18 +94,18 @@ class Proposal(ABC):
 
     @abstractmethod
     def propose(
-        self, key: Array, z: Array, step_size: Array, landscape: Landscape
+        self, key: Array, z: Array, step_size: Array, context: ProposalContext
     ) -> Proposed:
         """Propose a position.
 
         :param key: PRNG key.
         :param z: the current position, shape ``(D,)``.
         :param step_size: step size in the whitened coordinates.
-        :param landscape: what can be known about the target.
+        :param context: what can be known about the target.
         """
 
-    def evaluations(self, landscape: Landscape) -> int:
-        """How often the surrogate is evaluated for a proposal, at most."""
+    def evaluations(self, context: ProposalContext) -> int:
+        """The largest number of surrogate evaluations of a proposal."""
         return 0
 
 
@@ -117,9 +118,9 @@ def check_number(
     """Raise unless a value is a finite number that is allowed.
 
     :param what: the function and its argument, for the messages.
-    :param value: what the user wrote.
-    :param allowed: whether a number is.
-    :param expected: what is allowed, in words.
+    :param value: the argument that the user gave.
+    :param allowed: a function that is true for allowed numbers.
+    :param expected: a description of the allowed numbers.
     :return: the value as a ``float``.
     :raises TypeError: the value is no number.
     :raises ValueError: it is not finite, or not allowed.

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from numpyro_minibatch.proposal._contract import Landscape, Proposal, Proposed
+from numpyro_minibatch.proposal._contract import Proposal, ProposalContext, Proposed
 
 __all__ = ["langevin", "random_walk"]
 
@@ -16,10 +16,10 @@ __all__ = ["langevin", "random_walk"]
 @dataclass(frozen=True)
 class _RandomWalk(Proposal):
     def propose(
-        self, key: Array, z: Array, step_size: Array, landscape: Landscape
+        self, key: Array, z: Array, step_size: Array, context: ProposalContext
     ) -> Proposed:
         noise = jax.random.normal(key, z.shape, z.dtype)
-        step = step_size * landscape.whitening.color(noise)
+        step = step_size * context.whitening.color(noise)
         return Proposed(z + step, jnp.zeros((), z.dtype))
 
 
@@ -29,17 +29,17 @@ class _Langevin(Proposal):
     uses_gradient = True
 
     def propose(
-        self, key: Array, z: Array, step_size: Array, landscape: Landscape
+        self, key: Array, z: Array, step_size: Array, context: ProposalContext
     ) -> Proposed:
         noise = jax.random.normal(key, z.shape, z.dtype)
-        whitening = landscape.whitening
+        whitening = context.whitening
 
-        # The reverse move needs the gradient of the same batch at z': for each batch
-        # q is then a proposal of its own, and the chain a mixture of valid ones. The
+        # The reverse move needs the gradient of the same batch at z'. Each batch then
+        # defines its own proposal q, and the chain is a mixture of valid kernels. The
         # loop keeps the model at one place of the compiled program.
         def half_step(i: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
             position, drift = carry
-            new = whitening.whiten_gradient(landscape.gradient(position))
+            new = whitening.whiten_gradient(context.gradient(position))
             moved = z + step_size * whitening.color(0.5 * step_size * new + noise)
             return jnp.where(i == 0, moved, position), jnp.where(
                 i == 0, new, drift + new
@@ -55,10 +55,9 @@ class _Langevin(Proposal):
 
 
 def random_walk() -> Proposal:
-    """Gaussian steps of the step size in the whitened coordinates.
+    """Gaussian steps in the whitened coordinates, scaled by the step size.
 
-    Without mass matrix adaptation the coordinates are those of the unconstrained
-    parameters.
+    Without mass matrix adaptation the coordinates are the unconstrained parameters.
 
     **Example**
 
@@ -74,10 +73,10 @@ def random_walk() -> Proposal:
 def langevin() -> Proposal:
     """Langevin steps (MALA) on a minibatch gradient, with their ``q`` ratio.
 
-    The gradient comes from a batch of its own: on the batch that decides, a move that
-    follows the batch's own gradient would look better than it is.
+    The gradient comes from a separate batch. If the same batch were used for the
+    accept/reject step, a move along its gradient would look better than it is.
 
-    The paper of MINT [1] proposes with such steps for neural networks.
+    The paper of MINT [1] uses such proposals for neural networks.
 
     **References:**
 

@@ -12,8 +12,8 @@ import numpy as np
 from jax import Array
 
 from numpyro_minibatch.proposal._contract import (
-    Landscape,
     Proposal,
+    ProposalContext,
     Proposed,
     check_number,
     is_positive,
@@ -35,7 +35,7 @@ class _Mixture(Proposal):
         parts = [part for _, part in scaled]
         tuned = [pair for pair in scaled if pair[1].adapts_step_size] or list(scaled)
         share = sum(weight for weight, _ in tuned)
-        # only moves of the components with a step size are compared with this
+        # the target for moves of the components that have a step size
         target = sum(w * part.target_accept_prob for w, part in tuned) / share
         derived = {
             "components": scaled,
@@ -49,15 +49,15 @@ class _Mixture(Proposal):
         for name, value in derived.items():
             object.__setattr__(self, name, value)
 
-    def evaluations(self, landscape: Landscape) -> int:
-        return max(part.evaluations(landscape) for _, part in self.components)
+    def evaluations(self, context: ProposalContext) -> int:
+        return max(part.evaluations(context) for _, part in self.components)
 
     def propose(
-        self, key: Array, z: Array, step_size: Array, landscape: Landscape
+        self, key: Array, z: Array, step_size: Array, context: ProposalContext
     ) -> Proposed:
         def branch(part: Proposal) -> Callable[[Array], Proposed]:
             def propose(key: Array) -> Proposed:
-                made = part.propose(key, z, step_size, landscape)
+                made = part.propose(key, z, step_size, context)
                 return Proposed(
                     made.z,
                     jnp.asarray(made.log_q_ratio, z.dtype),
@@ -81,12 +81,12 @@ def mixture(
 ) -> Proposal:
     """One of several proposals at each step, chosen at random.
 
-    The choice does not look at the position, so the chain is a mixture of valid ones
-    and each component answers with its own ratio [1].
+    The choice does not depend on the position, so the chain is a mixture of valid
+    kernels, and each component uses its own proposal ratio [1].
 
-    Components share one step size. Only steps of those that have one adapt it, and the
-    acceptance rate aimed at is the mean of theirs. Where chains are vectorized every
-    component is computed at every step.
+    Components share one step size. Only moves of components with a step size adapt it,
+    and the target acceptance rate is the mean of theirs. Vectorised chains compute
+    every component at every step.
 
     :param components: ``{proposal: weight}``, or pairs ``(weight, proposal)``; the
         weights are positive and need not sum to one.

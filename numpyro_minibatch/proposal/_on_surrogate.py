@@ -14,8 +14,8 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from numpyro_minibatch.proposal._contract import (
-    Landscape,
     Proposal,
+    ProposalContext,
     Proposed,
     check_number,
     is_positive,
@@ -30,37 +30,41 @@ __all__ = [
 ]
 
 
-# proposals that look at the surrogate ------------------------------------------------
+# proposals that use the surrogate ----------------------------------------------------
 
 
-def _surrogate(landscape: Landscape) -> Callable[[Array], Array]:
-    assert landscape.log_surrogate is not None  # the kernel has checked
-    return landscape.log_surrogate
+def _surrogate(context: ProposalContext) -> Callable[[Array], Array]:
+    assert context.log_surrogate is not None  # the kernel has checked
+    return context.log_surrogate
 
 
-def _centered(z: Array, landscape: Landscape) -> tuple[Array, Array]:
+def _centered(z: Array, context: ProposalContext) -> tuple[Array, Array]:
     """The centre, and the whitened displacement from it."""
-    assert landscape.center is not None  # the kernel has checked
-    return landscape.center, landscape.whitening.whiten(z - landscape.center)
+    assert context.center is not None  # the kernel has checked
+    return context.center, context.whitening.whiten(z - context.center)
 
 
-def _turned(
-    z: Array, noise: Array, cos: Array | float, sin: Array | float, landscape: Landscape
+def _rotated(
+    z: Array,
+    noise: Array,
+    cos: Array | float,
+    sin: Array | float,
+    context: ProposalContext,
 ) -> Proposed:
-    """Turn the displacement into the noise, which leaves the normal law as it is."""
-    center, white = _centered(z, landscape)
+    """Rotate the displacement towards the noise, which preserves the normal."""
+    center, white = _centered(z, context)
     white_new = cos * white + sin * noise
     log_q_ratio = 0.5 * (jnp.square(white_new) - jnp.square(white)).sum()
-    return Proposed(center + landscape.whitening.color(white_new), log_q_ratio)
+    return Proposed(center + context.whitening.color(white_new), log_q_ratio)
 
 
 def _first_stage(
     z: Array, z_new: Array, logs: Array, log_ratio: Array, noise: Array
 ) -> Proposed:
-    """Accept on the surrogate or stay; the second stage pays the surrogate back.
+    """Accept on the surrogate or stay; the second stage divides it out again.
 
     :param logs: log surrogate at both positions.
-    :param log_ratio: the log ratio of this stage; not a number is a rejection.
+    :param log_ratio: the log ratio of this stage; NaN is a rejection.
     :param noise: two normal numbers.
     """
     # Half the square of two normals is an exponential, the -log of a uniform: one
@@ -75,39 +79,46 @@ def _first_stage(
 
 
 #: length of a trajectory, about a quarter of a period, ``pi / 2``
-LENGTH = 1.56
-#: Cosine of one turn on a normal surrogate near the target, the correlation of a draw
-#: with the last. Below zero the errors of successive draws cancel in their mean, whose
-#: variance is ``(1 + cos) / (1 - cos)`` of that of independent draws. That of an even
-#: function, ``(1 + cos**2) / (1 - cos**2)``, is larger; for the indicator of a 5% tail,
-#: which is neither, the two make up for each other at this number.
-BACK = -0.3
+TRAJECTORY_LENGTH = 1.56
+#: Cosine of one rotation on a normal surrogate close to the target, which is the
+#: correlation of successive draws. Below zero the errors of successive draws cancel in
+#: their mean, whose variance is ``(1 + cos) / (1 - cos)`` times that of independent
+#: draws. For an even function the factor is ``(1 + cos**2) / (1 - cos**2)``, which is
+#: larger. The indicator of a 5% tail is a sum of both kinds, and at this number the two
+#: effects cancel.
+OVERRELAXATION_COSINE = -0.3
 
 
 def follow(
-    z: Array, momentum: Array, step: Array, num_steps: ArrayLike, landscape: Landscape
+    z: Array,
+    momentum: Array,
+    step: Array,
+    num_steps: ArrayLike,
+    context: ProposalContext,
 ) -> tuple[Array, Array, Array]:
     """Follow the surrogate's dynamics.
 
-    Those of the normal law with its mean and covariance are known: they turn position
-    and momentum into each other. So a step is a turn between two half kicks by what the
-    surrogate's gradient has beyond that law's, and errs by the difference alone, where
-    leapfrog errs by the whole.
+    The exact dynamics of the normal distribution with the surrogate's mean and
+    covariance rotate position and momentum into each other. A step is such a rotation
+    between two half kicks, each by the difference of the surrogate's gradient and the
+    normal's. Its error comes from this difference alone; that of leapfrog comes from
+    the whole gradient.
 
-    :param step: time of a step; a turn by ``pi / 2`` is a quarter of a period.
+    :param step: time of a step; a rotation by ``pi / 2`` is a quarter of a period.
     :return: position and momentum at the end, and the log surrogate at both ends.
     """
-    density = _surrogate(landscape)
-    whitening = landscape.whitening
-    center, white = _centered(z, landscape)
+    density = _surrogate(context)
+    whitening = context.whitening
+    center, white = _centered(z, context)
     cos, sin = jnp.cos(step), jnp.sin(step)
 
-    # A half kick at each end of every turn; two that meet are one. The loop keeps the
-    # surrogate, which holds the model's prior, at few places of the compiled program.
-    def kick_and_turn(i: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
+    # There is a half kick at each end of every rotation; two that meet are one kick.
+    # The loop keeps the surrogate, which contains the model's prior, at few places of
+    # the compiled program.
+    def kick_and_rotate(i: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
         position, white, momentum, first, last = carry
         at_end = (i == 0) | (i == num_steps)
-        # only the ends need their density, the same condition for all chains
+        # only the ends need the density; the condition is the same for all chains
         value, gradient = jax.lax.cond(
             at_end,
             jax.value_and_grad(density),
@@ -117,20 +128,20 @@ def follow(
         kick = jnp.where(at_end, 0.5 * step, step)
         momentum = momentum + kick * (whitening.whiten_gradient(gradient) + white)
         ends = i == num_steps
-        turned = cos * white + sin * momentum
+        rotated = cos * white + sin * momentum
         momentum = jnp.where(ends, momentum, cos * momentum - sin * white)
-        position = jnp.where(ends, position, center + whitening.color(turned))
-        return position, turned, momentum, jnp.where(i == 0, value, first), value
+        position = jnp.where(ends, position, center + whitening.color(rotated))
+        return position, rotated, momentum, jnp.where(i == 0, value, first), value
 
     zero = jnp.zeros((), z.dtype)
     z, _, momentum, first, last = jax.lax.fori_loop(
-        0, num_steps + 1, kick_and_turn, (z, white, momentum, zero, zero)
+        0, num_steps + 1, kick_and_rotate, (z, white, momentum, zero, zero)
     )
     return z, momentum, jnp.stack([first, last])
 
 
 def log_metropolis_ratio(momentum: Array, momentum_new: Array, logs: Array) -> Array:
-    """What a trajectory lost of its energy.
+    """The energy that a trajectory lost, the log of its acceptance ratio.
 
     :param logs: log surrogate at both ends.
     """
@@ -170,38 +181,44 @@ class _SurrogateHMC(Proposal):
         )
         object.__setattr__(self, "jitter", jitter)
 
-    def trajectory(self, landscape: Landscape) -> tuple[int, float]:
-        """Number of steps and their length; none where one turn is the exact flow."""
+    def trajectory(self, context: ProposalContext) -> tuple[int, float]:
+        """The number of steps and their length; 0 if a rotation is the exact flow."""
         num_steps, step_size = self.num_steps, self.step_size
         if num_steps is None:
-            num_steps = landscape.num_steps
+            num_steps = context.num_steps
             if step_size is not None:
-                num_steps = max(1, round(LENGTH / step_size))
+                num_steps = max(1, round(TRAJECTORY_LENGTH / step_size))
         if step_size is None:
-            step_size = LENGTH / max(num_steps, 1)
+            step_size = TRAJECTORY_LENGTH / max(num_steps, 1)
         return num_steps, step_size
 
-    def evaluations(self, landscape: Landscape) -> int:
-        num_steps, _ = self.trajectory(landscape)
+    def evaluations(self, context: ProposalContext) -> int:
+        num_steps, _ = self.trajectory(context)
         return num_steps + 1 if num_steps else 0
 
     def propose(
-        self, key: Array, z: Array, step_size: Array, landscape: Landscape
+        self, key: Array, z: Array, step_size: Array, context: ProposalContext
     ) -> Proposed:
-        num_steps, length = self.trajectory(landscape)
+        num_steps, length = self.trajectory(context)
         if num_steps == 0:
-            # the flow of the normal law itself, which loses no energy
-            if not landscape.near:
-                return independence().propose(key, z, step_size, landscape)
+            # the exact flow of the normal distribution, which loses no energy
+            if not context.over_relaxed:
+                return independence().propose(key, z, step_size, context)
             noise = jax.random.normal(key, z.shape, z.dtype)
-            return _turned(z, noise, BACK, math.sqrt(1.0 - BACK**2), landscape)
+            return _rotated(
+                z,
+                noise,
+                OVERRELAXATION_COSINE,
+                math.sqrt(1.0 - OVERRELAXATION_COSINE**2),
+                context,
+            )
         noise = jax.random.normal(key, (z.size + 3,), z.dtype)
         momentum, for_step, for_accept = noise[:-3], noise[-3], noise[-2:]
         step = jnp.asarray(length, z.dtype)
         if self.jitter:  # erf(x / sqrt(2)) of a normal x is uniform on (-1, 1)
             uniform = jax.scipy.special.erf(for_step * np.sqrt(0.5).item())
             step = step * (1.0 + self.jitter * uniform)
-        z_new, momentum_new, logs = follow(z, momentum, step, num_steps, landscape)
+        z_new, momentum_new, logs = follow(z, momentum, step, num_steps, context)
         log_ratio = log_metropolis_ratio(momentum, momentum_new, logs)
         return _first_stage(z, z_new, logs, log_ratio, for_accept)
 
@@ -210,15 +227,15 @@ class _SurrogateHMC(Proposal):
 class _DelayedRandomWalk(Proposal):
     uses_surrogate = True
 
-    def evaluations(self, landscape: Landscape) -> int:
+    def evaluations(self, context: ProposalContext) -> int:
         return 2
 
     def propose(
-        self, key: Array, z: Array, step_size: Array, landscape: Landscape
+        self, key: Array, z: Array, step_size: Array, context: ProposalContext
     ) -> Proposed:
         noise = jax.random.normal(key, (z.size + 2,), z.dtype)
-        z_new = z + step_size * landscape.whitening.color(noise[:-2])
-        logs = jax.vmap(_surrogate(landscape))(jnp.stack([z, z_new]))
+        z_new = z + step_size * context.whitening.color(noise[:-2])
+        logs = jax.vmap(_surrogate(context))(jnp.stack([z, z_new]))
         return _first_stage(z, z_new, logs, logs[1] - logs[0], noise[-2:])
 
 
@@ -228,12 +245,12 @@ class _Independence(Proposal):
     adapts_step_size = False
 
     def propose(
-        self, key: Array, z: Array, step_size: Array, landscape: Landscape
+        self, key: Array, z: Array, step_size: Array, context: ProposalContext
     ) -> Proposed:
         noise = jax.random.normal(key, z.shape, z.dtype)
-        center, white = _centered(z, landscape)
+        center, white = _centered(z, context)
         log_q_ratio = 0.5 * (jnp.square(noise) - jnp.square(white)).sum()
-        return Proposed(center + landscape.whitening.color(noise), log_q_ratio)
+        return Proposed(center + context.whitening.color(noise), log_q_ratio)
 
 
 @dataclass(frozen=True)
@@ -250,10 +267,10 @@ class _StudentT(Proposal):
         object.__setattr__(self, "df", df)
 
     def propose(
-        self, key: Array, z: Array, step_size: Array, landscape: Landscape
+        self, key: Array, z: Array, step_size: Array, context: ProposalContext
     ) -> Proposed:
         if self.df.is_integer() and self.df <= 32:
-            # a chi-squared number is a sum of squares, cheaper than a gamma number
+            # a chi-squared variate is a sum of squares, cheaper than a gamma variate
             normal = jax.random.normal(key, (z.size + int(self.df),), z.dtype)
             normal, others = normal[: z.size], normal[z.size :]
             chi_squared = jnp.square(others).sum()
@@ -262,10 +279,10 @@ class _StudentT(Proposal):
             normal = jax.random.normal(key_normal, z.shape, z.dtype)
             chi_squared = 2.0 * jax.random.gamma(key_scale, 0.5 * self.df, (), z.dtype)
         noise = normal * jnp.sqrt(self.df / chi_squared)
-        center, white = _centered(z, landscape)
+        center, white = _centered(z, context)
         logs = jnp.log1p(jnp.square(jnp.stack([noise, white])).sum(-1) / self.df)
         log_q_ratio = 0.5 * (self.df + z.size) * (logs[0] - logs[1])
-        return Proposed(center + landscape.whitening.color(noise), log_q_ratio)
+        return Proposed(center + context.whitening.color(noise), log_q_ratio)
 
 
 @dataclass(frozen=True)
@@ -287,13 +304,13 @@ class _PreconditionedCrankNicolson(Proposal):
             object.__setattr__(self, "adapts_step_size", False)
 
     def propose(
-        self, key: Array, z: Array, step_size: Array, landscape: Landscape
+        self, key: Array, z: Array, step_size: Array, context: ProposalContext
     ) -> Proposed:
         noise = jax.random.normal(key, z.shape, z.dtype)
         beta = step_size if self.beta is None else self.beta
         beta = jnp.minimum(jnp.asarray(beta, z.dtype), 1.0)
-        # sqrt((1 - b) (1 + b)) keeps its digits where b is near one
-        return _turned(z, noise, jnp.sqrt((1.0 - beta) * (1.0 + beta)), beta, landscape)
+        # sqrt((1 - b) (1 + b)) keeps its digits where b is close to one
+        return _rotated(z, noise, jnp.sqrt((1.0 - beta) * (1.0 + beta)), beta, context)
 
 
 def surrogate_hmc(
@@ -301,52 +318,51 @@ def surrogate_hmc(
 ) -> Proposal:
     """Hamiltonian Monte Carlo on the surrogate, then one decision on the data.
 
-    A first stage draws a momentum, follows the surrogate's dynamics for a few steps,
-    and accepts on the surrogate's own energy: it is reversible with respect to the
-    surrogate, and reads no row but those that the surrogate has as they are. What it
-    accepts goes to the minibatch, which decides on the surrogate's error alone: delayed
-    acceptance [1]. On a skewed surrogate it follows the skewness, which
-    :func:`independence` cannot.
+    The first stage draws a momentum, follows the surrogate's dynamics for a few steps,
+    and accepts according to the surrogate's energy. It is reversible with respect to
+    the surrogate, and reads only the rows that the surrogate evaluates exactly. The
+    minibatch then decides on moves that the first stage accepted, by the surrogate's
+    error alone: delayed acceptance [1]. The trajectory follows the skewness of a skewed
+    surrogate, which :func:`independence` cannot.
 
-    A step is a turn of position and momentum into each other, which is the flow of the
-    normal law with the surrogate's mean and covariance, between two half kicks by what
-    the surrogate's gradient has beyond that law's [3]. What it errs by is the
-    difference of the two alone.
+    A step rotates position and momentum into each other, which is the exact flow of the
+    normal distribution with the surrogate's mean and covariance. Half kicks before and
+    after it apply the difference of the surrogate's gradient and the normal's [3]. The
+    error of a step comes from this difference alone.
 
-    The length of a trajectory is a number times the standard deviations that the
-    whitening knows, so it is set here and not adapted. A quarter of a period, about
-    ``pi / 2`` in all, is what forgets the start on a normal surrogate. The set-up
-    halves the step until hardly a draw of the surrogate is left that trajectories would
-    be rejected from: steps that are too long for the tails keep the chain out of them,
-    and the acceptance rate does not show it. A surrogate whose draws are not worth
-    following, because it is far from the target, is better served by
-    :func:`delayed_random_walk`.
+    The length of a trajectory is measured in the standard deviations of the whitening,
+    so it is set here and not adapted. On a normal surrogate a quarter of a period,
+    about ``pi / 2`` in all, forgets the start. The set-up halves the step until
+    trajectories are rejected from hardly any draw of the surrogate: steps that are too
+    long for the tails keep the chain out of them, and the acceptance rate does not show
+    it. If the surrogate is too far from the target for trajectories to pay,
+    :func:`delayed_random_walk` is the better choice.
 
-    Where the set-up finds the surrogate normal there is neither a trajectory nor a
-    first stage: one turn is the flow itself, and one decision is about all that the
-    target has beyond the normal law. Where the target is close to it, the turn is a
-    little longer than a quarter of a period, so that a draw has a correlation of -0.3
-    with the last. If all moves are accepted, such over-relaxed [4] draws give means as
-    exact as those of 1.9 times as many independent ones, medians of 1.4, the 5% and 95%
-    quantiles of 1.05, and standard deviations of 0.8 times as many. A rejection repeats
-    a draw, and of two turns a draw (``num_steps=2`` of the kernel, or thinning) the
-    correlation is 0.09. Where the target is further away, so that importance sampling
-    from the normal law would leave less than 0.94 of the draws, the turn leads to an
-    independent draw: in a skewed tail, on the other side of which the target is thin,
-    an over-relaxed chain would stay for longer. For uncorrelated draws write
-    :func:`independence`.
+    Where the set-up finds the surrogate normal, there is neither a trajectory nor a
+    first stage. One rotation is the exact flow, and the minibatch decides on the whole
+    difference between the target and the normal. If the target is close to it, the
+    rotation is slightly longer than a quarter of a period, so that successive draws
+    have a correlation of -0.3. If all moves are accepted, such over-relaxed [4] draws
+    give means as precise as those of 1.9 times as many independent draws, medians of
+    1.4, the 5% and 95% quantiles of 1.05, and standard deviations of 0.8 times as many.
+    A rejection repeats a draw. With two rotations per draw (``num_steps=2`` of the
+    kernel, or thinning) the correlation is 0.09. If the target is further away, so that
+    importance sampling from the normal would have an efficiency below 0.94, the
+    rotation leads to an independent draw: an over-relaxed chain would stay longer in a
+    skewed tail, because the target has little mass on the other side. For uncorrelated
+    draws write :func:`independence`.
 
     Needs a control variate.
 
-    :param num_steps: steps; each evaluates the surrogate's gradient, as does the
-        start. By default what ``step_size`` asks for, else what the set-up found:
-        none, or 1, 2, 4, ..., 64.
-    :param step_size: length of one of them, in the whitened coordinates. By default
-        that of a quarter of a period.
-    :param jitter: relative half width of the uniform law around ``step_size`` from
-        which a trajectory draws its own, in ``[0, 1)``. With none, a coordinate whose
-        scale is half of what the whitening says is mirrored and never mixed. One turn
-        on a normal surrogate has none.
+    :param num_steps: the number of steps; each evaluates the surrogate's gradient, as
+        does the start. By default it follows from ``step_size`` if that is given, and
+        otherwise from the set-up: none, or 1, 2, 4, ..., 64.
+    :param step_size: length of a step, in the whitened coordinates. By default the
+        steps together make a quarter of a period.
+    :param jitter: relative half width of the uniform distribution around ``step_size``
+        from which a trajectory draws its own, in ``[0, 1)``. Without jitter, a
+        coordinate whose scale is half of that in the whitening is mirrored and never
+        mixes. A single rotation on a normal surrogate has no jitter.
     :raises TypeError: if an argument is of the wrong kind.
     :raises ValueError: if an argument is out of range.
 
@@ -370,15 +386,15 @@ def surrogate_hmc(
         >>> hmc = proposal.surrogate_hmc()
         >>> hmc.uses_surrogate, hmc.adapts_step_size
         (True, False)
-        >>> landscape = proposal.Landscape(
+        >>> context = proposal.ProposalContext(
         ...     gradient=lambda z: -z,
         ...     whitening=proposal.Whitening(jnp.ones(3)),
         ...     center=jnp.zeros(3),
         ...     log_surrogate=lambda z: -0.5 * (z**2).sum(),
         ... )
         >>> z = jnp.array([3.0, 0.0, -2.0])
-        >>> proposed = hmc.propose(jax.random.key(0), z, 1.0, landscape)
-        >>> ratio = landscape.log_surrogate(z) - landscape.log_surrogate(proposed.z)
+        >>> proposed = hmc.propose(jax.random.key(0), z, 1.0, context)
+        >>> ratio = context.log_surrogate(z) - context.log_surrogate(proposed.z)
         >>> bool(proposed.moved), bool(proposed.log_q_ratio == ratio)
         (True, True)
     """
@@ -388,12 +404,12 @@ def surrogate_hmc(
 def delayed_random_walk() -> Proposal:
     """A random walk whose steps pass the surrogate before any data are read.
 
-    The first stage accepts on the surrogate, without data; what it accepts goes to
-    the minibatch, which decides on the surrogate's error alone: delayed acceptance
-    [1]. It is the same walk as :func:`random_walk`, decided in two parts, and reads
-    rows for a fraction of its steps.
+    The first stage accepts on the surrogate, without data. The minibatch decides on the
+    moves that it accepted, by the surrogate's error alone: delayed acceptance [1]. The
+    walk is that of :func:`random_walk` with the decision in two parts, and it reads
+    rows for only a fraction of its steps.
 
-    The acceptance rate that the step size aims at counts both stages. Needs a control
+    The target acceptance rate of the step size counts both stages. Needs a control
     variate.
 
     **References:**
@@ -420,11 +436,11 @@ def independence() -> Proposal:
     """Independent draws from the Laplace approximation, ``N(center, C C')``.
 
     The draws do not depend on the position, so on a posterior that is nearly normal
-    successive ones are nearly independent. Where the posterior's tails are heavier
-    than normal the chain gets stuck in them [1]: prefer :func:`student_t` or
+    successive draws are nearly independent. If the posterior's tails are heavier than
+    normal, the chain gets stuck in them [1]: prefer :func:`student_t` or
     :func:`surrogate_hmc` there.
 
-    Needs a control variate, whose centre it takes.
+    Needs a control variate, whose centre it uses.
 
     **References:**
 
@@ -448,10 +464,10 @@ def student_t(df: float = 5.0) -> Proposal:
     """Independent draws from a multivariate Student-t around the Laplace centre.
 
     As :func:`independence`, with tails heavier than those of most posteriors, so that
-    no position holds the chain for long [1]. The price is acceptance, and it grows
-    with the dimension.
+    the chain stays nowhere for long [1]. The acceptance rate is lower, the more so the
+    higher the dimension.
 
-    Needs a control variate, whose centre it takes.
+    Needs a control variate, whose centre it uses.
 
     :param df: degrees of freedom. The scale matrix is that of the normal, ``C C'``;
         the covariance is ``df / (df - 2)`` times as large.
@@ -475,17 +491,17 @@ def student_t(df: float = 5.0) -> Proposal:
 
 
 def preconditioned_crank_nicolson(beta: float | None = None) -> Proposal:
-    """Steps that leave the Laplace approximation as it is (pCN).
+    """Steps that preserve the Laplace approximation (pCN).
 
     ``z' = c + sqrt(1 - beta ** 2) (z - c) + beta C xi`` is reversible with respect to
-    ``N(c, C C')`` [1], so that the decision is about the posterior's departure from it
-    alone. At ``beta = 1`` this is :func:`independence`; smaller steps keep accepting
-    where the posterior is further from normal, whatever the dimension.
+    ``N(c, C C')`` [1], so that the decision depends only on the posterior's departure
+    from it. At ``beta = 1`` this is :func:`independence`. Smaller steps are still
+    accepted where the posterior is further from normal, whatever the dimension.
 
-    Needs a control variate, whose centre it takes.
+    Needs a control variate, whose centre it uses.
 
-    :param beta: length of a step, in ``(0, 1]``; by default the step size, which
-        warmup adapts and which counts as one where it is larger.
+    :param beta: length of a step, in ``(0, 1]``; by default the step size, which warmup
+        adapts and which is capped at one.
     :raises TypeError: if ``beta`` is not a number.
     :raises ValueError: if ``beta`` is out of range.
 

@@ -1,8 +1,8 @@
-"""How long: a driver for long runs, which streams, stops, and goes on.
+"""A driver for long runs, which can be streamed to disk, stopped and resumed.
 
-It stands beside NumPyro's ``MCMC`` and takes the same kernels. A run is a sequence of
-chunks of one compiled program; while one runs, the draws of the one before it are
-fetched, written and reported.
+It is an alternative to NumPyro's ``MCMC`` and takes the same kernels. A run is a
+sequence of chunks of one compiled program. While a chunk runs, the draws of the
+previous one are fetched, written and reported.
 """
 
 from numpyro_minibatch.sampling._sample import export_run, open_run, sample

@@ -1,4 +1,4 @@
-"""Which device draws which chains or reads which rows, and which process does."""
+"""The division of chains and rows among devices and processes."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from numpyro_minibatch._internal.passes import AXIS
 
 __all__ = ["CHAINS", "Share"]
 
-CHAINS = "chains"  # the axis of a program that chains are divided among
-ROWS = "rows"  # the axis of a mesh whose devices share the passes of a chain
+CHAINS = "chains"  # the axis of a program for its chains
+ROWS = "rows"  # the axis of a mesh for the rows of a pass
 
 
 @dataclass(frozen=True)
 class Share:
-    """The part of a run that this process does.
+    """The part of a run that belongs to this process.
 
-    Chains do not need each other, so processes do not wait for each other while they
-    draw: each runs a program of its own on the devices that it has.
+    Chains are independent, so that processes do not wait for each other while they
+    draw: each runs its own program on its own devices.
 
     :param first: its first chain.
-    :param count: how many chains it has.
+    :param count: the number of its chains.
     :param mesh: its own devices, with an axis of chains and one of rows; ``None`` for
-        the first one alone.
+        the first device alone.
     :param setup: the devices of all processes, for the passes before the run; ``None``
-        if there is but one.
-    :param process: which process it is.
-    :param processes: how many take part.
+        if there is only one.
+    :param process: the number of this process.
+    :param processes: the number of processes.
     """
 
     first: int
@@ -49,7 +49,7 @@ class Share:
         :param num_chains: the number of chains.
         :param mesh: a mesh with an axis of chains, one called ``"rows"``, or both; or
             ``None``.
-        :raises TypeError: it is no such mesh.
+        :raises TypeError: ``mesh`` is not such a mesh.
         :raises ValueError: the chains cannot be divided evenly, or none of the devices
             belongs to this process.
         """
@@ -66,15 +66,15 @@ class Share:
             )
         if any(d.process_index != row[0].process_index for row in devices for d in row):
             raise ValueError(
-                "sample(mesh=...): the devices that share the rows of a chain must "
-                "belong to one process. Write Mesh(numpy.reshape(jax.devices(), "
+                "sample(mesh=...): the devices along the axis of rows must belong to "
+                "one process. Write Mesh(numpy.reshape(jax.devices(), "
                 f'({len(owners)}, -1)), ("chains", "rows")).'
             )
         places = [k for k, row in enumerate(devices) if row[0].process_index == here]
         if places != list(range(places[0], places[0] + len(places))):
             raise ValueError(
-                "sample(mesh=...): the devices of a process must stand side by side. "
-                'Write Mesh(jax.devices(), ("chains",)).'
+                "sample(mesh=...): the devices of a process must be next to each "
+                'other. Write Mesh(jax.devices(), ("chains",)).'
             )
         each = num_chains // len(devices)
         own, setup = devices[places], None
@@ -92,7 +92,7 @@ class Share:
 
     @property
     def devices(self) -> dict[str, int]:
-        """Among how many devices of this process chains and rows are divided."""
+        """The numbers of this process's devices for chains and for rows."""
         chains, rows = self.mesh.devices.shape if self.mesh is not None else (1, 1)
         return {"chains": chains, "rows": rows}
 
@@ -106,7 +106,7 @@ class Share:
 
 
 def _chains_and_rows(mesh: Any) -> np.ndarray:
-    """The devices of a mesh, those that share the rows of a chain side by side."""
+    """The devices of a mesh, with the axes of chains and of rows."""
     names = mesh.axis_names if isinstance(mesh, Mesh) else ()
     if len(names) == 1:
         devices = mesh.devices[None] if ROWS in names else mesh.devices[:, None]
@@ -116,6 +116,6 @@ def _chains_and_rows(mesh: Any) -> np.ndarray:
         raise TypeError(
             "sample(mesh=...) must be a jax.sharding.Mesh with one axis, such as "
             'Mesh(jax.devices(), ("chains",)) or Mesh(jax.devices(), ("rows",)), or '
-            f'with these two, ("chains", "rows"), got {describe(mesh)}.'
+            f'with both, ("chains", "rows"), got {describe(mesh)}.'
         )
     return devices

@@ -1,7 +1,7 @@
-"""The compiled program of a long run: some draws of all chains, again and again.
+"""The compiled program of a long run, which makes some draws of all chains.
 
-One program makes any number of draws, of any number of steps each, so that warmup,
-short chunks and long ones compile once, and no draw depends on how they were divided.
+One program makes any number of draws, of any number of steps each. Warmup, short chunks
+and long ones therefore compile once, and no draw depends on the division into chunks.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ __all__ = ["Program"]
 
 _MOST_BYTES = 2**26  # of the draws that one call of the program returns
 _MOST_DRAWS = 2**14
-_PIECE = 64  # draws whose rows are told at a time
+_PIECE = 64  # draws whose rows are computed at once
 
-# what NumPyro's HMC does not collect by itself
+# fields that NumPyro's HMC does not collect by default
 _OF_HMC = (
     "accept_prob",
     "num_steps",
@@ -44,16 +44,16 @@ _OF_HMC = (
 
 @dataclass(frozen=True)
 class Chains:
-    """What a compiled program depends on; equal for equal kernels.
+    """The static inputs of a compiled program; equal for equal kernels.
 
     :param kernel: the kernel, after its ``init``.
-    :param identity: what says whether two kernels make the same program.
-    :param vectorized: whether the kernel's own functions take many chains.
+    :param identity: a value that is equal if two kernels make the same program.
+    :param vectorized: whether the kernel's own functions take several chains.
     :param num_chains: the number of chains.
     :param static: the model's arguments without their arrays.
     :param fields: the fields of the state that are collected.
     :param capacity: the most draws that one call returns.
-    :param mesh: devices that the chains are divided among, and the rows of a pass.
+    :param mesh: devices among which the chains and the rows of a pass are divided.
     """
 
     kernel: Any
@@ -94,7 +94,7 @@ class Chains:
         return jax.vmap(step)(state)
 
     def collect(self, state: Any, arrays: list[Any]) -> dict[str, Any]:
-        """What is kept of a state, with an axis of chains."""
+        """The collected fields of a state, with an axis of chains."""
         args, kwargs = self.static.join(arrays)
         found = {name: attrgetter(name)(state) for name in self.fields}
         position = self.kernel.sample_field
@@ -111,10 +111,11 @@ class Chains:
 def _draw(
     chains: Chains, state: Any, arrays: list[Any], draws: Array, steps: Array
 ) -> tuple[Any, Any]:
-    """So many draws of so many steps each, in a buffer of fixed size."""
+    """``draws`` draws of ``steps`` steps each, in a buffer of fixed size."""
     run = partial(_some_draws, chains)
     if chains.mesh is not None:
-        # devices run their own chains, and wait for none but those that share rows
+        # devices run their own chains, and wait only for those with which they share
+        # rows
         of_chains, whole = _specs(chains, state), PartitionSpec()
         kept = PartitionSpec(None, CHAINS) if chains.num_chains > 1 else whole
         run = jax.shard_map(
@@ -133,7 +134,7 @@ def _collected(chains: Chains, state: Any, arrays: list[Any]) -> dict[str, Any]:
 
 
 def _specs(chains: Chains, state: Any) -> Any:
-    """How a state is divided among devices: by chains, but for what they share."""
+    """The division of a state among devices: by chains, except for shared parts."""
     if chains.num_chains == 1:  # it has no axis of chains
         return jax.tree.map(lambda _: PartitionSpec(), state)
     divided = jax.tree.map(lambda _: PartitionSpec(CHAINS), state)
@@ -168,18 +169,18 @@ def _some_draws(
 
 
 class Program:
-    """A kernel ready to draw.
+    """A kernel that is ready to draw.
 
-    :param kernel: a kernel of NumPyro's interface.
+    :param kernel: a kernel with NumPyro's interface.
     :param num_warmup: steps in which it adapts.
     :param num_chains: number of chains.
     :param args: positional arguments of the model.
     :param kwargs: keyword arguments of the model.
-    :param extra_fields: fields of the state that are collected besides those that the
-        kernel names.
-    :param mesh: devices of this process, with an axis that the chains are divided
-        among and one for the rows of a pass.
-    :param setup: devices that share the passes before the run.
+    :param extra_fields: fields of the state that are collected in addition to the
+        kernel's default fields.
+    :param mesh: devices of this process, with an axis for the chains and one for the
+        rows of a pass.
+    :param setup: devices among which the passes before the run are divided.
     """
 
     def __init__(
@@ -210,7 +211,7 @@ class Program:
         self._chains: Chains | None = None
 
     def _placed(self, given: tuple[tuple, dict[str, Any]]) -> list[Any]:
-        """The arrays of a model's arguments, where the program runs."""
+        """The arrays of a model's arguments, on the devices of the program."""
         if self._mesh is not None:
             everywhere = NamedSharding(self._mesh, PartitionSpec())
             devices = list(self._mesh.devices.flat)
@@ -223,7 +224,7 @@ class Program:
         return jax.device_put(array, NamedSharding(self._mesh, PartitionSpec()))
 
     def place(self, state: Any) -> Any:
-        """A state on the devices that its chains are divided among.
+        """A state on the devices among which its chains are divided.
 
         :param state: the state of all chains.
         """
@@ -259,9 +260,9 @@ class Program:
                     model_args=self.args,
                     model_kwargs=self.kwargs,
                 )
-            # what it is equal to must not change if it is used again
+            # a copy, because this kernel may change if it is used again
             kernel = kernel.snapshot()
-            # what a model reads from its surroundings is compiled in
+            # the closure and globals of a model are compiled in
             identity: Hashable = _ByValue(kernel), content
         else:
             kernel, state = _started(
@@ -285,7 +286,7 @@ class Program:
             1,
             self._mesh,
         )
-        # as compiled functions are, so that it is known the next time
+        # through the compiled function, so that the result is cached
         shapes = _collected.eval_shape(self._chains, state, self._arrays)
         size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes))
         capacity = int(np.clip(_MOST_BYTES // max(size, 1), 1, _MOST_DRAWS))
@@ -298,26 +299,26 @@ class Program:
         return self._fields
 
     def peek(self, state: Any) -> Any:
-        """What would be collected of a state, with the axes chain and draw first."""
+        """The collected fields of a state, with the axes chain and draw first."""
         assert self._chains is not None
         found = _collected(self._chains, state, self._arrays)
         return jax.tree.map(lambda x: np.asarray(x)[:, None], found)
 
     @property
     def identity(self) -> Hashable:
-        """Equal for runs of the same program."""
+        """A value that is equal for runs of the same program."""
         assert self._chains is not None
         return self._chains
 
     @property
     def capacity(self) -> int:
-        """The most draws of one call."""
+        """The largest number of draws of one call."""
         assert self._chains is not None
         return self._chains.capacity
 
     @property
     def most_steps(self) -> int:
-        """The most steps of one call whose rows can all be fetched ahead."""
+        """The largest number of steps whose rows can all be fetched in advance."""
         ahead = [rows for rows in self._ahead() if rows.most_ahead < len(rows)]
         if not ahead:
             return 2**31
@@ -329,10 +330,10 @@ class Program:
         return [rows for rows in found if rows.mode == "prefetch"]
 
     def _fetch_ahead(self, state: Any, done: int, steps: int) -> None:
-        """Have the rows of the steps that follow at hand."""
+        """Fetch the rows of the following steps."""
         if not self._ahead() or not getattr(self.kernel, "knows_rows", False):
             return
-        if self._streams is None:  # they stay what they are
+        if self._streams is None:  # they never change
             one = self.num_chains == 1
             keys = state.index_key[None] if one else state.index_key
             designs = getattr(state.surrogate, "designs", None)
@@ -355,21 +356,21 @@ class Program:
                 return rows
             return rows.with_rows(np.concatenate(mine).astype(np.int32))
 
-        # all others are where they belong
+        # all other arrays are in place already
         renewed = map_rows(fetched, self._static.join(self._arrays))
         self._arrays = [self._put(x) for x in Static.split(*renewed)[1]]
 
     def draw(
         self, state: Any, draws: int, steps: int, done: int
     ) -> tuple[Any, Callable]:
-        """Begin to make draws; returns at once.
+        """Start making draws; returns at once.
 
         :param state: the state of all chains.
-        :param draws: how many draws, at most :attr:`capacity`.
-        :param steps: steps of the kernel to a draw.
+        :param draws: the number of draws, at most :attr:`capacity`.
+        :param steps: steps of the kernel per draw.
         :param done: steps that were made before.
         :return: the state after them, and a function that waits for the draws and
-            returns what was collected, with the axes draw and chain first.
+            returns the collected fields, with the axes draw and chain first.
         """
         assert self._chains is not None
         self._fetch_ahead(state, done, draws * steps)
@@ -400,7 +401,7 @@ class _ByValue:
 
 @dataclass(frozen=True, eq=False)
 class _ById:
-    """A kernel that is equal to itself only; held, so that its place is not reused."""
+    """A kernel that equals only itself; held, so that its id is not reused."""
 
     kernel: Any
 
@@ -411,8 +412,8 @@ class _ById:
         return id(self.kernel)
 
 
-# NumPyro's kernels keep what `init` was told in functions that they make, and have no
-# equality: each is started in a copy that is kept for as long as it is itself
+# NumPyro's kernels keep the arguments of `init` in functions that they create, and have
+# no equality: each is started in a copy that is kept for as long as the kernel
 _STARTED: WeakKeyDictionary[Any, tuple[Any, Any]] = WeakKeyDictionary()
 
 
@@ -424,11 +425,11 @@ def _started(
     static: Static,
     arrays: list[Any],
 ) -> tuple[Any, Any]:
-    """A kernel of NumPyro that was started, and the states of its chains."""
-    # other data, another copy: some keep what they computed of the data
-    told = (num_warmup, static, Seen.of(arrays), digest(kernel.model))
-    if kernel not in _STARTED or _STARTED[kernel][0] != told:
-        _STARTED[kernel] = told, copy.copy(kernel)
+    """A started kernel of NumPyro, and the states of its chains."""
+    # other data need another copy: some kernels keep results computed from the data
+    given = (num_warmup, static, Seen.of(arrays), digest(kernel.model))
+    if kernel not in _STARTED or _STARTED[kernel][0] != given:
+        _STARTED[kernel] = given, copy.copy(kernel)
     own = _STARTED[kernel][1]
     args, kwargs = static.join(arrays)
     starts = [None] * len(keys)

@@ -1,4 +1,4 @@
-"""What is there of a run in a folder: its draws, read where they are looked at."""
+"""The draws of a run in a folder, read from disk when they are accessed."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 __all__ = ["dataset_of", "export_run", "groups_of", "open_run", "progress_of"]
 
-_PIECE_BYTES = 2**26  # of draws that are exported at a time
+_PIECE_BYTES = 2**26  # of draws that are exported at once
 
 
 def open_run(path: str | Path) -> InferenceData:
     """The draws of a run in a folder, also while it is running.
 
-    Of a run of several processes, the draws that all chains have.
+    For a run of several processes, the result has the draws that all chains have.
 
     :param path: the folder that was given to :func:`sample` as ``out``.
-    :return: the groups that have draws, read from disk where they are looked at.
+    :return: the groups that have draws, read from disk when they are accessed.
     :raises ValueError: the folder holds no run, no draws yet, or is damaged.
 
     **Example**
@@ -52,12 +52,12 @@ def open_run(path: str | Path) -> InferenceData:
 def export_run(path: str | Path, to: str | Path) -> None:
     """Write the draws of a run in a folder to one netCDF file or zarr store.
 
-    A run may be larger than memory: some draws are read and written at a time. What is
-    written is what :func:`open_run` returns: ``xarray.open_datatree(to)`` reads both,
-    ``arviz.from_netcdf(to)`` a netCDF file, on both lines of ArviZ.
+    A run may be larger than memory, because draws are read and written in pieces. The
+    content is that of :func:`open_run`. ``xarray.open_datatree(to)`` reads both
+    formats, and ``arviz.from_netcdf(to)`` reads a netCDF file on both lines of ArviZ.
 
     :param path: the folder that was given to :func:`sample` as ``out``.
-    :param to: the file to write, whose ending says the format: ``.nc`` (with
+    :param to: the file to write. Its ending determines the format: ``.nc`` (with
         ``h5netcdf``) or ``.zarr`` (with ``zarr``). It must not exist.
 
     :raises ValueError: the folder holds no draws, ``to`` exists, or has another ending.
@@ -77,19 +77,19 @@ def export_run(path: str | Path, to: str | Path) -> None:
         raise ValueError(f"export_run(to={str(to)!r}) must end in .nc or .zarr.")
     if to.exists():
         raise ValueError(
-            f"export_run(to={str(to)!r}): there is something already. Move it away, or "
+            f"export_run(to={str(to)!r}): the file already exists. Move it away, or "
             "choose another name."
         )
     groups = _groups_in(Path(path))
     write = _to_netcdf if to.suffix == ".nc" else _to_zarr
-    # under another name until it is whole
+    # under another name until it is complete
     unfinished = to.with_name(f"unfinished-{to.name}")
     write(groups, unfinished)
     unfinished.replace(to)
 
 
 def progress_of(path: str | Path) -> str:
-    """One line on how far the run in a folder is, for each process.
+    """One line on the progress of the run in a folder, for each process.
 
     :param path: the folder.
     :raises ValueError: it holds no run.
@@ -126,7 +126,7 @@ def _stores(path: Path) -> list[Store]:
         missing = sorted(set(range(count)) - there)
         if missing:
             raise ValueError(
-                f"{path} is of a run of {count} processes, and has nothing of process "
+                f"{path} holds a run of {count} processes, but has nothing of process "
                 f"{missing[0]} yet."
             )
     return stores
@@ -145,14 +145,14 @@ def _groups_in(path: Path) -> dict[str, xr.Dataset]:
     parts = [groups_of(store, least) for store in stores]
     if len(parts) == 1:
         return parts[0]
-    return {name: _side_by_side([part[name] for part in parts]) for name in parts[0]}
+    return {name: _concatenated([part[name] for part in parts]) for name in parts[0]}
 
 
 def groups_of(store: Store, counts: Mapping[str, int]) -> dict[str, xr.Dataset]:
     """The groups of a run, on disk.
 
     :param store: its folder, read.
-    :param counts: how many draws of each group.
+    :param counts: the number of draws of each group.
     """
     groups = {}
     for group in dict.fromkeys(layout.group for layout in store.layouts):
@@ -182,7 +182,7 @@ def dataset_of(
 
     :param variables: dimensions and values by name.
     :param coords: labels of the dimensions that are not chains and draws.
-    :param attrs: what is noted with it.
+    :param attrs: its attributes.
     :param first_chain: the number of the first of the chains.
     """
     sizes: dict[str, int] = {}
@@ -197,8 +197,8 @@ def dataset_of(
     return xr.Dataset(dict(variables), chosen, attrs)
 
 
-class _SideBySide(BackendArray):
-    """Arrays of several files as one along the first axis, read where looked at."""
+class _Concatenated(BackendArray):
+    """Arrays of several files as one along the first axis, read when accessed."""
 
     def __init__(self, parts: list[np.ndarray]) -> None:
         self.parts = parts
@@ -218,14 +218,14 @@ class _SideBySide(BackendArray):
         return np.stack([self.parts[p][(k, *rest)] for p, k in places[chains]])
 
 
-def _side_by_side(parts: list[xr.Dataset]) -> xr.Dataset:
+def _concatenated(parts: list[xr.Dataset]) -> xr.Dataset:
     """The chains of several processes."""
     first = parts[0]
     variables = {}
     for name, variable in first.data_vars.items():
         files = [part[name].variable._data for part in parts]
         plain = [np.asanyarray(getattr(file, "array", file)) for file in files]
-        lazy = indexing.LazilyIndexedArray(_SideBySide(plain))
+        lazy = indexing.LazilyIndexedArray(_Concatenated(plain))
         variables[str(name)] = (tuple(map(str, variable.dims)), lazy)
     coords = {str(dim): first[dim].values for dim in first.dims}
     found = dataset_of(variables, coords, dict(first.attrs))
@@ -237,7 +237,7 @@ def _side_by_side(parts: list[xr.Dataset]) -> xr.Dataset:
 
 
 def _pieces(dataset: xr.Dataset) -> Iterator[slice]:
-    """Draws that are read and written at a time."""
+    """Ranges of draws that are read and written at once."""
     draws = dataset.sizes["draw"]
     step = max(1, _PIECE_BYTES // max(dataset.nbytes // max(draws, 1), 1))
     for left in range(0, draws, step):
@@ -245,7 +245,7 @@ def _pieces(dataset: xr.Dataset) -> Iterator[slice]:
 
 
 def _chunked(dataset: xr.Dataset, draws: int, name: str) -> dict[str, Any]:
-    """How variables are divided in the file, so that they can be written in pieces."""
+    """The chunks of variables in the file, so that they can be written in pieces."""
     return {
         str(key): {
             name: tuple(
@@ -279,7 +279,7 @@ def _to_netcdf(groups: Mapping[str, xr.Dataset], path: Path) -> None:
                 part = dataset.isel(draw=piece)
                 for key, variable in part.data_vars.items():
                     stored = group[key]
-                    # truth values are kept as small integers
+                    # booleans are stored as small integers
                     stored[:, piece] = variable.values.astype(stored.dtype)
 
 
@@ -288,7 +288,7 @@ def _to_zarr(groups: Mapping[str, xr.Dataset], path: Path) -> None:
 
     for name, dataset in groups.items():
         for piece in _pieces(dataset):
-            # with their encoding the first time
+            # with an encoding for the first piece
             new = piece.start == 0
             dataset.isel(draw=piece).to_zarr(
                 path,

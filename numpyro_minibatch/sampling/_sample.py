@@ -1,4 +1,4 @@
-"""How long: a driver for long runs, which streams, stops, and goes on."""
+"""A driver for long runs, which can be streamed to disk, stopped and resumed."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 __all__ = ["export_run", "open_run", "sample"]
 
-_CHUNK_SECONDS = 0.25  # long against what a chunk costs, short for someone who waits
+_CHUNK_SECONDS = 0.25  # long compared with the overhead of a chunk, short to wait
 _COMMIT_SECONDS = 2.0
 _WARMUP = "warmup_"
 
@@ -78,43 +78,45 @@ def sample(
 ) -> InferenceData:
     """Run a kernel, and return its draws for ArviZ.
 
-    For runs that are long, or whose draws are large: with ``out`` the draws go to disk
-    as they come, in memory there are never more than two chunks, and a run that was
-    stopped or killed goes on where it was. The draws do not depend on any of this.
+    It is made for runs that are long, or whose draws are large. With ``out`` the draws
+    are written to disk as they are made, memory never holds more than two chunks, and a
+    run that was stopped or killed can be resumed. The draws do not depend on any of
+    this.
 
-    An interrupt (Ctrl-C) ends the run after the chunk that is under way and returns
-    what was drawn; a second one raises at once.
+    An interrupt (Ctrl-C) ends the run after the current chunk and returns the draws
+    made so far; a second one raises at once.
 
     :param kernel: a kernel of this package or one of NumPyro's, such as ``NUTS``.
-    :param args: the positional arguments of the model: arrays are handed to the
-        compiled program, which does not contain them.
-    :param num_warmup: steps in which the kernel adapts.
-    :param num_samples: draws of each chain.
-    :param num_chains: chains, which run side by side in one program.
+    :param args: the positional arguments of the model. Arrays are passed to the
+        compiled program as arguments and are not constants of it.
+    :param num_warmup: number of warmup steps, in which the kernel adapts.
+    :param num_samples: number of draws of each chain.
+    :param num_chains: number of chains, which are vectorised in one program.
     :param seed: a number, or a PRNG key.
-    :param thinning: steps to a draw.
+    :param thinning: number of steps per draw.
     :param init_params: unconstrained start, by site, with a leading axis of chains.
     :param model_kwargs: keyword arguments of the model.
-    :param extra_fields: fields of the kernel's state to collect besides its own choice.
+    :param extra_fields: fields of the kernel's state to collect in addition to the
+        kernel's default fields.
     :param keep_warmup: whether to return the draws of the warmup, too.
     :param out: a folder for the run; ``None`` keeps the draws in memory.
-    :param resume: go on with the run in ``out``, if there is one. More ``num_samples``
-        than it has extend it. It must be the same run in everything else.
-    :param progress: whether to show how far the run is.
-    :param mesh: devices that the chains are divided among evenly, as a
-        ``jax.sharding.Mesh`` with one axis; by default all run on the first device.
-        An axis called ``"rows"``, alone or beside that of the chains, has devices that
-        make the steps of a chain together: each takes its share of every pass over all
-        rows. The passes before a run are shared by all devices in any case. With the
-        devices of several processes each of them draws its own chains, returns them,
-        and writes them to a folder of its own in ``out``.
+    :param resume: resume the run in ``out``, if there is one. A larger ``num_samples``
+        extends it. Everything else must be the same.
+    :param progress: whether to show a progress bar.
+    :param mesh: devices among which the chains are divided evenly, as a
+        ``jax.sharding.Mesh`` with one axis; by default all chains run on the first
+        device. The devices of an axis called ``"rows"``, alone or in addition to that
+        of the chains, make the steps of a chain together: each processes its part of
+        every pass over all rows. The passes before a run are always divided among all
+        devices. With the devices of several processes, each process draws its own
+        chains, returns them, and writes them to its own folder in ``out``.
     :return: an ``arviz.InferenceData`` or, on ArviZ 1.x, an ``xarray.DataTree``, as
-        :func:`to_inference_data` makes it; with ``out`` its draws are read from disk
-        where they are looked at.
+        from :func:`to_inference_data`; with ``out`` its draws are read from disk when
+        they are accessed.
 
     :raises TypeError: an argument is of the wrong kind.
-    :raises ValueError: an argument is out of range, the folder holds a run already, or
-        another one than this.
+    :raises ValueError: an argument is out of range, or the folder already holds a run,
+        or a different one.
     :raises KeyboardInterrupt: at an interrupt before there is a draw.
 
     **Example**
@@ -163,14 +165,14 @@ def sample(
     if mesh is not None and getattr(kernel, "_mesh", None) is not None:
         raise ValueError(
             "sample(mesh=...) divides the chains among devices, and "
-            f"{type(kernel).__name__}(mesh=...) its rungs. Give one of them a mesh: "
+            f"{type(kernel).__name__}(mesh=...) its rungs. Pass only one mesh: that of "
             "the chains, if there are as many as devices."
         )
     share = Share.of(num_chains, mesh)
     if share.devices["rows"] > 1 and not hasattr(type(kernel), "plates"):
         raise ValueError(
-            'sample(mesh=...): devices of an axis "rows" share the passes over all '
-            f"rows that kernels of this package make, and {type(kernel).__name__} "
+            'sample(mesh=...): devices of an axis "rows" divide the passes over all '
+            f"rows that kernels of this package make, but {type(kernel).__name__} "
             'makes none that can be divided. Use an axis "chains".'
         )
     key = jax.random.key(seed) if isinstance(seed, int | np.integer) else seed
@@ -212,7 +214,7 @@ def sample(
 
 @dataclass
 class _Drawn:
-    """Draws with what :func:`to_inference_data` asks of a run."""
+    """Draws with the attributes of a run that :func:`to_inference_data` reads."""
 
     sampler: Any
     fields: Mapping[str, Any]
@@ -234,15 +236,15 @@ class _Drawn:
 
 @dataclass
 class _Run:
-    """A run under way.
+    """A run in progress.
 
-    :param program: what draws.
-    :param share: which of all chains.
+    :param program: the program that draws.
+    :param share: this process's part of the chains.
     :param num_warmup: steps of the warmup.
-    :param num_samples: draws wanted.
-    :param thinning: steps to a draw.
+    :param num_samples: draws to make.
+    :param thinning: steps per draw.
     :param keep_warmup: whether the draws of the warmup are kept.
-    :param progress: whether to show how far it is.
+    :param progress: whether to show a progress bar.
     """
 
     program: Program
@@ -256,12 +258,12 @@ class _Run:
     kept: dict[str, list[dict[str, np.ndarray]]] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
     template: Any = None  # an InferenceData of one draw
-    told: float = -math.inf  # when the last commit was
+    committed: float = -math.inf  # time of the last commit
 
     # the folder ----------------------------------------------------------------------
 
     def begin_in(self, store: Store, key: Array, init: Any, resume: bool) -> None:
-        """Use a folder: a new one, or one that has a part of this run."""
+        """Use a folder: a new one, or one that holds a part of this run."""
         modes = find_rows((self.program.args, self.program.kwargs)).items()
         header = {
             "numpyro_minibatch": __version__,
@@ -288,8 +290,8 @@ class _Run:
             store.lock()
         except BlockingIOError:
             raise ValueError(
-                f"sample(out={str(store.path)!r}): another process is at this run. "
-                "Wait until it has ended; open_run reads what it has."
+                f"sample(out={str(store.path)!r}): another process is writing this "
+                "run. Wait until it has ended; open_run reads the draws made so far."
             ) from None
         except OSError as error:
             raise ValueError(
@@ -304,15 +306,14 @@ class _Run:
         ):
             raise ValueError(
                 f"sample(out={str(store.path)!r}): the folder holds a run of "
-                f"{'one process' if several else 'several processes'}, and this one is "
-                f"of {'several' if several else 'one'}. A run can only go on as it "
-                "began; use another folder for this one."
+                f"{'one process' if several else 'several processes'}, but this run is "
+                f"of {'several' if several else 'one'}. A run can only be resumed as "
+                "it began; use another folder for this one."
             )
         if store.exists and not resume:
             raise ValueError(
-                f"sample(out={str(store.path)!r}): the folder holds a run already. "
-                "Pass resume=True to go on with it, or another folder; open_run reads "
-                "it."
+                f"sample(out={str(store.path)!r}): the folder already holds a run. "
+                "Pass resume=True to resume it, or another folder; open_run reads it."
             )
         if not store.exists:
             if (store.path / "state.npz").exists() or list(store.path.glob("draws/*")):
@@ -323,22 +324,23 @@ class _Run:
             store.create(header)
             return
         store.read()
-        # the rows are the same wherever they come from
-        told = {name: x for name, x in header.items() if name != "host_rows"}
-        for name, value in told.items():
+        # the rows are the same wherever they are read from
+        expected = {name: x for name, x in header.items() if name != "host_rows"}
+        for name, value in expected.items():
             there = store.header.get(name)
             if there != value:
                 raise ValueError(
                     f"sample(out={str(store.path)!r}, resume=True): the run there "
                     f"differs in {name}: it has {there!r}, this call has {value!r}. A "
-                    "run can only go on as it began; use another folder for this one."
+                    "run can only be resumed as it began; use another folder for this "
+                    "one."
                 )
         self.counts = store.counts()
         have = self.counts.get("posterior", 0)
         if have > self.num_samples:
             raise ValueError(
                 f"sample(out={str(store.path)!r}, resume=True, "
-                f"num_samples={self.num_samples}): the run has {have} draws already. "
+                f"num_samples={self.num_samples}): the run already has {have} draws. "
                 f"Write num_samples={have} or more, or read it with open_run."
             )
         store.truncate(self.counts)
@@ -347,7 +349,7 @@ class _Run:
     # drawing -------------------------------------------------------------------------
 
     def finish(self, key: Array, init_params: Any) -> Any:
-        """Draw what is missing, and return the result.
+        """Make the missing draws, and return the result.
 
         :param key: a PRNG key for each chain.
         :param init_params: unconstrained start, with a leading axis of chains.
@@ -372,7 +374,7 @@ class _Run:
         return self.counts.get("steps", 0)
 
     def _next(self, done: int, most: int) -> tuple[str, int, int]:
-        """The phase, draws and steps to a draw of the next chunk, of ``most`` steps."""
+        """The phase, draws and steps per draw of the next chunk of ``most`` steps."""
         capacity = self.program.capacity
         left = self.num_warmup - done
         if left > 0 and self.keep_warmup:
@@ -425,7 +427,7 @@ class _Run:
         pace: _Pace,
         last: bool,
     ) -> None:
-        """Wait for a chunk; keep, commit and report it."""
+        """Wait for a chunk; store, commit and report it."""
         fields = {
             name: jax.tree.map(lambda x: np.moveaxis(x, 0, 1), value)
             for name, value in fetch().items()
@@ -443,10 +445,10 @@ class _Run:
                     self.kept.setdefault(name, []).append(values)
                 self.counts[name] = self.counts.get(name, 0) + draws
         self.counts["steps"] = self._steps_done + draws * steps
-        waited = time.monotonic() - self.told
+        waited = time.monotonic() - self.committed
         if self.store is not None and (last or waited > _COMMIT_SECONDS):
             self.store.commit(*_divided(state), self.counts)
-            self.told = time.monotonic()  # a commit may take long
+            self.committed = time.monotonic()  # a commit may take long
         bar.update(draws * steps)
         bar.set_description("warmup" if phase else "sample", refresh=False)
         bar.set_postfix_str(_reported(fields, pace), refresh=False)
@@ -461,7 +463,7 @@ class _Run:
         )
 
     def _describe(self, drawn: _Drawn) -> None:
-        """Learn the names, axes and attributes of the result from its first draws."""
+        """Determine names, axes and attributes of the result from its first draws."""
         first = {
             name: jax.tree.map(lambda x: x[:, :1], value)
             for name, value in drawn.fields.items()
@@ -543,7 +545,7 @@ def _groups(drawn: _Drawn) -> dict[str, dict[str, np.ndarray]]:
 
 
 def _divided(state: Any) -> tuple[Any, Any]:
-    """What changes of a state, and what a control variate keeps as it is."""
+    """The part of a state that changes, and the surrogate, which is constant."""
     if not hasattr(state, "surrogate"):
         return state, ()
     return state._replace(surrogate=()), state.surrogate
@@ -554,7 +556,7 @@ def _joined(state: Any, constant: Any) -> Any:
 
 
 class _Pace:
-    """How many steps a chunk should have."""
+    """The number of steps of a chunk."""
 
     def __init__(self) -> None:
         self.steps = 1
@@ -562,24 +564,24 @@ class _Pace:
         self._last: float | None = None
 
     def saw(self, steps: int) -> None:
-        """Note that a chunk of so many steps is done."""
+        """Record that a chunk of ``steps`` steps is done."""
         now = time.monotonic()
         if self._last is not None:
             self.per_second = steps / max(now - self._last, 1e-9)
             wanted = self.per_second * _CHUNK_SECONDS
-            # the first ones say little
+            # the first chunks are not representative
             self.steps = int(np.clip(wanted, 1, 8 * self.steps))
         self._last = now
 
 
 def _reported(fields: Mapping[str, Any], pace: _Pace) -> str:
-    """What the progress bar shows of a chunk."""
+    """The text of the progress bar for a chunk."""
     parts = []
     for name, label in (("accept_prob", "acceptance"), ("reliable", "reliable")):
         for key in (name, f"replicas.{name}", f"inner.{name}"):
             if key in fields:
                 values = np.asarray(fields[key], float)
-                # of a short chunk in which nothing was proposed all are NaN
+                # in a short chunk without proposals all values are NaN
                 if np.isfinite(values).any():
                     parts.append(f"{label} {np.nanmean(values):.2f}")
                 break
@@ -591,15 +593,15 @@ def _reported(fields: Mapping[str, Any], pace: _Pace) -> str:
     return ", ".join(parts)
 
 
-# what the replay of a model told, so that running a kernel again compiles nothing; of
-# data that are large it is not kept
+# results of replaying models, so that running a kernel again compiles nothing; for
+# large data they are not kept
 _TEMPLATES: OrderedDict[Hashable, tuple[Seen, Any]] = OrderedDict()
 _MOST_TEMPLATES, _MOST_TEMPLATE_BYTES = 8, 2**25
 
 
 def _template(identity: Hashable, drawn: _Drawn) -> Any:
-    """The result of the first draws, which later runs of the same take for theirs."""
-    # without data that are on the host: they stay there
+    """The result of the first draws, which later runs of the same program reuse."""
+    # without data on the host, which stay there
     given = map_rows(lambda _: None, (drawn._args, dict(drawn._kwargs)))
     leaves = jax.tree.leaves(given)
     arrays = [x for x in leaves if isinstance(x, np.ndarray | Array)]
@@ -617,7 +619,7 @@ def _template(identity: Hashable, drawn: _Drawn) -> Any:
 
 @contextmanager
 def _interruptible() -> Iterator[threading.Event]:
-    """Make of the first interrupt a request to stop, where that can be done."""
+    """Turn the first interrupt into a request to stop, in the main thread."""
     stop = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield stop
@@ -639,11 +641,11 @@ def _interruptible() -> Iterator[threading.Event]:
 
 
 def _fingerprint_of_kernel(kernel: Any) -> str:
-    """A digest of what a kernel was given, its model included."""
+    """A digest of a kernel's arguments, its model included."""
     identity = getattr(kernel, "_identity", None)
     if identity is not None:
         return digest((type(kernel).__name__, identity()))
-    # what `init` makes of it
+    # attributes that `init` creates
     made = {"_sample_fn", "_init_fn", "_potential_fn_gen", "_postprocess_fn"}
     made |= {"_inv_transforms", "_dynamic_support", "_wa_update", "_num_warmup"}
     given = {name: x for name, x in vars(kernel).items() if name not in made}

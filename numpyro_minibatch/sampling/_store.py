@@ -1,8 +1,8 @@
-"""A folder that holds a run: draws as they come, and the state to go on from.
+"""The folder of a run: its draws so far, and the state from which it can resume.
 
-``run.json`` says what runs, ``draws/`` has a raw file for each variable, draw after
-draw, and ``state.npz``, replaced in one piece, says how many of them count. What a
-killed run wrote beyond that is cut off when the folder is opened again.
+``run.json`` describes the run, ``draws/`` has a raw file for each variable, draw after
+draw, and ``state.npz``, which is replaced atomically, records how many draws are valid.
+Anything that a killed run wrote after them is cut off when the folder is opened again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 
 try:
     import fcntl
-except ImportError:  # not on every system; then nothing keeps two processes apart
+except ImportError:  # not on every system; then there is no lock
     fcntl = None  # type: ignore[assignment]
 
 __all__ = ["FORMAT", "Layout", "Store"]
@@ -28,7 +28,7 @@ FORMAT = 1
 
 
 class Layout(NamedTuple):
-    """Where a variable is, and what it is called.
+    """The place and the name of a variable.
 
     :param group: the group of the result that it belongs to.
     :param name: its name there.
@@ -64,7 +64,7 @@ class Store:
         self._files: dict[str, Any] = {}
         self._lock: Any = None
 
-    # what is there -------------------------------------------------------------------
+    # reading -------------------------------------------------------------------------
 
     @property
     def exists(self) -> bool:
@@ -72,7 +72,7 @@ class Store:
         return (self.path / "run.json").exists()
 
     def read(self) -> None:
-        """Read what the run is.
+        """Read the description of the run.
 
         :raises ValueError: the folder holds no run, or one of another version.
         """
@@ -86,7 +86,7 @@ class Store:
             raise ValueError(f"{self.path / 'run.json'} is damaged: {error}.") from None
         if found.get("format") != FORMAT:
             raise ValueError(
-                f"{self.path} was written in format {found.get('format')}, and this "
+                f"{self.path} was written in format {found.get('format')}, but this "
                 f"version of numpyro_minibatch reads format {FORMAT}. Open it with the "
                 f"version that wrote it ({found.get('numpyro_minibatch', 'unknown')})."
             )
@@ -97,7 +97,7 @@ class Store:
         self.header = found
 
     def counts(self) -> dict[str, int]:
-        """How many steps and draws count; empty if none do."""
+        """The numbers of valid steps and draws; empty if there are none."""
         try:
             with np.load(self.path / "state.npz") as saved:
                 return json.loads(bytes(saved["counts"]).decode())
@@ -105,7 +105,7 @@ class Store:
             return {}
 
     def arrays(self, group: str, draws: int) -> dict[str, tuple[Layout, np.ndarray]]:
-        """The variables of a group, read from disk where they are looked at.
+        """The variables of a group, read from disk when they are accessed.
 
         :raises ValueError: a file is missing or too short.
         """
@@ -118,8 +118,8 @@ class Store:
             if have < draws * layout.bytes:
                 what = "is missing" if have < 0 else f"has only {have} bytes"
                 raise ValueError(
-                    f"{path} {what}, and {draws} draws take {draws * layout.bytes}: "
-                    "the run cannot be read. Restore the file, or begin anew."
+                    f"{path} {what}, but {draws} draws take {draws * layout.bytes}: "
+                    "the run cannot be read. Restore the file, or start a new run."
                 )
             shape = (draws, *layout.shape)
             raw: np.ndarray
@@ -135,13 +135,13 @@ class Store:
     def create(self, header: Mapping[str, Any]) -> None:
         """Begin a run.
 
-        :param header: what it is, for ``run.json``.
+        :param header: its description, for ``run.json``.
         """
         (self.path / "draws").mkdir(parents=True, exist_ok=True)
         self.header = {**header, "format": FORMAT}
 
     def describe(self, layouts: list[Layout], **more: Any) -> None:
-        """Note what the variables are; from then on the folder holds a run."""
+        """Record the variables; from then on the folder holds a run."""
         self.layouts = layouts
         self.header |= more
         variables = [layout._asdict() for layout in layouts]
@@ -149,7 +149,7 @@ class Store:
         _replace(self.path / "run.json", text.encode())
 
     def update(self, **changes: Any) -> None:
-        """Change what ``run.json`` says."""
+        """Change entries of ``run.json``."""
         self.describe(self.layouts, **changes)
 
     def truncate(self, counts: Mapping[str, int]) -> None:
@@ -159,12 +159,12 @@ class Store:
             size = counts.get(layout.group, 0) * layout.bytes
             have = path.stat().st_size if path.exists() else 0
             if have < size:
-                self.arrays(layout.group, counts[layout.group])  # says what is wrong
+                self.arrays(layout.group, counts[layout.group])  # raises
             with path.open("ab") as file:
                 file.truncate(size)
 
     def append(self, group: str, values: Mapping[str, np.ndarray]) -> None:
-        """Write draws after those that are there.
+        """Append draws.
 
         :param values: by name, with the axes chain and draw first.
         """
@@ -176,10 +176,10 @@ class Store:
                 self._files[layout.file].write(np.ascontiguousarray(rows).tobytes())
 
     def commit(self, state: Any, constant: Any, counts: Mapping[str, int]) -> None:
-        """Make everything that was written count.
+        """Make everything written so far valid.
 
-        :param state: the state to go on from.
-        :param constant: what belongs to it and never changes; written once.
+        :param state: the state from which to resume.
+        :param constant: the constant part of the state; written once.
         :param counts: steps made, and draws of each group.
         """
         if jax.tree.leaves(constant) and not (self.path / "constant.npz").exists():
@@ -191,20 +191,20 @@ class Store:
         _save(self.path / "state.npz", state, counts=said)
 
     def restore(self, like: Any, constant: Any) -> tuple[Any, Any]:
-        """The state of the last commit, and what belongs to it.
+        """The state of the last commit, and its constant part.
 
         :param like: a state of the same run, for the shapes and types of its parts.
-        :param constant: the same of what never changes.
-        :raises ValueError: the two do not fit.
+        :param constant: the constant part of such a state.
+        :raises ValueError: the stored state does not fit.
         """
         if jax.tree.leaves(constant):
             constant = _load(self.path / "constant.npz", constant)
         return _load(self.path / "state.npz", like), constant
 
     def lock(self) -> None:
-        """Keep other processes away.
+        """Lock the folder.
 
-        :raises BlockingIOError: another process is at the run.
+        :raises BlockingIOError: another process holds the lock.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         self._lock = (self.path / "lock").open("a")
@@ -216,7 +216,7 @@ class Store:
                 raise
 
     def unlock(self) -> None:
-        """Let other processes in."""
+        """Release the lock."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None
@@ -229,7 +229,7 @@ class Store:
 
 
 def _save(path: Path, tree: Any, **more: np.ndarray) -> None:
-    """Write the arrays of a tree, in one piece."""
+    """Write the arrays of a tree atomically."""
     leaves = enumerate(jax.tree.leaves(tree))
     arrays = {f"leaf_{k}": _raw(leaf) for k, leaf in leaves}
     temporary = path.with_name(path.name + ".new")
@@ -246,7 +246,7 @@ def _load(path: Path, like: Any) -> Any:
         stored = [name for name in saved.files if name.startswith("leaf_")]
         if len(stored) != len(leaves):
             raise ValueError(
-                f"{path} has {len(stored)} arrays, and what the kernel begins with "
+                f"{path} has {len(stored)} arrays, but the kernel's state has "
                 f"{len(leaves)}: they are not of one run."
             )
         found = [_from_raw(saved[f"leaf_{k}"], x) for k, x in enumerate(leaves)]

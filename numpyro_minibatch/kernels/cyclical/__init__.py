@@ -1,12 +1,12 @@
-"""Cyclical samplers: a kernel whose steps are long, then short, and long again.
+"""Cyclical samplers: an inner kernel whose step sizes fall and rise in cycles.
 
-A cycle is ``cycle_length`` steps of the kernel inside,
+A cycle is ``cycle_length`` steps of the inner kernel,
 
-    explore | noise, not collected | draw, draw, ..., draw | explore | ...
+    explore | sample, not collected | draw, draw, ..., draw | explore | ...
 
-with steps that get shorter on the way. Only its last part is collected from: the first
-draw of a cycle runs all that comes before it, so that what is returned is a draw of
-the sampling part, always.
+with step sizes that decrease along the way. Draws are collected only from the last part
+of a cycle. The first draw of a cycle runs all steps that precede it, so that every
+returned draw belongs to the sampling part.
 """
 
 from numpyro_minibatch.kernels.cyclical._kernel import Cyclical, CyclicalState

@@ -1,4 +1,4 @@
-"""The arithmetic of cycles: which steps belong to which draw."""
+"""The arithmetic of cycles: the steps that belong to each draw."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ __all__ = ["AfterWarmup", "AtOnce", "Cycles", "Place", "Shape", "shape_of"]
 
 
 class Shape(NamedTuple):
-    """What a cycle consists of, in steps of the kernel inside."""
+    """The parts of a cycle, in steps of the inner kernel."""
 
     length: int
     explore: int  # steps with the exploration's noise
-    start: int  # steps before those that are collected from
+    start: int  # steps before the collected part
     num_steps: int  # of a draw
     samples: int  # draws
-    piece: int  # steps that run in one go: a divisor of all of these
+    piece: int  # steps that run at once: a divisor of all of these
 
 
 class Place(NamedTuple):
-    """Where a draw is.
+    """The place of a draw among the cycles.
 
     - **cycle** - its cycle: 0 for the first after warmup.
-    - **before** - pieces before it.
-    - **pieces** - pieces of its own.
+    - **before** - number of pieces before it.
+    - **pieces** - number of its own pieces.
     """
 
     cycle: Array
@@ -51,7 +51,7 @@ class Cycles(ABC):
 
     @abstractmethod
     def inner_warmup(self, who: str, num_warmup: int) -> int:
-        """Pieces that the warmup has.
+        """The number of pieces in the warmup.
 
         :param who: the kernel's name, for errors.
         :param num_warmup: draws of the warmup.
@@ -59,7 +59,7 @@ class Cycles(ABC):
 
     @abstractmethod
     def place(self, i: Array, num_warmup: int) -> Place:
-        """Where the ``i``-th draw of all is.
+        """The place of the ``i``-th draw of all.
 
         :param i: the number of the draw.
         :param num_warmup: draws of the warmup.
@@ -69,7 +69,7 @@ class Cycles(ABC):
     def factor(
         self, schedule: Callable[[Array], Any], count: Array, num_warmup: int
     ) -> Any:
-        """What the step size of the ``count``-th step of all is multiplied by.
+        """The factor on the step size of the ``count``-th step of all.
 
         :param schedule: from the number of steps in cycles to a factor.
         :param count: the number of the step.
@@ -77,7 +77,7 @@ class Cycles(ABC):
         """
 
     def _in_cycles(self, number: Array) -> tuple[Array, Array, Array]:
-        """Of a draw of the cycles: its cycle, steps before it, and its own."""
+        """A draw's cycle, the number of steps before it, and the number of its own."""
         shape = self.shape
         cycle, place = number // shape.samples, number % shape.samples
         first = place == 0
@@ -89,17 +89,17 @@ class Cycles(ABC):
 
 @dataclass(frozen=True)
 class AtOnce(Cycles):
-    """Cycles from the first step on: those of the warmup are discarded."""
+    """Cycles from the first step on; those of the warmup are discarded."""
 
     def inner_warmup(self, who: str, num_warmup: int) -> int:
-        """Pieces that the warmup has, which is whole cycles."""
+        """The number of pieces in the warmup, which consists of whole cycles."""
         shape = self.shape
         cycles, rest = divmod(num_warmup, shape.samples)
         if rest:
             some = f"num_warmup={cycles * shape.samples} or "
             raise ValueError(
-                f"{who} discards whole cycles of {shape.samples} draws in warmup, and "
-                f"num_warmup={num_warmup} is not a number of them. Write "
+                f"{who} discards whole cycles of {shape.samples} draws in warmup, but "
+                f"num_warmup={num_warmup} is not a multiple of this. Write "
                 f"{some if cycles else ''}"
                 f"num_warmup={(cycles + 1) * shape.samples}"
                 f"{'' if cycles else ', or num_warmup=0 for none'}."
@@ -107,7 +107,7 @@ class AtOnce(Cycles):
         return cycles * shape.length // shape.piece
 
     def place(self, i: Array, num_warmup: int) -> Place:
-        """Where the ``i``-th draw of all is."""
+        """The place of the ``i``-th draw of all."""
         shape = self.shape
         cycle, before, steps = self._in_cycles(i)
         cycle = cycle - num_warmup // shape.samples
@@ -116,13 +116,13 @@ class AtOnce(Cycles):
     def factor(
         self, schedule: Callable[[Array], Any], count: Array, num_warmup: int
     ) -> Any:
-        """That of the schedule."""
+        """The factor of the schedule."""
         return schedule(count)
 
 
 @dataclass(frozen=True)
 class AfterWarmup(Cycles):
-    """Cycles that begin after a warmup at steady steps, in which the kernel adapts.
+    """Cycles that begin after a warmup without cycles, in which the kernel adapts.
 
     :param warmup_steps: steps of a draw of the warmup.
     """
@@ -130,11 +130,11 @@ class AfterWarmup(Cycles):
     warmup_steps: int
 
     def inner_warmup(self, who: str, num_warmup: int) -> int:
-        """Pieces that the warmup has."""
+        """The number of pieces in the warmup."""
         return num_warmup * self.warmup_steps // self.shape.piece
 
     def place(self, i: Array, num_warmup: int) -> Place:
-        """Where the ``i``-th draw of all is."""
+        """The place of the ``i``-th draw of all."""
         each, piece = self.warmup_steps, self.shape.piece
         cycle, before, steps = self._in_cycles(i - num_warmup)
         early = i < num_warmup
@@ -145,7 +145,7 @@ class AfterWarmup(Cycles):
     def factor(
         self, schedule: Callable[[Array], Any], count: Array, num_warmup: int
     ) -> Any:
-        """One in the warmup, and then that of the schedule."""
+        """One in the warmup, and the factor of the schedule afterwards."""
         since = count - num_warmup * self.warmup_steps
         return jnp.where(since < 0, 1.0, schedule(jnp.maximum(since, 0)))
 
@@ -159,7 +159,7 @@ def shape_of(
     explore: Any,
     collect_from: Any,
 ) -> Shape:
-    """The parts of a cycle in steps, if they agree.
+    """The parts of a cycle in steps; raises if they do not agree.
 
     :param own: the steps of a draw of the inner kernel.
     """
@@ -168,8 +168,8 @@ def shape_of(
         check_positive(who, key, share, zero=True)
         if not share < 1:
             raise ValueError(
-                f"{who}({key}={share!r}) is a share of a cycle, from 0 to below 1; "
-                "what comes last in a cycle are the steps that draws are made of."
+                f"{who}({key}={share!r}) must be a fraction of a cycle, at least 0 and "
+                "below 1; the last part of a cycle is the one that is collected."
             )
     if explore > collect_from:
         raise ValueError(
@@ -178,7 +178,7 @@ def shape_of(
             f"collect_from={explore!r} or more."
         )
     length = int(cycle_length)
-    # the first steps n with n / length at least the share: C3 of the errata
+    # the first steps n with n / length at least the fraction: C3 of the errata
     begin, start = (math.ceil(s * length - 1e-6) for s in (explore, collect_from))
     collected = length - start
     if num_steps is not None:
@@ -192,8 +192,8 @@ def shape_of(
     samples = int(samples)
     if samples * each != collected or not samples * each:
         raise ValueError(
-            f"{who}: {collected} of the {length} steps of a cycle are collected from "
-            f"(collect_from={collect_from!r}), and "
+            f"{who}: draws are collected from {collected} of the {length} steps of a "
+            f"cycle (collect_from={collect_from!r}), but "
             + (
                 f"{samples} draws of {each} steps each are {samples * each}"
                 if samples * each

@@ -1,4 +1,4 @@
-"""Cycles of long and short steps over another kernel."""
+"""Cycles of long and short steps with an inner kernel."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from numpyro_minibatch.target import Target
 
 __all__ = ["Cyclical", "CyclicalState"]
 
-_RESTART = 0x72657374  # folded into a key, and no number of one of its children
+_RESTART = 0x72657374  # folded into a key; not the number of one of its children
 
 
 class CyclicalState(NamedTuple):
@@ -37,15 +37,15 @@ class CyclicalState(NamedTuple):
     - **z** - unconstrained values of the latent sites.
     - **rng_key** - key of the noise to come.
     - **surrogate** - with a control variate, the expansion and what belongs to it.
-    - **inner** - the state of the inner kernel, but for its key.
+    - **inner** - the state of the inner kernel, without its key.
     - **cycle** - the cycle that the draw belongs to: 0 for the first after warmup.
     - **step_size** - step size of the draw's last step.
     - **temperature** - temperature of the noise with which that step was made.
-    - **diverging** - whether, since the draw before, steps ended where a number is not
-      finite; the exploration of a cycle counts to its first draw.
-    - **lp_estimate** - the inner kernel's.
-    - **num_rows** - rows of data read to make the draw; of the first draw of a cycle,
-      its exploration included.
+    - **diverging** - whether, since the previous draw, steps ended where a number is
+      not finite; the exploration of a cycle counts as part of its first draw.
+    - **lp_estimate** - that of the inner kernel.
+    - **num_rows** - rows of data read to make the draw, for the first draw of a cycle
+      including its exploration.
     """
 
     i: Array
@@ -62,44 +62,45 @@ class CyclicalState(NamedTuple):
 
 
 class Cyclical(OuterKernel):
-    """Cycles of long and short steps over a kernel of the package [1].
+    """Cycles of long and short steps with a kernel of the package [1].
 
-    Long steps carry the chain away from the mode it is in, short ones sample the mode
-    it has come to. :class:`CyclicalSGLD`, :class:`CyclicalSGHMC` and
+    Long steps carry the chain away from its current mode, and short steps sample the
+    mode that it reaches. :class:`CyclicalSGLD`, :class:`CyclicalSGHMC` and
     :class:`CyclicalMINT` are presets of it.
 
     The draws of a run come in cycles of ``samples_per_cycle``: for 30 cycles write
-    ``num_samples=30 * kernel.samples_per_cycle``. Another number ends in a cycle that
-    is cut short. A cycle tells of the mode that it came to and not of how much mass
-    that has: how often a mode is seen is a count of visits.
-    :mod:`numpyro_minibatch.cycles` has what can be done about it.
+    ``num_samples=30 * kernel.samples_per_cycle``. With any other number the last cycle
+    is cut short. A cycle samples the mode that it reached, but carries no information
+    about the mass of that mode: the number of cycles in a mode counts visits. The
+    functions in :mod:`numpyro_minibatch.cycles` weight cycles by estimates of the mass.
 
     **Warmup**: for a kernel of gradient steps, ``num_warmup`` draws are whole cycles
-    that are discarded, and may be none. A Metropolis kernel adapts in warmup, at
-    steady steps; the cycles begin after it.
+    that are discarded; it may be 0. A Metropolis kernel adapts in warmup, without
+    cycles, which begin afterwards.
 
     :param inner: :class:`SGLD`, :class:`SGHMC`, :class:`SGNHT`, :class:`SGMCMC`,
         :class:`MinibatchMH` or one of its presets. Its step size is that of the
         beginning of a cycle.
-    :param cycle_length: steps of a cycle.
+    :param cycle_length: number of steps of a cycle.
     :param samples_per_cycle: draws of a cycle; by default as many as ``num_steps``
         allows.
-    :param num_steps: steps that make a draw; by default what ``samples_per_cycle``
-        leaves to each, or that of the inner kernel. The draws share the collected part
-        evenly, and the last one ends the cycle.
-    :param explore: the share of a cycle that is exploration, at
-        ``explore_temperature``: the paper's ``beta``. By default 0.25, and 0 for a
-        Metropolis kernel, whose target stays what it is.
-    :param collect_from: the share of a cycle after which draws are collected, 0.8 by
-        default: steps get too long for sampling long before exploration begins.
+    :param num_steps: steps per draw; by default the collected steps divided by
+        ``samples_per_cycle``, or that of the inner kernel. The draws divide the
+        collected part evenly, and the last draw ends the cycle.
+    :param explore: the fraction of a cycle that is exploration, at
+        ``explore_temperature``: the paper's ``beta``. The default is 0.25, or 0 for a
+        Metropolis kernel, whose target never changes.
+    :param collect_from: the fraction of a cycle after which draws are collected, by
+        default 0.8: the steps early in the sampling part are too long for accurate
+        draws.
     :param explore_temperature: temperature of the noise of exploration. 0 is gradient
-        descent, as in the paper, which goes to the mode that is nearest uphill; the
-        temperature of the kernel keeps the noise on. Forces stay those of the target.
-    :param schedule: from the number of steps in cycles to what the step size is
-        multiplied by; by default half a cosine from 1 towards 0 in each cycle, of
-        ``step_size ** 2`` for dynamics with momentum.
-    :param scale_by_n: whether the step size is that of the mean of the rows'
-        potentials and not of their sum: a learning rate, divided by the number of rows.
+        descent, as in the paper, to the nearest mode; the temperature of the kernel
+        keeps the noise on. The forces remain those of the target.
+    :param schedule: from the number of steps in cycles to the factor on the step size;
+        by default half a cosine from 1 towards 0 in each cycle, for ``step_size ** 2``
+        with dynamics with momentum.
+    :param scale_by_n: whether the step size applies to the mean of the rows' potentials
+        and not to their sum: a learning rate, divided by the number of rows.
 
     :raises TypeError: an argument is of the wrong kind.
     :raises ValueError: an argument is out of range, or the parts of a cycle do not
@@ -153,9 +154,9 @@ class Cyclical(OuterKernel):
         name = type(self).__name__
         if not isinstance(inner, InPieces):
             raise TypeError(
-                f"{name}(inner) must be a kernel of gradient steps or of decisions, "
-                "such as SGLD(model, step_size=1e-3) or MINT(model, temperature=100.0),"
-                f" got {describe(inner)}."
+                f"{name}(inner) must be a kernel of gradient steps or a Metropolis "
+                "kernel, such as SGLD(model, step_size=1e-3) or MINT(model, "
+                f"temperature=100.0), got {describe(inner)}."
             )
         kept = inner.keeps_target
         check_positive(name, "collect_from", collect_from, zero=True)
@@ -166,9 +167,10 @@ class Cyclical(OuterKernel):
         if kept and (explore > 0 or scale_by_n):
             given = f"explore={explore!r}" if explore > 0 else "scale_by_n=True"
             raise ValueError(
-                f"{name}({given}) is for kernels of gradient steps: the decisions of "
-                f"{type(inner).__name__} keep its target at any step size. Leave it "
-                "out; collect_from= discards the part of a cycle with long steps."
+                f"{name}({given}) is for kernels of gradient steps: the accept/reject "
+                f"steps of {type(inner).__name__} keep its target at any step size. "
+                "Leave it out; collect_from= discards the part of a cycle with long "
+                "steps."
             )
         if schedule is not None and not callable(schedule):
             raise TypeError(
@@ -179,7 +181,7 @@ class Cyclical(OuterKernel):
         shape = shape_of(
             name, own, cycle_length, samples_per_cycle, num_steps, explore, collect_from
         )
-        if kept:  # so that a draw of the warmup is what it is without cycles
+        if kept:  # so that a draw of the warmup is the same as without cycles
             shape = shape._replace(piece=math.gcd(shape.piece, own))
         self._cycles: Cycles = AfterWarmup(shape, own) if kept else AtOnce(shape)
         piece: Any = inner.with_num_steps(shape.piece)
@@ -190,7 +192,7 @@ class Cyclical(OuterKernel):
         self._schedule = schedule
         self._scale_by_n = bool(scale_by_n)
 
-    # what the driver and the analysis read -----------------------------------------
+    # read by the driver and by analyses --------------------------------------------
 
     @property
     def _shape(self) -> Shape:
@@ -227,7 +229,7 @@ class Cyclical(OuterKernel):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The settings that define what the kernel does, for records."""
+        """The settings that define the kernel, for records."""
         return {
             **super().settings,
             "num_steps": self.num_steps,
@@ -238,7 +240,7 @@ class Cyclical(OuterKernel):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What :func:`~numpyro_minibatch.diagnose` has to know."""
+        """The facts that :func:`~numpyro_minibatch.diagnose` needs."""
         return {
             **super().facts,
             "num_steps": self.num_steps,
@@ -246,7 +248,7 @@ class Cyclical(OuterKernel):
         }
 
     def get_diagnostics_str(self, state: CyclicalState) -> str:
-        """What the progress bar shows."""
+        """The text of the progress bar."""
         return (
             f"cycle {jnp.max(state.cycle):.0f}. "
             f"step size {jnp.mean(state.step_size):.2e}. "
@@ -283,7 +285,7 @@ class Cyclical(OuterKernel):
             raise ValueError(
                 f"{type(self).__name__} makes {each} draws in a cycle of "
                 f"{self.cycle_length} steps, and {num_samples} draws would end in a "
-                f"cycle of {rest}, which tells less of its mode than the others. Write "
+                f"cycle of only {rest}. Write "
                 f"num_samples={below}{(cycles + 1) * each} (times thinning), or choose "
                 "samples_per_cycle, or num_steps and cycle_length, so that it divides "
                 f"{num_samples}."
@@ -296,8 +298,8 @@ class Cyclical(OuterKernel):
     ):
         """Start the inner kernel; see :meth:`MinibatchMH.init`.
 
-        :raises ValueError: ``num_warmup`` is not a number of whole cycles, for a kernel
-            of gradient steps.
+        :raises ValueError: for a kernel of gradient steps, ``num_warmup`` is not a
+            multiple of the draws of a cycle.
         """
         name = type(self).__name__
         self._learn(num_warmup=int(num_warmup))
@@ -308,7 +310,7 @@ class Cyclical(OuterKernel):
         if self._scale_by_n and len(self.plates) > 1:
             raise ValueError(
                 f"{name}(scale_by_n=True) divides a step size by the rows of one data "
-                f"plate, and the model has {len(self.plates)}. Divide step_size by "
+                f"plate, but the model has {len(self.plates)}. Divide step_size by "
                 "hand."
             )
         surrogate, vectorized = states.surrogate, not is_prng_key(rng_key)
@@ -341,10 +343,10 @@ class Cyclical(OuterKernel):
     # one draw -------------------------------------------------------------------------
 
     def transition(self, target: Target, state: CyclicalState) -> CyclicalState:
-        """The steps of a draw, with those of the cycle that come before its first."""
+        """The steps of a draw; for the first of a cycle, with those that precede it."""
         cycle, before, number = self._cycles.place(state.i, self.num_warmup)
-        # as bits, because the check for keys that are used twice takes a key for used
-        # when a vectorised loop goes through it
+        # as bits, because the check for reused keys counts a key as used if a
+        # vectorised loop runs through it
         noise_bits, wrap = _bits(state.rng_key)
         row_bits, wrap_rows = _bits(state.inner.index_key)
         begin = state.inner._replace(rng_key=noise_bits, index_key=row_bits)
@@ -370,8 +372,8 @@ class Cyclical(OuterKernel):
             )
             return moved, pieces, measure
 
-        # one loop, of more pieces where the draw begins a cycle: the count of draws is
-        # the chains', so that no chain waits for another
+        # one loop, with more pieces if the draw begins a cycle; all chains have the
+        # same count of draws, so that no chain waits for another
         inner, pieces, measure = jax.lax.fori_loop(
             0, number, piece, (begin, none, no_key)
         )
@@ -401,20 +403,20 @@ class Cyclical(OuterKernel):
         )
 
     def _at(self, inner: Any) -> tuple[Any, Any]:
-        """The kernel of a piece, and the state that it begins with."""
+        """The kernel of a piece, and its initial state."""
         kernel = self._inner.with_step_schedule(self._step_factor)
-        shape, heat = self._shape, self.temperature
-        if not shape.explore or self._explore_temperature == heat:
+        shape, temperature = self._shape, self.temperature
+        if not shape.explore or self._explore_temperature == temperature:
             return kernel, inner
         count = inner.i % (shape.length // shape.piece) * shape.piece
         real = inner.lp_estimate.dtype
-        noise = jnp.where(count < shape.explore, self._explore_temperature, heat)
+        noise = jnp.where(count < shape.explore, self._explore_temperature, temperature)
         if jax.tree.leaves(inner.memory):
-            # the momentum of descent is not that of a temperature: erratum C5
+            # the momentum after descent is not at equilibrium: erratum C5
             bits, wrap = _bits(jax.random.fold_in(inner.rng_key, _RESTART))
             memory = jax.lax.cond(
                 count == shape.explore,
-                lambda: self._inner.refreshed(wrap(bits), inner, heat),
+                lambda: self._inner.refreshed(wrap(bits), inner, temperature),
                 lambda: inner.memory,
             )
             inner = inner._replace(memory=memory)
@@ -422,7 +424,7 @@ class Cyclical(OuterKernel):
 
 
 def _bits(key: Array) -> tuple[Array, Callable[[Array], Array]]:
-    """The bits of a key, and what makes a key of the same kind of them."""
+    """The bits of a key, and a function that makes a key of the same kind of them."""
     bits, wrap = unwrapped(key)
     is_typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
     return bits, wrap if is_typed else lambda bits: bits

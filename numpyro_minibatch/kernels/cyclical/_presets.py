@@ -1,4 +1,4 @@
-"""Cycles over kernels: presets of Cyclical."""
+"""Presets of Cyclical."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class CyclicalSGLD(Cyclical):
     :param model: a NumPyro model with a data plate.
     :param step_size: the step size with which a cycle begins, the paper's ``alpha_0``,
         in ``z + h * force + N(0, 2 h T)``.
-    :param cycle_length: gradient steps of a cycle. For ``K`` steps in ``M`` cycles that
-        is ``ceil(K / M)``.
+    :param cycle_length: gradient steps of a cycle; for ``K`` steps in ``M`` cycles,
+        ``ceil(K / M)``.
     :param samples_per_cycle: draws of a cycle.
     :param num_steps: gradient steps between draws; see :class:`Cyclical`.
-    :param explore: the share of a cycle that is exploration, the paper's ``beta``.
-    :param collect_from: the share of a cycle after which draws are collected.
+    :param explore: the fraction of a cycle that is exploration, the paper's ``beta``.
+    :param collect_from: the fraction of a cycle after which draws are collected.
     :param explore_temperature: temperature of the noise of exploration.
-    :param scale_by_n: whether ``step_size`` is a learning rate, of the mean loss.
+    :param scale_by_n: whether ``step_size`` is a learning rate for the mean loss.
     :param settings: the arguments of :class:`SGLD`.
 
     :raises TypeError: an argument is of the wrong kind.
@@ -91,14 +91,14 @@ class CyclicalSGLD(Cyclical):
 class CyclicalSGHMC(CyclicalSGLD):
     """Cyclical stochastic gradient Hamiltonian Monte Carlo [1].
 
-    The square of the step size follows the cosine: it is what multiplies a gradient,
-    the paper's ``alpha``. Momentum is drawn anew where sampling begins after descent.
+    The square of the step size follows the cosine: it multiplies the gradient and is
+    the paper's ``alpha``. Momentum is drawn anew when sampling begins after descent.
 
     :param model: a NumPyro model with a data plate.
     :param settings: the arguments of :class:`CyclicalSGLD`, with those of
-        :class:`SGHMC` for those of :class:`SGLD`: ``step_size`` with ``friction``, a
-        rate, or ``h``, the paper's ``alpha_0``, with ``b``, half of its ``eta``, by
-        which every step forgets the same share of the momentum.
+        :class:`SGHMC` instead of :class:`SGLD`'s: ``step_size`` with ``friction``, a
+        rate; or ``h``, the paper's ``alpha_0``, with ``b``, half of its ``eta``. With
+        ``b`` every step forgets the same fraction of the momentum.
 
     :raises TypeError: an argument is of the wrong kind.
     :raises ValueError: an argument is out of range, or missing.
@@ -135,24 +135,23 @@ class CyclicalSGHMC(CyclicalSGLD):
 
 
 class CyclicalMINT(Cyclical):
-    """MINT whose proposals get longer at the end of each cycle, and shorter in it [1].
+    """MINT with proposals that shrink in each cycle and are enlarged at its end [1].
 
-    Only the proposals change, by a schedule that does not look at the chain, so that
-    every step keeps the target as it is: all steps could be collected from, and by
-    default the last one of each cycle is, before the step size rises.
+    Only the proposals change, by a schedule that does not depend on the chain, so that
+    every step preserves the target. All steps could be collected; by default only the
+    last one of each cycle is, before the step size rises.
 
     :param model: a NumPyro model with a data plate.
-    :param cycle_length: steps of a cycle. The paper's 50 epochs are ``50 * N / m`` of
-        them.
-    :param rise: by what the step size is multiplied at the end of a cycle.
-    :param decay: by what it is multiplied in between; see :func:`schedule.sawtooth`. By
-        default what makes all cycles alike. The paper's 0.9 begins each cycle at 0.7
-        times the step size of the one before, and freezes a long run.
-    :param decay_every: after how many steps; by default a tenth of a cycle.
+    :param cycle_length: steps of a cycle; ``50 * N / m`` for the paper's 50 epochs.
+    :param rise: the factor on the step size at the end of a cycle.
+    :param decay: the factor in between; see :func:`schedule.sawtooth`. The default
+        makes all cycles equal. The paper's 0.9 begins each cycle at 0.7 times the step
+        size of the previous one, and freezes a long run.
+    :param decay_every: steps between decays; by default a tenth of a cycle.
     :param samples_per_cycle: draws of a cycle, evenly spaced, the last one at its end.
-    :param collect_from: the share of a cycle after which draws are collected.
-    :param settings: the arguments of :class:`MINT`. The step size adapts in warmup,
-        and is that of the first cycle's beginning.
+    :param collect_from: the fraction of a cycle after which draws are collected.
+    :param settings: the arguments of :class:`MINT`. The step size adapts in warmup; the
+        first cycle begins with it.
 
     :raises TypeError: an argument is of the wrong kind.
     :raises ValueError: an argument is out of range, or missing.

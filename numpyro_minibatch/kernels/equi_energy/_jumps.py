@@ -1,4 +1,4 @@
-"""One step of a ladder of energies: a local move or a jump of each chain, decided."""
+"""One step of a ladder of energies: a local move or a jump of each chain."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from numpyro_minibatch.kernels.equi_energy._nested import (
     truncated,
 )
 from numpyro_minibatch.kernels.equi_energy._rings import Rings, ring_of
-from numpyro_minibatch.proposal import Landscape, Proposal, Whitening
+from numpyro_minibatch.proposal import Proposal, ProposalContext, Whitening
 
 __all__ = ["Moves", "Rungs", "Step", "log_density", "log_jump_ratio"]
 
-_MAX_NOISE = 1.0  # variance of a log weight, in whose domain the penalty is accurate
+_MAX_NOISE = 1.0  # the largest variance of a log weight with an accurate penalty
 
 
 class Rungs(NamedTuple):
@@ -32,7 +32,7 @@ class Rungs(NamedTuple):
 
     - **z** - flat positions, ``(K, D)``.
     - **bits** - bits of the keys of their batches.
-    - **energies** - what these batches say.
+    - **energies** - the energies that these batches give.
     """
 
     z: Array
@@ -41,7 +41,7 @@ class Rungs(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What a step reports of each chain; shape ``(K,)``.
+    """The results of a step for each chain; shape ``(K,)``.
 
     - **accept_prob** - probability with which the move was accepted.
     - **jumped** - whether it was a jump.
@@ -64,24 +64,25 @@ def log_density(energies: Energies, reference: Reference) -> Array:
 
 
 def log_jump_ratio(new: Energies, old: Energies, reference: Reference) -> Array:
-    """The log of ``pi_k(s') pi_{k+1}(s) / (pi_k(s) pi_{k+1}(s'))``, of each chain.
+    """The log of ``pi_k(s') pi_{k+1}(s) / (pi_k(s) pi_{k+1}(s'))`` for each chain.
 
     A member of a ring is drawn with density ``pi_{k+1}`` restricted to the ring, and
-    the way back begins in the same ring, so that the rings' masses cancel. What is not
-    tempered cancels, too. The paper's D.1 prints ``pi_{k+2}(s')`` for ``pi_{k+1}(s')``
-    and ``pi_{k+1}(s)`` for ``pi_k(s)``; line 19 of its algorithm 2 is as here.
+    the reverse jump starts in the same ring, so that the rings' masses cancel. The part
+    that is not tempered cancels, too. The paper's D.1 prints ``pi_{k+2}(s')`` instead
+    of ``pi_{k+1}(s')`` and ``pi_{k+1}(s)`` instead of ``pi_k(s)``; line 19 of its
+    algorithm 2 agrees with this function.
 
     :param new: the energies of the proposed states ``s'``.
     :param old: those of the current states ``s``.
     :param reference: temperatures and floors. For the hottest chain, which does not
         jump, the ratio is one.
     """
-    heat, floors = reference.temperatures, reference.floors
-    hotter = jnp.concatenate([heat[1:], heat[-1:]])
+    temperatures, floors = reference.temperatures, reference.floors
+    hotter = jnp.concatenate([temperatures[1:], temperatures[-1:]])
     higher = jnp.concatenate([floors[1:], floors[-1:]])
 
     def log_weights(energies: Energies) -> Array:
-        own = truncated(energies.own, floors, heat)
+        own = truncated(energies.own, floors, temperatures)
         return own - truncated(energies.above, higher, hotter)
 
     return log_weights(new) - log_weights(old)
@@ -89,11 +90,11 @@ def log_jump_ratio(new: Energies, old: Energies, reference: Reference) -> Array:
 
 @dataclass(frozen=True)
 class Moves:
-    """What moves the chains of a ladder.
+    """The moves of the chains of a ladder.
 
     :param nested: the batches of the chains.
     :param reader: the target.
-    :param reference: what energies are measured from, and the ladder.
+    :param reference: the reference of the energies, and the ladder.
     :param proposal: of the local moves.
     :param whitening: roots of the mass matrices and step sizes, one of each chain.
     :param jump_prob: probability of trying a jump.
@@ -109,14 +110,14 @@ class Moves:
     def step(
         self, key: Array, rows_key: Array, rungs: Rungs, rings: Rings, may_jump: Array
     ) -> tuple[Array, Rungs, Step]:
-        """A local move or a jump of each chain, and one decision about it.
+        """Propose a local move or a jump of each chain, and accept or reject it.
 
         :param key: key of the proposals and of the decision.
         :param rows_key: key of the rows.
-        :param rungs: where the chains are.
-        :param rings: what the hotter ones have seen.
+        :param rungs: the states of the chains.
+        :param rings: past states of the hotter chains.
         :param may_jump: whether each chain has begun to jump.
-        :return: the next step's key, where the chains are then, and what to report.
+        :return: the next step's key, the new states, and the results of the step.
         """
         names = ("rng", "propose", "jump", "pick", "accept")
         keys = dict(zip(names, jax.random.split(key, 5), strict=True))
@@ -138,21 +139,21 @@ class Moves:
         return keys["rng"], after, step
 
     def _local(self, key: Array, gradient_key: Array, z: Array) -> tuple[Array, Array]:
-        """A local move of each chain, and the log ratio of its two directions."""
+        """A local move of each chain, and its log proposal ratio."""
         bits, wrap = unwrapped(jax.random.split(gradient_key, len(z)))
         temper_prior = self.nested.temper_prior
 
         def propose(
-            key: Array, bits: Array, z: Array, heat: Array, root: Array, size: Array
+            key: Array, bits: Array, z: Array, t: Array, root: Array, size: Array
         ) -> tuple[Array, Array]:
-            weights = Weights(1.0 / heat if temper_prior else 1.0, 1.0 / heat)
+            weights = Weights(1.0 / t if temper_prior else 1.0, 1.0 / t)
 
             def gradient(position: Array) -> Array:
                 tempered = self.reader._replace(weights=weights)
                 return tempered.gradient(wrap(bits), position)
 
-            landscape = Landscape(gradient, Whitening(root))
-            proposed = self.proposal.propose(key, z, size, landscape)
+            context = ProposalContext(gradient, Whitening(root))
+            proposed = self.proposal.propose(key, z, size, context)
             return proposed.z, proposed.log_q_ratio
 
         keys = jax.random.split(key, len(z))
@@ -163,10 +164,10 @@ class Moves:
     def _members(
         self, jump_key: Array, pick_key: Array, rungs: Rungs, rings: Rings
     ) -> tuple[Array, tuple[Array, Array]]:
-        """Which chains but the hottest jump, and to which members of their rings."""
+        """Which chains jump (never the hottest), and to which members of the rings."""
         real, shape = rungs.z.dtype, (len(rungs.z) - 1,)
-        # the ring is that of the hotter chain's energy of the state, so that it is the
-        # same for the state's way there and back
+        # the ring is defined by the energy of the state for the hotter chain, so that
+        # the jump and its reverse use the same ring
         ring = ring_of(rungs.energies.above, self.reference.floors)[:-1]
         z, bits, there = rings.pick(ring, jax.random.uniform(pick_key, shape, real))
         wanted = jax.random.uniform(jump_key, shape, real) < self.jump_prob
@@ -175,7 +176,7 @@ class Moves:
     def _decide(
         self, key: Array, jumps: Array, log_q_ratio: Array, new: Rungs, old: Rungs
     ) -> tuple[Rungs, Step]:
-        """Both weights are functions of their states, with the penalty inside."""
+        """Accept or reject; weights are functions of states and include the penalty."""
         reference = self.reference
         log_ratio = jnp.where(
             jumps,
@@ -197,7 +198,7 @@ class Moves:
 
 
 def _either(jumps: Array, member: Array, local: Array) -> Array:
-    """The member of a ring for the chains that jump, of which the hottest is none."""
+    """Members of rings for the chains that jump; the hottest never does."""
     among = jumps[:-1].reshape(-1, *[1] * (local.ndim - 1))
     return local.at[:-1].set(jnp.where(among, member, local[:-1]))
 

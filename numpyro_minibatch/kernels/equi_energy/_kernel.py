@@ -59,35 +59,35 @@ class MINTEEState(NamedTuple):
     - **z** - unconstrained values of the latent sites, of the coldest chain.
     - **rng_key** - key of the proposals and decisions to come.
     - **index_key** - key of the rows.
-    - **surrogate** - the reference that energies are measured from, and the ladder; one
-      for all vectorised chains.
+    - **surrogate** - the reference from which energies are measured, and the ladder;
+      one for all vectorised chains.
     - **rungs** - positions of all chains, with their batches and energies.
-    - **rings** - what the hotter chains have seen, by energy.
+    - **rings** - past states of the hotter chains, by energy.
     - **adapt_state** - step size and mass matrix of each chain.
     - **tally** - sums of acceptance probabilities and numbers of local moves and of
       jumps of each chain, over warmup or since its end, ``(2, 2, K)``.
     - **accept_prob** - mean acceptance probability of the coldest chain's local moves;
-      not a number where there were none.
+      NaN if there were none.
     - **step_size** - step size of the coldest chain's local moves.
     - **diverging** - whether the coldest chain's log density is not finite.
     - **lp_estimate** - estimate of its log density, from its batch.
     - **log_ratio** - the log ratio of its last decision.
     - **log_ratio_variance** - estimated variance of that, from both batches.
     - **reliable** - share of the decisions of all chains whose log weights had noise in
-      the domain of the penalty. The law of the draws rests on those of the coldest
-      chain, but hotter chains that are stuck are of no use to it.
+      the domain of the penalty. The distribution of the draws depends on those of the
+      coldest chain, but hotter chains must not get stuck either.
     - **num_rows** - rows of data read to make the draw, by all chains; the batch of a
       gradient is evaluated at both ends of a move and counts once.
     - **energy** - estimated energy of each chain's state, with the penalty for its
       noise, ``(K,)``.
-    - **ring** - the ring of energies that it is in, ``(K,)``.
+    - **ring** - the ring of energies of each chain's state, ``(K,)``.
     - **energy_noise** - estimated standard deviation of that energy in units of the
       temperature, ``(K,)``.
     - **rung_acceptance_rate** - mean acceptance probability of local moves, ``(K,)``.
     - **rung_step_size** - step sizes of local moves, ``(K,)``.
     - **rung_num_rows** - rows of data read for the draw by each chain, ``(K,)``.
     - **jump_acceptance_rate** - mean acceptance probability of the jumps to states of
-      the next hotter chain, ``(K - 1,)``; not a number where there were none.
+      the next hotter chain, ``(K - 1,)``; NaN if there were none.
     """
 
     i: Array
@@ -117,7 +117,7 @@ class MINTEEState(NamedTuple):
 
 
 class _Carry(NamedTuple):
-    """What changes from one inner step to the next."""
+    """The values that change from one inner step to the next."""
 
     rng_key: Array
     rungs: Rungs
@@ -125,7 +125,7 @@ class _Carry(NamedTuple):
 
 
 class _Survey(NamedTuple):
-    """What the pilot came to, as :class:`MinibatchKernel` takes it."""
+    """The result of the set-up, in the form that :class:`MinibatchKernel` needs."""
 
     surrogate: Reference
     report: dict[str, Any]
@@ -136,31 +136,31 @@ class _Survey(NamedTuple):
 class MINTEE(MinibatchKernel):
     """The equi-energy sampler [2], on nested minibatches [1].
 
-    Chains run side by side at ascending temperatures, each flat below an energy
-    ``H_k`` of its own. What a chain has seen is kept by energy, in rings; now and then
-    the next colder chain jumps to a member of the ring that it is in itself: to
-    anywhere the hotter chain has been with such an energy, however far. The draws are
-    those of the coldest chain.
+    Several chains run at ascending temperatures. The density of chain ``k`` is flat
+    below an energy ``H_k``. The past states of a chain are stored by energy, in rings.
+    With some probability, the next colder chain jumps to a member of the ring of its
+    own energy, however far away it is. The draws are those of the coldest chain.
 
     Hotter chains read smaller batches. A chain keeps the batch of its state, as in the
-    proof of [1], so that all weights are known and the only error of the law is in
-    taking noise for normal; a chain whose energies have noise of more than about one
-    temperature gets stuck, however, which ``reliable`` and ``diagnose`` tell. With all
-    rows (``batch=batch.full()``) this is the equi-energy sampler, which is exact as the
-    rings come to hold the law of the hotter chain.
+    proof of [1], so that all weights are known. The only error of the stationary
+    distribution comes from treating the noise as normal. However, a chain whose
+    energies have noise of more than about one temperature gets stuck, which
+    ``reliable`` and ``diagnose`` report. With all rows (``batch=batch.full()``) this is
+    the equi-energy sampler, which becomes exact as the rings converge to the
+    distribution of the hotter chain.
 
-    Energies are differences to a reference: the position of lowest energy that a search
-    finds before the run. Their noise is that of the rows' differences from there.
+    Energies are differences from a reference: the position of lowest energy that a
+    search finds before the run. Their noise is that of the rows' differences from it.
 
     Where the paper and this kernel differ:
 
-    - Weights pay for their noise (``penalty=True``); see :class:`MINT`.
+    - Weights are corrected for their noise (``penalty=True``); see :class:`MINT`.
     - At the paper's temperatures, ``N ** (1 - 0.995 tau)``, energies have noise of 20
       to 50 temperatures. By default the temperature of a chain is the noise of its
       energies without a reference, ``N sd / sqrt(m)``.
-    - A ring keeps its last states, and forgets older ones.
-    - A jump evaluates the whole nested batch of the state proposed, though the rows of
-      the hotter chain have been read before, so that a ring holds no energies.
+    - A ring keeps its latest states, and drops older ones.
+    - A jump evaluates the whole nested batch of the proposed state, although the rows
+      of the hotter chain have been read before, so that a ring stores no energies.
 
     **References:**
 
@@ -174,40 +174,40 @@ class MINTEE(MinibatchKernel):
     :param target: a :class:`~numpyro_minibatch.Target` instead of a model.
     :param batch_size: rows of the hottest chain's batch, by default the plate's own
         ``subsample_size``; or of each chain's, the coldest first.
-    :param batch_ratio: ratio of the batches of neighbours, where ``batch_size`` is one
+    :param batch_ratio: ratio of the batches of neighbours, if ``batch_size`` is one
         number; a batch has at most all rows.
     :param batch: ``batch.full()`` for all rows in every chain.
     :param num_replicas: number of chains; by default as many as there are temperatures
         or batch sizes, or else 7.
     :param temperatures: of the chains, ascending.
-    :param temperature_ratio: ratio of neighbouring temperatures, from 1 on.
+    :param temperature_ratio: ratio of neighbouring temperatures, starting at 1.
     :param lam: the paper's ``lambda`` of each chain, coldest first: ``T = N ** (1 -
         lam)``.
-    :param alpha: the paper's ``lam / tau``, ``tau`` being ``log m / log N``; a chain of
-        all rows then has temperature 1.
+    :param alpha: the paper's ``lam / tau``, where ``tau`` is ``log m / log N``; a chain
+        that reads all rows then has temperature 1.
     :param temper_prior: whether the prior is part of the energy.
-    :param energies: ``H_1 .. H_{K-1}``, ascending: minus the log density of what is
-        tempered. By default they rise from that of the reference.
-    :param ring_width: by how many temperatures: ``(H_{k+1} - H_k) / T_k``; by default
+    :param energies: ``H_1 .. H_{K-1}``, ascending: minus the log density of the
+        tempered part. By default they rise from that of the reference.
+    :param ring_width: the rise in temperatures, ``(H_{k+1} - H_k) / T_k``; by default
         ``sqrt(2 D)``, which is 10 for the paper's 50 parameters.
-    :param jump_prob: probability of trying a jump, where the ring has members.
-    :param ring_capacity: states that a ring holds. All rings hold ``(K - 1) * K *
-        ring_capacity`` positions and are part of the state; below about 1000 the few
-        members of a ring bias the colder chain.
-    :param ring_thinning: a chain puts every so many of its draws into a ring.
+    :param jump_prob: probability of trying a jump, if the ring has members.
+    :param ring_capacity: number of states that a ring holds. All rings together hold
+        ``(K - 1) * K * ring_capacity`` positions and are part of the state. Below about
+        1000, the small number of members biases the colder chain.
+    :param ring_thinning: a chain stores every so many of its draws in a ring.
     :param penalty: correct weights for their noise; ``False`` is the paper's algorithm.
     :param proposal: of the local moves: :func:`proposal.random_walk` (default) or
         :func:`proposal.langevin`, whose gradients read batches of the hottest chain's
-        size and know of no floor.
-    :param step_size: (initial) step size of the coldest chain, that of others being
+        size and ignore the floors.
+    :param step_size: (initial) step size of the coldest chain; those of the others are
         ``sqrt(T_k / T_0)`` times as large.
     :param adapt_step_size: adapt each chain's step size in warmup.
-    :param adapt_mass_matrix: adapt each chain's mass matrix in warmup; not by default,
-        because a chain that moves between modes would learn their distances.
+    :param adapt_mass_matrix: adapt each chain's mass matrix in warmup; by default off,
+        because a chain that moves between modes would adapt to their distances.
     :param dense_mass: full mass matrices rather than diagonal ones.
     :param target_accept_prob: by default 0.3 for a random walk and 0.45 for Langevin
-        steps; the paper asks for a rate between 0.2 and 0.5.
-    :param num_steps: inner steps that make one draw.
+        steps; the paper recommends a rate between 0.2 and 0.5.
+    :param num_steps: inner steps per draw.
     :param init_strategy: a per-site initialisation function of NumPyro.
 
     :raises TypeError: an argument is of the wrong kind.
@@ -257,7 +257,7 @@ class MINTEE(MinibatchKernel):
         )
         self._settings = ladder
 
-    # what the driver and the analysis read -----------------------------------------
+    # read by the driver and by analyses --------------------------------------------
 
     @property
     def default_fields(self) -> tuple[str, ...]:
@@ -312,7 +312,7 @@ class MINTEE(MinibatchKernel):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The settings that define what the kernel does, for records."""
+        """The settings that define the kernel, for records."""
         return {
             "batch": repr(self._batch),
             "temperature": self.temperature,
@@ -327,7 +327,7 @@ class MINTEE(MinibatchKernel):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What :func:`~numpyro_minibatch.diagnose` has to know."""
+        """The facts that :func:`~numpyro_minibatch.diagnose` needs."""
         return {
             **self._batch.facts,
             "temperatures": list(self.temperatures),
@@ -337,7 +337,7 @@ class MINTEE(MinibatchKernel):
         }
 
     def get_diagnostics_str(self, state: MINTEEState) -> str:
-        """What the progress bar shows."""
+        """The text of the progress bar."""
         tally = state.tally.sum(0) if state.tally.ndim > 3 else state.tally
         sums, number = tally
         local, jump = sums[:, 0] / jnp.maximum(number[:, 0], 1)
@@ -361,7 +361,7 @@ class MINTEE(MinibatchKernel):
         if len(layout.plates) > 1:
             names = ", ".join(plate for plate, _ in layout.plates)
             raise ValueError(
-                f"{name} reads nested batches of one data plate, and the model has "
+                f"{name} reads nested batches of one data plate, but the model has "
                 f"{len(layout.plates)}: {names}. Write ReplicaExchange(MinibatchMH("
                 "model), ...), which takes several."
             )
@@ -391,13 +391,13 @@ class MINTEE(MinibatchKernel):
 
     @property
     def _weights(self) -> Weights:
-        # of the search for the reference; where its outcome says the temperatures they
-        # are not known yet
+        # for the search for the reference; temperatures that depend on its result are
+        # not known yet
         weight = 1.0 if self._settings.rule[0] is None else 1.0 / self.temperature
         return Weights(weight if self._temper_prior else 1.0, weight)
 
     def _survey(self, problem: Problem, init: Any) -> _Survey:
-        """Find the reference, and set the ladder by it."""
+        """Find the reference, and derive the ladder from it."""
         start = flat_start(problem, init)
         lowest = find_lowest(problem, start, self._temper_prior)
         temperatures = self._ladder_from(lowest.row_sd)
@@ -420,7 +420,7 @@ class MINTEE(MinibatchKernel):
         return _Survey(reference, report)
 
     def _ladder_from(self, row_sd: float) -> tuple[float, ...]:
-        """The temperatures that were given, or those of the energies' noise."""
+        """The given temperatures, or those that equal the noise of the energies."""
         if self._settings.rule[0] is not None:
             return self.temperatures
         ((_, size),) = self.layout.plates
@@ -448,8 +448,8 @@ class MINTEE(MinibatchKernel):
         number = self._settings.number
         positions = jnp.broadcast_to(flat, (number, *flat.shape))
         bits, wrap = unwrapped(jax.random.split(rows_key, number))
-        heat = surrogate.temperatures
-        steps = self._settings.step_size * jnp.sqrt(heat / heat[0])
+        temperatures = surrogate.temperatures
+        steps = self._settings.step_size * jnp.sqrt(temperatures / temperatures[0])
         energies = self._nested.energies(start.reader, surrogate, positions, bits, wrap)
         zero = jnp.zeros((), flat.dtype)
         each = jnp.zeros((number,), flat.dtype)
@@ -529,12 +529,12 @@ class MINTEE(MinibatchKernel):
         return self._recorded(state, ring, steps)
 
     def _recorded(self, state: MINTEEState, ring: Array, steps: Step) -> MINTEEState:
-        """Adapt in warmup, and what there is to say of the draw."""
+        """Adapt in warmup, and compute the statistics of the draw."""
         reference, energies = state.surrogate, state.rungs.energies
         kinds = jnp.stack([~steps.jumped, steps.jumped], 1)  # steps, kinds, chains
         sums = jnp.where(kinds, steps.accept_prob[:, None], 0.0).sum(0)
         number = kinds.sum(0).astype(sums.dtype)
-        rates = sums / number  # of none not a number
+        rates = sums / number  # NaN if there were none
         adapt_state = self._adapted(state, rates[0], number[0])
         fresh = (state.i == 0) | (state.i == self.num_warmup)
         rows = self._rows_of_a_draw
@@ -563,11 +563,11 @@ class MINTEE(MinibatchKernel):
         )
 
     def _adapted(self, state: MINTEEState, rate: Array, number: Array) -> AdaptState:
-        """The adaptation after a draw with so many local moves, accepted at a rate."""
+        """The adaptation after a draw with ``number`` local moves at rate ``rate``."""
         adaptation, adapt_state = self._adaptation, state.adapt_state
         if not adaptation.active:
             return adapt_state
-        # a jump says nothing about the step size
+        # jumps carry no information about the step size
         seen = jnp.where(number > 0, rate, self._settings.target_accept_prob)
         return jax.lax.cond(
             state.i < adaptation.num_warmup,
@@ -579,7 +579,7 @@ class MINTEE(MinibatchKernel):
 
     @property
     def _rows_of_a_draw(self) -> np.ndarray:
-        """Rows that each chain reads: a new state's batch, and a gradient's."""
+        """Rows that each chain reads: the batches of a new state and of a gradient."""
         sizes = np.array(self.rung_batch_sizes)
         if self._settings.proposal.uses_gradient:
             sizes = sizes + sizes[-1]

@@ -1,4 +1,4 @@
-"""What a user says of a ladder of energies, checked before anything is seen."""
+"""Arguments of a ladder of energies, checked before the data are read."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = [
 
 
 def batch_sizes(name: str, batch_size: Any) -> tuple[int, ...] | None:
-    """The batch sizes that were given: none, the hottest chain's, or of all."""
+    """The given batch sizes: ``None``, the hottest chain's, or all chains'."""
     if batch_size is None:
         return None
     is_one = np.ndim(batch_size) == 0 and not isinstance(batch_size, Mapping)
@@ -44,8 +44,8 @@ def batch_sizes(name: str, batch_size: Any) -> tuple[int, ...] | None:
     for colder, hotter in zip(found, found[1:], strict=False):
         if hotter > colder:
             raise ValueError(
-                f"{name}(batch_size=...) must not ascend, the coldest chain having the "
-                f"largest batch, got {colder} and then {hotter}."
+                f"{name}(batch_size=...) must not ascend, because the coldest chain "
+                f"has the largest batch, got {colder} and then {hotter}."
             )
     if found[-1] < 2:
         raise ValueError(f"{name}(batch_size=...) must be at least 2, got {found[-1]}.")
@@ -53,11 +53,11 @@ def batch_sizes(name: str, batch_size: Any) -> tuple[int, ...] | None:
 
 
 def temperature_rule(name: str, given: Mapping[str, Any]) -> tuple[str | None, Any]:
-    """What says the temperatures: one of four arguments, or the noise."""
+    """The argument that defines the temperatures, or ``None`` for the noise."""
     named = {key: value for key, value in given.items() if value is not None}
     if len(named) > 1:
         raise ValueError(
-            f"{name} takes one of {', '.join(given)} to say the temperatures, got "
+            f"{name} takes one of {', '.join(given)} for the temperatures, got "
             f"{' and '.join(named)}."
         )
     for key, value in named.items():
@@ -87,7 +87,7 @@ def temperature_rule(name: str, given: Mapping[str, Any]) -> tuple[str | None, A
 
 
 def number_of_chains(name: str, number: Any, rule: tuple, sizes: tuple | None) -> int:
-    """The number of chains, about which all that was given must agree."""
+    """The number of chains, on which all given arguments must agree."""
     said: dict[str, int] = {}
     if number is not None:
         check_count(name, "num_replicas", number)
@@ -98,12 +98,12 @@ def number_of_chains(name: str, number: Any, rule: tuple, sizes: tuple | None) -
         said["len(batch_size)"] = len(sizes)
     if len(set(said.values())) > 1:
         text = ", ".join(f"{key} is {value}" for key, value in said.items())
-        raise ValueError(f"{name}: the number of chains is not clear: {text}.")
+        raise ValueError(f"{name}: the number of chains is ambiguous: {text}.")
     found = next(iter(said.values()), 7)
     if found < 2:
         raise ValueError(
             f"{name} jumps from one chain to states of another, so it needs at least "
-            f"2, got {found}. For one chain write MINT(model, temperature=...)."
+            f"2 chains, got {found}. For one chain write MINT(model, temperature=...)."
         )
     return found
 
@@ -115,7 +115,7 @@ def check_ascending(
     for low, high in zip(temperatures, temperatures[1:], strict=False):
         if not high > low:
             raise ValueError(
-                f"{name}: temperatures must ascend, and those of batches of "
+                f"{name}: temperatures must ascend, but those of batches of "
                 f"{list(sizes)} rows are {[round(t, 4) for t in temperatures]}. Write "
                 "temperatures=[...], or batch sizes that differ."
             )
@@ -129,8 +129,8 @@ def given_energies(
         check_positive(name, "ring_width", ring_width)
         if energies is not None:
             raise ValueError(
-                f"{name} got both energies and ring_width, which makes energies: leave "
-                "one of them out."
+                f"{name} got both energies and ring_width, which determines the "
+                "energies: leave one of them out."
             )
     if energies is None:
         return None

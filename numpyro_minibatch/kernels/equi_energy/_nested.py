@@ -1,9 +1,9 @@
 """Energies of a whole ladder from nested batches, in one pass of bounded memory.
 
-A state of the ladder is a position and a key, and the key names one permutation of all
-rows. The batch of a chain that reads ``m`` rows is the first ``m`` of them: that of a
-hotter chain is a part of that of a colder one, and the energies of a state at all
-temperatures are functions of the state.
+A state of the ladder is a position and a key, and the key determines a permutation of
+all rows. The batch of a chain that reads ``m`` rows is the first ``m`` of them. The
+batch of a hotter chain is therefore part of that of a colder one, and the energies of a
+state at all temperatures are functions of the state.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from numpyro_minibatch.target import Terms
 __all__ = ["Energies", "Nested", "Reference", "truncated"]
 
 _CHUNK = 2**14  # rows that are evaluated at once, of all chains together
-_OVERHEAD = 32  # what a block of rows costs beside its rows, in rows
+_OVERHEAD = 32  # the fixed cost of a block, in rows
 
 
 class Reference(NamedTuple):
-    """What energies are measured from, and the ladder that the pilot made of it.
+    """The reference of the energies, and the ladder that was derived from it.
 
     - **rows** - log likelihood of each row at the reference, ``(N,)``.
     - **known** - the terms of the log density there that are not rows.
     - **energy** - the energy there.
-    - **log_prior** - the log density there of what is not tempered.
+    - **log_prior** - the log density there of the part that is not tempered.
     - **temperatures** - of the chains, the coldest first, ``(K,)``.
     - **floors** - energies ``H_k`` below which chain ``k`` is flat, relative to the
       reference, ``(K,)``; the first is minus infinity.
@@ -55,14 +55,15 @@ class Reference(NamedTuple):
 
 
 class Energies(NamedTuple):
-    """What the rows say of one state of each chain; all of shape ``(K,)``.
+    """Estimated energies of one state of each chain; all of shape ``(K,)``.
 
     - **own** - energy from the chain's own batch, relative to the reference and with
       the penalty for its noise.
-    - **above** - the same state's energy for the next hotter chain, from the part of
-      the batch that is that chain's; of the hottest chain the same as ``own``.
+    - **above** - the same state's energy for the next hotter chain, from that chain's
+      part of the batch; for the hottest chain the same as ``own``.
     - **noise** - estimated variance of ``own``, in units of the temperature squared.
-    - **log_prior** - log density of what is not tempered, relative to the reference.
+    - **log_prior** - log density of the part that is not tempered, relative to the
+      reference.
     """
 
     own: Array
@@ -78,17 +79,17 @@ def truncated(energy: Array, floor: Array, temperature: Array) -> Array:
 
 @dataclass(frozen=True)
 class Nested:
-    """How the batches of a ladder are cut into blocks of one width; all static.
+    """The division of a ladder's batches into blocks of one width; all static.
 
     Each chain's batch has two parts: the rows of the next hotter chain's batch, and the
-    rest. A block belongs to one part of one chain, so that blocks of all chains go
-    through the model side by side whatever the sizes of their batches.
+    rest. A block belongs to one part of one chain, so that the model can be vectorised
+    over blocks of all chains, whatever the sizes of their batches.
 
     :param plate: the data plate.
     :param size: its number of rows.
     :param sizes: the rows of each chain's batch, the coldest first, not ascending.
     :param temper_prior: whether the prior is part of the energy.
-    :param penalty: whether energies pay for their noise.
+    :param penalty: whether energies are corrected for their noise.
     """
 
     plate: str
@@ -104,10 +105,10 @@ class Nested:
 
     @property
     def blocks(self) -> tuple[int, np.ndarray]:
-        """The width of blocks, and of each the chain, part, start and number of rows.
+        """The width of blocks, and each block's chain, part, start and number of rows.
 
-        Shape ``(G, B, 4)``, padded by blocks of no rows to full groups, of which there
-        are enough for all devices that share a pass.
+        The array has shape ``(G, B, 4)``. Blocks without rows pad it to full groups,
+        and there are enough groups for all devices of a pass.
         """
         parts = [(0, s) for s in self.shared.tolist()]
         parts += [
@@ -142,10 +143,10 @@ class Nested:
         """The energies of one state of each chain.
 
         :param reader: the target.
-        :param reference: what energies are measured from, and the temperatures.
+        :param reference: the reference of the energies, and the temperatures.
         :param z: positions, ``(K, D)``.
         :param bits: the bits of keys, ``(K, ...)``.
-        :param wrap: what makes keys of such bits.
+        :param wrap: a function that makes keys of such bits.
         """
         width, blocks = self.blocks
         everything = min(self.sizes) == self.size
@@ -156,7 +157,7 @@ class Nested:
             chain, _, start, count = block
             positions = start + jnp.arange(width, dtype=jnp.int32)
             positions = jnp.minimum(positions, self.size - 1)
-            # without a batch there is no need for an order
+            # if all rows are read, their order does not matter
             indices = (
                 positions
                 if everything
@@ -184,12 +185,12 @@ class Nested:
         flat = blocks.reshape(-1, 4)
         mean, m2, known, log_prior = found
         inner, outer = (self._gathered(flat, part, mean, m2) for part in (0, 1))
-        # what is not a row is the same in every block of a chain
+        # the terms that are not rows are the same in every block of a chain
         first = np.argmax(flat[:, 0] == np.arange(len(self.sizes))[:, None], axis=1)
-        heat = reference.temperatures
-        hotter = jnp.concatenate([heat[1:], heat[-1:]])
+        temperatures = reference.temperatures
+        hotter = jnp.concatenate([temperatures[1:], temperatures[-1:]])
         own, noise = self._energy(
-            inner.merge(outer), np.array(self.sizes), known[first], heat
+            inner.merge(outer), np.array(self.sizes), known[first], temperatures
         )
         above, _ = self._energy(inner, self.shared, known[first], hotter)
         return Energies(own, above, noise, log_prior[first])
@@ -209,7 +210,7 @@ class Nested:
         return Moments(jnp.asarray(seen, jnp.int32), whole, spread)
 
     def _energy(
-        self, moments: Moments, sizes: np.ndarray, known: Array, heat: Array
+        self, moments: Moments, sizes: np.ndarray, known: Array, temperatures: Array
     ) -> tuple[Array, Array]:
         """The energy that a batch estimates, and its variance in temperatures squared.
 
@@ -218,10 +219,10 @@ class Nested:
         """
         fpc = ((self.size - sizes) / self.size).astype(moments.mean.dtype)
         total = moments.total(self.size, jnp.asarray(fpc))
-        log_weight = (1.0 / heat) * Estimate(
+        log_weight = (1.0 / temperatures) * Estimate(
             total.value + known, total.variance, total.dof
         )
-        energy = -heat * log_weight.value
+        energy = -temperatures * log_weight.value
         if self.penalty:
-            energy = energy + heat * penalty_correction(log_weight)
+            energy = energy + temperatures * penalty_correction(log_weight)
         return energy, jnp.asarray(log_weight.variance)

@@ -1,4 +1,4 @@
-"""Set-up of a ladder of energies: where the energy is lowest, found on the host."""
+"""Set-up of a ladder of energies: a search for the lowest energy, on the host."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from numpyro_minibatch.target import Terms
 __all__ = ["Lowest", "find_lowest"]
 
 _SUBSAMPLE = 10_000  # rows on which the search begins
-_STARTS = 4  # searches from random starts, beside the one that is given
+_STARTS = 4  # searches from random starts, in addition to the given one
 _CHUNK = 2**14
 
 
 class Lowest(NamedTuple):
-    """The position of lowest energy that a search found, and what is known there.
+    """The energies at the position of lowest energy that a search found.
 
     :param rows: log likelihood of each row, ``(N,)``.
     :param known: the terms of the log density that are not rows.
-    :param energy: minus the log density of what is tempered.
-    :param log_prior: the log density of what is not.
+    :param energy: minus the log density of the tempered part.
+    :param log_prior: the log density of the rest.
     """
 
     rows: Array
@@ -44,17 +44,17 @@ class Lowest(NamedTuple):
 
 
 def find_lowest(problem: Problem, start: np.ndarray, temper_prior: bool) -> Lowest:
-    """Look for the lowest energy: a quasi-Newton search, on some rows and then on all.
+    """Search for the lowest energy by quasi-Newton steps, on some rows, then on all.
 
-    The best of several searches counts. Where none gets anywhere it is the best of
-    their starts: any position is valid, and a low one makes the energies less noisy.
+    The result is the best of several searches, or the best of their starts if none
+    makes progress. Any position is valid; a low one makes the energies less noisy.
 
     :param problem: the target, with one data plate.
     :param start: a starting point, flat; others are drawn.
     :param temper_prior: whether the prior is part of the energy.
     """
     rng = np.random.default_rng(40)
-    # the box that NumPyro starts chains in
+    # the box in which NumPyro starts chains
     starts = [start, *rng.uniform(-2, 2, size=(_STARTS, start.size))]
     plates = dict(problem.plates)
     few = {name: min(size, _SUBSAMPLE) for name, size in plates.items()}
@@ -70,7 +70,7 @@ Objective = Callable[[np.ndarray], tuple[float, np.ndarray]]
 
 
 def _objective(problem: Problem, counts: dict[str, int]) -> Objective:
-    """Minus the log density, from so many rows, and its gradient."""
+    """Minus the log density from ``counts`` rows, with its gradient."""
     rows = row_sums(problem, counts, 2)
     known = jax.jit(jax.value_and_grad(problem.known, argnums=1))
     weight = float(np.asarray(problem.weights.likelihood))
@@ -92,7 +92,7 @@ def _objective(problem: Problem, counts: dict[str, int]) -> Objective:
 def _search(
     objective: Objective, start: np.ndarray, steps: int
 ) -> tuple[float, np.ndarray]:
-    """The lowest value that a search met, and where."""
+    """The lowest value of a search, and its position."""
     from scipy.optimize import minimize  # here because it takes long to import
 
     lowest = [(np.inf, start)]
@@ -110,7 +110,7 @@ def _search(
 
 
 def _at(problem: Problem, flat: np.ndarray, temper_prior: bool) -> Lowest:
-    """What is known at a position, in the precision of the run."""
+    """The energies at a position, in the precision of the run."""
     (plate,) = problem.plates
 
     def evaluate(arrays: list[Any], flat: Array) -> tuple[Array, Terms]:

@@ -1,4 +1,4 @@
-"""Energy rings: what hotter chains have seen, by energy, in buffers of fixed size."""
+"""Energy rings: past states of hotter chains by energy, in buffers of fixed size."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ __all__ = ["Rings", "ring_of"]
 class Rings(NamedTuple):
     """States of chains ``1 .. K - 1``, each in ``K`` rings of ``C`` places.
 
-    A full ring forgets its oldest state. A random sample of all that was ever seen
-    would in the end not change any more, and keep the error of its ``C`` states.
+    A full ring drops its oldest state. A random sample of all past states would stop
+    changing after some time, and keep the error of its ``C`` states.
 
     - **z** - positions, ``(K - 1, K, C, D)``.
     - **bits** - bits of the keys of their batches, ``(K - 1, K, C, ...)``.
-    - **number** - how many states each ring has got, ``(K - 1, K)``.
+    - **number** - number of states that each ring has received, ``(K - 1, K)``.
     """
 
     z: Array
@@ -56,18 +56,18 @@ class Rings(NamedTuple):
         return self.z[at], self.bits[at], filled > 0
 
     def put(self, ring: Array, z: Array, bits: Array, keep: Array) -> Rings:
-        """The rings with one more state of those chains that ``keep`` names.
+        """The rings with one more state of each chain for which ``keep`` is true.
 
         :param ring: the rings that the states belong to, ``(K - 1,)``.
         :param z: their positions.
         :param bits: the bits of their keys.
-        :param keep: whether each is to be kept.
+        :param keep: whether to store each of them, ``(K - 1,)``.
         """
         chains = jnp.arange(len(ring))
         capacity = self.z.shape[2]
         place = jnp.where(keep, self.number[chains, ring] % capacity, capacity)
         at = chains, ring, place
-        # beyond the last place nothing is written
+        # a place beyond the last is dropped
         return Rings(
             self.z.at[at].set(z, mode="drop"),
             self.bits.at[at].set(bits, mode="drop"),

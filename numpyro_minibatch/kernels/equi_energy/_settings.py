@@ -1,4 +1,4 @@
-"""What a user says of an equi-energy sampler, as one value, and the ladder it makes."""
+"""The settings of an equi-energy sampler as one value, and the ladder they define."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ __all__ = ["EnergyArguments", "EnergySettings"]
 _RULES = ("temperatures", "temperature_ratio", "lam", "alpha")
 _COUNTS = ("ring_capacity", "ring_thinning", "num_steps")
 _FLAGS = ("penalty", "adapt_step_size", "adapt_mass_matrix", "dense_mass")
-_HIGHEST_RATE = 0.45  # of local moves, that the paper wants between 0.2 and 0.5
+_HIGHEST_RATE = 0.45  # of local moves; the paper recommends 0.2 to 0.5
 
 
 class EnergyArguments(TypedDict, total=False):
-    """The arguments of :class:`MINTEE` that say its ladder, its jumps and its moves."""
+    """The arguments of :class:`MINTEE` for its ladder, its jumps and its moves."""
 
     batch_size: int | Sequence[int] | None
     batch_ratio: float
@@ -71,22 +71,22 @@ class EnergySettings:
     """The arguments of a kernel on a ladder of energies, checked; hashable.
 
     :param full: whether all chains read all rows.
-    :param sizes: rows of the batches: none, the hottest chain's, or of all.
+    :param sizes: rows of the batches: ``None``, the hottest chain's, or all chains'.
     :param batch_ratio: ratio of the batches of neighbours.
-    :param rule: what says the temperatures, and its value.
+    :param rule: the argument that defines the temperatures, and its value.
     :param number: the number of chains.
     :param floors: the energies ``H_1 .. H_{K-1}``, if they were given.
-    :param ring_width: by how many temperatures they rise otherwise.
+    :param ring_width: their rise in temperatures otherwise.
     :param jump_prob: probability of trying a jump.
     :param ring_capacity: states that a ring holds.
     :param ring_thinning: draws from one state of a ring to the next.
-    :param penalty: whether weights pay for their noise.
+    :param penalty: whether weights are corrected for their noise.
     :param proposal: of the local moves.
-    :param step_size: of the coldest chain's local moves, at first.
+    :param step_size: initial step size of the coldest chain's local moves.
     :param adapt_step_size: whether warmup tunes step sizes.
     :param adapt_mass_matrix: whether warmup tunes mass matrices.
     :param dense_mass: whether these are full.
-    :param target_accept_prob: what step sizes are tuned to.
+    :param target_accept_prob: acceptance rate to which step sizes are tuned.
     :param num_steps: inner steps of a draw.
     """
 
@@ -130,7 +130,7 @@ class EnergySettings:
         if rule[0] is None and full:
             raise ValueError(
                 f"{name}(batch=batch.full()) needs a ladder: energies have no noise "
-                "that could tell the temperatures. Write num_replicas=5, "
+                "from which to choose temperatures. Write num_replicas=5, "
                 "temperature_ratio=3.0, or temperatures=[1.0, 3.0, 9.0]."
             )
         width = given["ring_width"]
@@ -177,7 +177,7 @@ class EnergySettings:
         return tuple(min(size, round(width * self.batch_ratio**j)) for j in steps)
 
     def temperatures(self, size: int, sizes: tuple[int, ...]) -> tuple[float, ...]:
-        """The temperatures that the rule says; only where there is one.
+        """The temperatures that the rule defines, if there is one.
 
         :param size: the rows of the data.
         :param sizes: those of each chain's batch.
@@ -209,7 +209,7 @@ class EnergySettings:
         return width * np.cumsum(temperatures[:-1])
 
     def adaptation(self, num_warmup: int) -> Adaptation:
-        """How the local moves of each chain adapt in warmup."""
+        """The adaptation of each chain's local moves in warmup."""
         return Adaptation(
             num_warmup=num_warmup,
             target_accept_prob=self.target_accept_prob,
@@ -219,10 +219,10 @@ class EnergySettings:
         )
 
     def stages(self, num_warmup: int) -> tuple[np.ndarray, np.ndarray]:
-        """From which draws on each chain fills its rings, and jumps.
+        """The draws from which each chain fills its rings, and from which it jumps.
 
-        The hottest chain begins. Each chain that follows settles for half of its share
-        of the warmup, already with jumps, before its own rings begin to fill.
+        The hottest chain begins. Each colder chain runs, already with jumps, for half
+        of its part of the warmup before its own rings begin to fill.
         """
         share = num_warmup // self.number
         begins = share * np.arange(self.number - 1, -1, -1)
@@ -234,8 +234,8 @@ def _is_full(name: str, batch: Any) -> bool:
         return batch is not None
     raise TypeError(
         f"{name}(batch=...) must be batch.full() or left out: the chains read "
-        "nested batches without replacement, whose sizes batch_size and "
-        f"batch_ratio say; got {describe(batch)}."
+        "nested batches without replacement, with sizes from batch_size and "
+        f"batch_ratio; got {describe(batch)}."
     )
 
 

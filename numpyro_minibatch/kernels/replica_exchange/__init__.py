@@ -1,10 +1,11 @@
-"""Replica exchange: one kernel at several temperatures, whose positions are swapped.
+"""Replica exchange: one kernel at several temperatures, with swaps of positions.
 
-Every pass is one line of algebra for each pair of neighbouring rungs,
+A pass decides for each pair of neighbouring rungs,
 
     swap  iff  test((1 / T_j - 1 / T_k) * log_ratio(likelihood, z_j, z_k, batch))
 
-with both positions on one batch, and the inner kernel at each temperature in between.
+with both positions on one batch. Between passes, the inner kernel runs at each
+temperature.
 """
 
 from numpyro_minibatch.kernels.replica_exchange._kernel import (

@@ -1,4 +1,4 @@
-"""Arguments of a ladder of temperatures, checked before anything is seen."""
+"""Arguments of a ladder of temperatures, checked before the data are read."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def as_rung(name: str, inner: Any, temper_prior: bool | None) -> MinibatchKernel
 
     :param name: the kernel's name, for errors.
     :param inner: a kernel of this package or one of NumPyro's.
-    :param temper_prior: what the ladder says of the prior, if anything.
+    :param temper_prior: the ladder's own setting, or ``None``.
     """
     if temper_prior is not None:
         check_flag(name, "temper_prior", temper_prior)
@@ -39,7 +39,7 @@ def as_rung(name: str, inner: Any, temper_prior: bool | None) -> MinibatchKernel
 def check_prior_rung(
     name: str, inner: MinibatchKernel, temperatures: tuple[float, ...]
 ) -> None:
-    """Raise where a hottest rung at infinity could not be drawn from the prior.
+    """Raise if a hottest rung at infinity could not draw from the prior.
 
     :param name: the ladder's name, for the messages.
     :param inner: the kernel of the other rungs.
@@ -50,16 +50,16 @@ def check_prior_rung(
         return
     if inner.temper_prior:
         raise ValueError(
-            f"{name}(temperatures=[..., inf]) makes draws of the prior at the hottest "
-            "rung, and with temper_prior=True the prior is tempered, too: nothing "
-            "would be left to draw from. Leave temper_prior out, or end the ladder at "
-            "a finite temperature."
+            f"{name}(temperatures=[..., inf]) draws from the prior at the hottest "
+            "rung, but with temper_prior=True the prior is tempered, too, and has no "
+            "weight there. Leave temper_prior out, or end the ladder at a finite "
+            "temperature."
         )
     if inner.model is None:
         raise ValueError(
-            f"{name}(temperatures=[..., inf]) makes draws of the prior at the hottest "
-            "rung, and a target written by hand has nothing that draws from it. Write "
-            "a NumPyro model, or end the ladder at a finite temperature."
+            f"{name}(temperatures=[..., inf]) draws from the prior at the hottest "
+            "rung, but a target written by hand has no function that does. Write a "
+            "NumPyro model, or end the ladder at a finite temperature."
         )
 
 
@@ -70,9 +70,9 @@ def temperatures_of(
 
     :param name: the ladder's name, for the messages.
     :param temperatures: all of them, or ``None``.
-    :param number: how many, or ``None``.
-    :param ratio: that of neighbours, or ``None``.
-    :raises ValueError: neither is given, or both, or they make no ladder.
+    :param number: their number, or ``None``.
+    :param ratio: the ratio of neighbours, or ``None``.
+    :raises ValueError: neither is given, or both, or the ladder is not valid.
     """
     if temperatures is not None:
         if number is not None or ratio is not None:

@@ -45,25 +45,25 @@ class ReplicaExchangeState(NamedTuple):
     - **surrogate** - with a control variate, the expansion and what belongs to it.
     - **replicas** - states of the inner kernel, by rung, the coldest first.
     - **temperatures** - of the rungs, ``(R,)``.
-    - **walker** - which replica is at each rung, ``(R,)``.
+    - **walker** - the replica at each rung, ``(R,)``.
     - **rung** - the rung of each replica, ``(R,)``.
-    - **heading** - for each replica 1 after it was at the coldest rung, -1 after it was
-      at the hottest one since, 0 before, ``(R,)``.
-    - **round_trips** - how often replicas went from the coldest rung to the hottest and
-      back since the warmup, of all together.
+    - **heading** - for each replica 1 if it last visited the coldest rung, -1 if it has
+      visited the hottest rung since, 0 before either, ``(R,)``.
+    - **round_trips** - number of trips from the coldest rung to the hottest and back
+      since the warmup, over all replicas.
     - **swap_acceptance_rate** - acceptance probability of the swap of each pair of
-      neighbours, ``(R - 1,)``; not a number for pairs that were not tried.
+      neighbours, ``(R - 1,)``; NaN for pairs that were not tried.
     - **swap_log_ratio_variance** - estimated variance of the log ratio of each swap.
     - **swap_reliable** - share of the draw's swaps whose noise was inside the test's
-      domain; not a number where none was tried.
+      domain; NaN if none was tried.
     - **rejected** - sums of rejection rates of each pair and their number, since the
       ladder could last change, ``(2, R - 1)``.
-    - **log_likelihood** - estimated log density of what is tempered, at each rung, just
-      before it last took part in a swap, ``(R,)``. Afterwards it would be biased: a
-      swap prefers what its own batch makes look good.
+    - **log_likelihood** - estimated log density of the tempered part, at each rung,
+      just before its last swap, ``(R,)``. After the swap it would be biased, because
+      acceptance favours positions that the swap's own batch overestimates.
     - **diverging** - whether any rung's state is diverging.
     - **step_size** - step size of the coldest rung.
-    - **lp_estimate** - the inner kernel's, at the coldest rung.
+    - **lp_estimate** - that of the inner kernel, at the coldest rung.
     - **num_rows** - rows of data read to make the draw, by all replicas.
     """
 
@@ -90,44 +90,45 @@ class ReplicaExchangeState(NamedTuple):
 
 
 class ReplicaExchange(OuterKernel):
-    """Parallel tempering over any kernel of the package, with swaps that know noise.
+    """Parallel tempering of any kernel of the package, with a test for noisy swaps.
 
     One replica of the inner kernel runs at each temperature of a ladder. After each
-    draw neighbouring rungs may swap positions; hot replicas cross between modes, and
-    hand them down. The draws are those of the coldest rung, at temperature 1.
+    draw, neighbouring rungs may swap positions. Hot replicas cross between modes, and
+    swaps pass their positions down to colder rungs. The draws are those of the coldest
+    rung, at temperature 1.
 
-    A swap compares both positions on the same rows, so that its noise is that of the
-    rows' differences, and the test makes up for it. Replicas are vectorised inside one
-    chain: chains stay independent, and R-hat means what it always does.
+    A swap compares both positions on the same rows. Its noise is that of the rows'
+    differences, and the acceptance test corrects for it. Replicas are vectorised inside
+    one chain, so that chains remain independent and R-hat is valid.
 
     :param inner: the kernel that runs at each rung: :class:`SGNHT`, :class:`SGHMC`,
         :class:`SGLD`, :class:`AMAGOLD`, :class:`MinibatchMH` or one of its presets, at
         temperature 1; or NumPyro's ``NUTS``, ``HMC`` or ``BarkerMH``, which read all
         data and need no data plate.
     :param temperatures: the ladder, ascending from 1.0. The last one may be
-        ``math.inf``: that rung makes independent draws of the prior.
+        ``math.inf``: that rung makes independent draws from the prior.
     :param num_replicas: with ``temperature_ratio``, a geometric ladder instead.
     :param temperature_ratio: ratio of neighbouring temperatures.
     :param swap: ``"penalty"`` (Metropolis with a penalty for the noise), ``"barker"``
         (the compensated test of the paper, on a batch that grows until its noise is
-        inside), ``"exact"`` (all rows), or an ``accept.*`` test.
+        in the test's domain), ``"exact"`` (all rows), or an ``accept.*`` test.
     :param swap_batch: a ``batch.*`` scheme for the rows of swaps; by default
-        ``batch.growing()``, which reads until the noise of a swap is inside its test.
-        With a control variate, or an inner kernel that reads all rows, swaps read the
-        rows that it does.
-    :param pairing: ``"even-odd"``: even and odd pairs of neighbours by turns, which
-        carries replicas along the ladder [2]; ``"random"``: one of the two by chance.
-    :param adapt_ladder: in warmup, move the rungs between the first and the last to
-        where swaps are rejected equally often.
-    :param temper_prior: whether the ladder tempers the prior, too; by default what the
-        inner kernel says, and for one of NumPyro's, no.
+        ``batch.growing()``, which reads until the noise of a swap is in the test's
+        domain. With a control variate, or an inner kernel that reads all rows, swaps
+        draw rows as the inner kernel does.
+    :param pairing: ``"even-odd"``: even and odd pairs of neighbours alternately, which
+        carries replicas along the ladder [2]; ``"random"``: one of the two at random.
+    :param adapt_ladder: in warmup, move the rungs between the first and the last so
+        that all pairs are rejected equally often.
+    :param temper_prior: whether the ladder tempers the prior, too; by default the
+        setting of the inner kernel, or false for a kernel of NumPyro.
     :param collect_rungs: whether to collect the draws of all rungs, which
         :func:`to_inference_data` puts into a group ``rungs``.
     :param mesh: devices among which the rungs are divided, as a
         ``jax.sharding.Mesh`` with one axis.
 
     :raises TypeError: an argument is of the wrong kind.
-    :raises ValueError: an argument is out of range, or the ladder is none.
+    :raises ValueError: an argument is out of range, or the ladder is not valid.
 
     **References:**
 
@@ -194,7 +195,7 @@ class ReplicaExchange(OuterKernel):
             check_divides(name, mesh.size, self._num_running, "rungs", "a ladder")
         self._mesh = mesh
 
-    # what the driver and the analysis read -----------------------------------------
+    # read by the driver and by analyses --------------------------------------------
 
     @property
     def default_fields(self) -> tuple[str, ...]:
@@ -243,7 +244,7 @@ class ReplicaExchange(OuterKernel):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The settings that define what the kernel does, for records."""
+        """The settings that define the kernel, for records."""
         return {
             **super().settings,
             **self._swapping.settings,
@@ -251,11 +252,11 @@ class ReplicaExchange(OuterKernel):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What :func:`~numpyro_minibatch.diagnose` has to know."""
+        """The facts that :func:`~numpyro_minibatch.diagnose` needs."""
         return {**super().facts, "temperatures": list(self._temperatures)}
 
     def get_diagnostics_str(self, state: ReplicaExchangeState) -> str:
-        """What the progress bar shows."""
+        """The text of the progress bar."""
         sums, number = state.rejected[..., 0, :], state.rejected[..., 1, :]
         rate = 1.0 - jnp.sum(sums) / jnp.maximum(jnp.sum(number), 1.0)
         return (
@@ -276,8 +277,8 @@ class ReplicaExchange(OuterKernel):
         chains = len(keys)
 
         def split(key: Array) -> tuple[Array, Array]:
-            # the coldest rung has the chain's key: a ladder of one is the inner kernel
-            # what is folded in must not be the number of a child of the key
+            # the coldest rung has the chain's key: a ladder of one is the inner kernel;
+            # the number folded in must not be that of a child of the key
             own, *others = jax.random.split(jax.random.fold_in(key, 0x6C616464), number)
             return own, jnp.stack([key, *others])
 
@@ -303,7 +304,7 @@ class ReplicaExchange(OuterKernel):
         static, arrays = Static.split(tuple(model_args), model_kwargs or {})
         content = known_content()
         if content is not None and self.model is not None:
-            # as the inner kernel's first states, found again by value
+            # like the inner kernel's first states, found again by value
             first = _begin_equal(
                 self._not_started(), static, content, own, replicas, arrays, surrogate
             )
@@ -333,7 +334,7 @@ class ReplicaExchange(OuterKernel):
         number = len(self._temperatures)
         key, index_key = jax.random.split(key)
         if number > 1:
-            # what depends on the temperature is that of the rung from the beginning
+            # what depends on the temperature is adjusted to the rung from the start
             key, momentum_key = jax.random.split(key)
             rungs, temperatures = jnp.arange(number), jnp.asarray(self._temperatures)
             replicas = self._exchanged(
@@ -383,7 +384,7 @@ class ReplicaExchange(OuterKernel):
         if len(self._temperatures) > 1:
             swaps = self._swap_pass(target, state, keys)
             is_new = swaps.source != jnp.arange(len(self._temperatures))
-            # the draw after the rungs moved, all have another temperature
+            # in the draw after the rungs moved, all temperatures have changed
             is_new |= self._adapt_ladder & (state.i == self._ladder_ends).any()
             replicas = self._exchanged(
                 target,
@@ -411,11 +412,11 @@ class ReplicaExchange(OuterKernel):
     def _moved(
         self, target: Target, state: ReplicaExchangeState, replicas: Any, key: Array
     ) -> Any:
-        """A draw of the inner kernel at each rung, or of the prior at the hottest."""
+        """A draw of the inner kernel at each rung, or from the prior at infinity."""
         # the count of draws is shared, so that its branches stay branches
         shared = {"i": state.i, "surrogate": state.surrogate}
         if len(self._temperatures) == 1:
-            # not vectorised, so that it is the inner kernel to the last bit
+            # not vectorised, so that it equals the inner kernel bit for bit
             alone = jax.tree.map(lambda x: x[0], replicas)._replace(**shared)
             moved = self._inner.transition(target, alone)
             return jax.tree.map(lambda x: x[None], moved._replace(surrogate=()))
@@ -446,7 +447,7 @@ class ReplicaExchange(OuterKernel):
     def _from_prior(
         self, target: Target, state: ReplicaExchangeState, hottest: Any, key: Array
     ) -> Any:
-        """The state of the rung of infinite temperature: a new draw of the prior."""
+        """The state of the rung at infinity: a new draw from the prior."""
         assert isinstance(target, ModelTarget)
         draw_key, first_key, arrive_key = jax.random.split(key, 3)
         z = target.draw_prior(draw_key)
@@ -461,11 +462,11 @@ class ReplicaExchange(OuterKernel):
 
     @property
     def _num_running(self) -> int:
-        """How many rungs run the inner kernel; the prior needs none."""
+        """The number of rungs that run the inner kernel; the prior rung does not."""
         return len(self._temperatures) - math.isinf(self._temperatures[-1])
 
     def _finite(self, temperatures: Array) -> Array:
-        """The temperatures; for infinity that of the rung below, for its momentum."""
+        """The temperatures, with that of the rung below instead of infinity."""
         if self._num_running == len(self._temperatures):
             return temperatures
         return temperatures.at[-1].set(temperatures[-2])
@@ -480,7 +481,7 @@ class ReplicaExchange(OuterKernel):
     def _swap_pass(
         self, target: Target, state: ReplicaExchangeState, keys: dict[str, Array]
     ) -> SwapPass:
-        """Decide about every second pair of neighbours."""
+        """Accept or reject the swaps of every second pair of neighbours."""
         _, unravel = ravel_pytree(jax.tree.map(lambda x: x[0], state.replicas.z))
         rows_of_inner = self._inner.reader(target, unravel, state.surrogate)
         row_key = jax.random.fold_in(state.index_key, state.i)
@@ -503,22 +504,22 @@ class ReplicaExchange(OuterKernel):
         surrogate: Any,
         key: Array,
     ) -> Any:
-        """The states of the rungs, where ``is_new`` with the position of ``source``."""
+        """The states of the rungs, with the position of ``source`` if ``is_new``."""
         rungs = jnp.arange(len(self._temperatures))
         keys = jax.random.split(key, len(rungs))
 
         def take(
-            rung: Array, origin: Array, is_new: Array, heat: Array, key: Array
+            rung: Array, origin: Array, is_new: Array, temperature: Array, key: Array
         ) -> Any:
             here = jax.tree.map(lambda x: x[rung], replicas)
             there = jax.tree.map(lambda x: x[origin], replicas)
-            at_rung = self._inner.with_temperature(heat)
+            at_rung = self._inner.with_temperature(temperature)
             arrived = at_rung.arrive(
                 target, here._replace(surrogate=surrogate), there, key
             )._replace(surrogate=())
 
             def choose(new: Array, old: Array) -> Array:
-                # what stays with the rung is not touched, its keys least of all
+                # fields that stay with the rung are not touched, such as its keys
                 return old if new is old else jnp.where(is_new, new, old)
 
             return jax.tree.map(choose, arrived, here)
@@ -528,7 +529,7 @@ class ReplicaExchange(OuterKernel):
     def _counted(
         self, state: ReplicaExchangeState, walker: Array, swaps: SwapPass
     ) -> ReplicaExchangeState:
-        """Follow the replicas, and in warmup move the rungs."""
+        """Track the replicas, and in warmup move the rungs."""
         number = len(self._temperatures)
         rung = jnp.argsort(walker).astype(walker.dtype)
         at_top, at_bottom = rung == number - 1, rung == 0
@@ -570,7 +571,7 @@ class ReplicaExchange(OuterKernel):
 
     @property
     def _ladder_ends(self) -> np.ndarray:
-        """After which draws of the warmup the rungs move, the last a fresh count."""
+        """The draws of the warmup after which the rungs move and counts restart."""
         warmup = self.num_warmup
         ends = {warmup // 16, warmup // 8, warmup // 4, warmup // 2, warmup}
         return np.array(sorted(ends - {0}), np.int32)
@@ -582,5 +583,5 @@ def _begin(
     return kernel._begin(static, *rest)
 
 
-# for all kernels that are equal, as far as it is known that their models are
+# for all equal kernels, if their models are known to be equal
 _begin_equal = jax.jit(_begin, static_argnums=(0, 1, 2))

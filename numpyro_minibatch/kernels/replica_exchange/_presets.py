@@ -1,4 +1,4 @@
-"""Replica exchange over dynamics: RENHD and RELD, presets of ReplicaExchange."""
+"""RENHD and RELD: replica exchange of Langevin dynamics."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ __all__ = ["RELD", "RENHD"]
 class RENHD(ReplicaExchange):
     """Replica-exchange Nosé-Hoover dynamics [1]: :class:`SGNHT` on a ladder.
 
-    Each rung has its own thermostat, which stays with the rung and keeps what it has
-    learnt about the noise of the gradients; the paper's pseudo-code resets it before it
-    can act. Momenta are drawn anew where positions are swapped.
+    Each rung has its own thermostat, which stays with the rung and remains adapted to
+    the gradient noise there; the paper's pseudo-code resets it before it can act.
+    Momenta are drawn anew when positions are swapped.
 
     :param model: a NumPyro model with a data plate.
     :param temperatures: the ladder, ascending from 1.0; or ``num_replicas`` and
@@ -30,7 +30,7 @@ class RENHD(ReplicaExchange):
     :param swap: ``"penalty"``, ``"barker"`` (the paper's), ``"exact"`` or a test.
     :param swap_batch: a ``batch.*`` scheme for the rows of swaps.
     :param pairing: ``"even-odd"`` or ``"random"``.
-    :param adapt_ladder: move the rungs in warmup to equal rates of rejection.
+    :param adapt_ladder: move the rungs in warmup to equal rejection rates.
     :param collect_rungs: whether to collect the draws of all rungs.
     :param mesh: devices among which the rungs are divided.
     :param settings: the arguments of :class:`SGNHT`: ``step_size``, ``friction``,
@@ -92,8 +92,8 @@ class RENHD(ReplicaExchange):
 class RELD(RENHD):
     """Replica-exchange Langevin dynamics: :class:`SGHMC` on a ladder.
 
-    What [1] compares with, at the friction that each temperature asks for: the one
-    printed there, ``0.999 + c / T``, gives every rung a temperature below 0.1.
+    This is the rival in [1], with the correct friction for each temperature: the
+    friction printed there, ``0.999 + c / T``, gives every rung a temperature below 0.1.
 
     :param model: a NumPyro model with a data plate.
     :param settings: the arguments of :class:`RENHD`, with those of :class:`SGHMC` for

@@ -1,4 +1,4 @@
-"""Swaps of neighbouring rungs: what they read, and which of them are accepted."""
+"""Swaps of neighbouring rungs: the rows that they read, and their acceptance."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ __all__ = ["SwapPass", "Swapping"]
 
 
 class SwapPass(NamedTuple):
-    """What a pass of swaps came to, for ``R`` rungs.
+    """The results of a pass of swaps, for ``R`` rungs.
 
-    - **source** - from which rung each rung has its position, ``(R,)``.
-    - **accept_prob** - acceptance probability of each pair's swap, ``(R - 1,)``; not a
-      number for pairs that were not tried.
+    - **source** - the rung from which each rung has its position, ``(R,)``.
+    - **accept_prob** - acceptance probability of each pair's swap, ``(R - 1,)``; NaN
+      for pairs that were not tried.
     - **variance** - estimated variance of the log ratio of each swap.
     - **reliable** - share of the swaps whose noise was inside the test's domain.
-    - **log_likelihood** - estimated log density of what is tempered, just before,
+    - **log_likelihood** - estimated log density of the tempered part before the swaps,
       ``(R,)``.
     - **num_rows** - rows read.
     """
@@ -42,11 +42,12 @@ class SwapPass(NamedTuple):
 
 @dataclass(frozen=True)
 class Swapping:
-    """How neighbouring rungs swap their positions.
+    """The rules by which neighbouring rungs swap positions.
 
     :param test: the acceptance test.
     :param exact: whether swaps read all rows.
-    :param batch: the scheme that draws their rows; none for that of the inner kernel.
+    :param batch: the scheme that draws their rows; ``None`` for that of the inner
+        kernel.
     :param pairing: ``"even-odd"`` or ``"random"``.
     """
 
@@ -73,27 +74,26 @@ class Swapping:
         ):
             raise TypeError(
                 f"{name}(swap_batch=...) must be one of the batch.* schemes that draw "
-                "rows evenly, such as batch.growing(500), got "
+                "rows uniformly, such as batch.growing(500), got "
                 f"{describe(swap_batch)}."
             )
         if swap_batch is not None and exact:
             raise ValueError(
-                f'{name}(swap="exact") reads all rows, and has no use for '
+                f'{name}(swap="exact") reads all rows and does not take '
                 f"swap_batch={swap_batch!r}. Leave one of them out."
             )
         weighs = inner.control_variate is not None
         if swap_batch is not None and weighs:
             raise ValueError(
                 f"{name}(swap_batch={swap_batch!r}): with a control variate swaps read "
-                "rows by how much they matter, as the inner kernel does. Leave "
-                "swap_batch out."
+                "rows by importance, as the inner kernel does. Leave swap_batch out."
             )
         if (
             swap_batch is None
             and not (exact or weighs)
             and not isinstance(inner.batch, FullBatch)
         ):
-            # what is small enough a noise for a gradient may be far too much for a swap
+            # noise that is small enough for a gradient may be far too large for a swap
             swap_batch = batch.growing()
         if pairing not in ("even-odd", "random"):
             raise ValueError(
@@ -104,7 +104,7 @@ class Swapping:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What a record says of swaps."""
+        """The settings of swaps, for records."""
         return {
             "swap": "exact" if self.exact else repr(self.test),
             "swap_batch": repr(self.batch),
@@ -112,7 +112,7 @@ class Swapping:
         }
 
     def reader(self, reader: Reader, temper_prior: bool) -> Reader:
-        """The rows of swaps, and the weights of what is tempered.
+        """The rows of swaps, and the weights of the tempered part.
 
         :param reader: the rows of the inner kernel.
         :param temper_prior: whether the prior is tempered.
@@ -129,12 +129,12 @@ class Swapping:
     def decide(
         self, reader: Reader, state: Any, row_key: Array, keys: dict[str, Array]
     ) -> SwapPass:
-        """Decide about every second pair of neighbours.
+        """Accept or reject the swaps of every second pair of neighbours.
 
         :param reader: the rows of swaps.
         :param state: the state of the ladder.
         :param row_key: PRNG key of the rows.
-        :param keys: those of the pairing, ``"parity"``, and decisions, ``"accept"``.
+        :param keys: keys of the pairing, ``"parity"``, and of decisions, ``"accept"``.
         """
         number = len(state.temperatures)
         parity = state.i % 2
@@ -147,7 +147,7 @@ class Swapping:
         def decide(j: Array, k: Array, keys: tuple[Array, Array]) -> Any:
             rows, decision = keys
             gap = inverse[j] - inverse[k]
-            # how much noise of the difference the test can take
+            # the largest variance of the difference that the test tolerates
             limit = self.test.max_variance / jnp.square(gap)
             seen: Comparison = Shared().compare(
                 reader, rows, flat[j], flat[k], (), limit
@@ -159,7 +159,7 @@ class Swapping:
         seen, log_ratio, decision = jax.vmap(decide)(lower, upper, (each[0], each[1]))
         accepted = decision.accept & exists
         rungs = jnp.arange(number, dtype=jnp.int32)
-        # pairs that do not exist write nowhere
+        # indices of pairs that do not exist are out of range and dropped
         at_lower = jnp.where(exists, lower, number)
         at_upper = jnp.where(exists, upper, number)
         source = rungs.at[at_lower].set(jnp.where(accepted, upper, lower), mode="drop")
@@ -175,7 +175,7 @@ class Swapping:
             source=source,
             accept_prob=none.at[at_lower].set(decision.accept_prob, mode="drop"),
             variance=none.at[at_lower].set(log_ratio.variance, mode="drop"),
-            # without a try, not a number
+            # NaN if no pair was tried
             reliable=(decision.reliable & exists).sum() / exists.sum(),
             log_likelihood=energies,
             num_rows=jnp.where(exists, seen.num_rows, 0).sum(),
