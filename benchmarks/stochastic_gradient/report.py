@@ -260,13 +260,16 @@ AMAGOLD.""",
     "logistic": """## Australian and Heart
 
 `python -m benchmarks.stochastic_gradient.logistic --draws 10000 --full-draws 2000
---reference-draws
-5000`. The model is a Bayesian logistic regression (standard normal prior, standardised columns and an intercept), as in figure 4 of the AMAGOLD paper. Batches have 32 of 690 rows and 16 of 270. A draw has ten steps, with friction 10; eight chains start from the posterior. L2MC is AMAGOLD with all rows, and HMC is the same without friction and with new momenta for each draw; both make fewer draws. The step size is the paper's epsilon, and `h`
-in its second parametrisation is the step size squared. MSE is the squared error of one
-chain's estimate, averaged over coordinates and chains, with the standard error over
-chains; with longer chains it decreases to the squared bias. Gradient noise mainly
-affects standard deviations; the ratio of the pooled standard deviation to the true one
-shows by how much.
+--reference-draws 5000`. The model is a Bayesian logistic regression (standard normal
+prior, standardised columns and an intercept), as in figure 4 of the AMAGOLD paper.
+Batches have 32 of 690 rows and 16 of 270. A draw has ten steps, with friction 10; eight
+chains start from the posterior. L2MC is AMAGOLD with all rows, and HMC is the same
+without friction and with new momenta for each draw; both make fewer draws. The step
+size is the paper's epsilon, and `h` in its second parametrisation is the step size
+squared. MSE is the squared error of one chain's estimate, averaged over coordinates and
+chains, with the standard error over chains; with longer chains it decreases to the
+squared bias. Gradient noise mainly affects standard deviations; the ratio of the pooled
+standard deviation to the true one shows by how much.
 
 At the smallest step sizes no chain has moved far enough. At large ones the acceptance
 rate of AMAGOLD on minibatches collapses, because its test corrects for the noise of ten
