@@ -132,8 +132,8 @@ def text(content: dict[str, Any]) -> str:
     runs = sorted(
         content["runs"], key=lambda run: (run["noise"], names.index(run["method"]))
     )
-    law = ["noise", "method", "total variation", "expected of right draws"]
-    law += ["variance ratio", "modes a chain", "diverging"]
+    law = ["noise", "method", "total variation", "expected if exact"]
+    law += ["variance ratio", "modes per chain", "diverging"]
     worth = ["noise", "method", "ESS alone", "ArviZ", "bulk", "of modes"]
     worth += ["swap rates", "unreliable", "round trips"]
     laws, worths = [], []
@@ -171,7 +171,7 @@ def text(content: dict[str, Any]) -> str:
         [
             table(law, laws),
             table(worth, worths),
-            table(["asked", "found", "bound", "holds"], asked),
+            table(["check", "value", "bound", "holds"], asked),
         ]
     )
 

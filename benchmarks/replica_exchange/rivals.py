@@ -89,7 +89,8 @@ def measured(name: str, python: str, options: argparse.Namespace) -> dict[str, A
 
 def text(content: dict[str, Any]) -> str:
     """The results as tables: how the methods were run, and what came out."""
-    how = ["method", "gradients a draw", "densities", "acceptance", "of"]
+    how = ["method", "gradients per draw", "densities per draw", "acceptance rate"]
+    how += ["package"]
     found = ["method", "ESS", "of the rarest mode", "of modes, by error"]
     found += ["round trips", "total variation", "variance ratio"]
     keys = ("coordinate_ess", "indicator_ess", "modes_ess", "round_trips")
