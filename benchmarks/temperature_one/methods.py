@@ -32,7 +32,7 @@ MODULES = {
     "hmcecs_1000": _main("HMCECS, Taylor, whitened, m=1000"),
     "hmcecs_example": _main("HMCECS, Taylor, m=1000, as in its example"),
     "ours": _main("MinibatchMH, taylor2"),
-    "ours_uniform": _main("the same, uniform batches"),
+    "ours_uniform": _main("MinibatchMH, taylor2, uniform batches"),
     "blackjax_sgld": _blackjax("SGLD, m=1000"),
     "blackjax_sghmc": _blackjax("SGHMC, m=1000"),
     "blackjax_sgld_cv": _blackjax("SGLD-CV, m=100"),
