@@ -137,9 +137,8 @@ def many(z):
     return jax.nn.logsumexp(-0.5 * jnp.square(z - grid).sum(-1) / 0.03)
 
 
-flat = Target(
-    many, lambda z, rows: 0.0 * rows * z[0], 4
-)  # the whole density is the prior
+# the whole density is the prior, and the rows are constant
+flat = Target(many, lambda z, rows: 0.0 * rows * z[0], 4)
 start = jnp.asarray(np.random.default_rng(0).normal(size=(4, 2)), jnp.float32)
 
 
@@ -197,7 +196,7 @@ figure.savefig(args.out / "cycles.png", dpi=80)
 # %%
 # **What to look at.** For the ladder: round trips, and the total variation in the title
 # of the map. For cycles: how many modes were visited, and that their fractions are
-# *not* 1/25 each. The mode in which a cycle ends does not depend on its mass; only the
+# *not* 1/25 each. A cycle ends in a mode for reasons unrelated to its mass; only the
 # number of visits contains information about masses. ``cycles.weights`` can weight the
 # cycles. Measurements at the papers' sizes are in :doc:`/benchmarks-replica-exchange`
 # and :doc:`/kernels/cyclical`.
