@@ -1,4 +1,4 @@
-"""Figures that ArviZ does not have, with Matplotlib: Axes in, Axes out."""
+"""Figures that ArviZ lacks, with Matplotlib: each function returns its Axes."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ __all__ = [
     "swap_rates",
 ]
 
-# the palette of Okabe and Ito, which the colour-blind can tell apart
+# the palette of Okabe and Ito, distinguishable for the colour-blind
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _STYLES = ("-", "--", "-.", ":")
 
 
 def replica_paths(idata: Any, *, chain: int = 0, ax: Axes | None = None) -> Axes:
-    """Draw on which rung each replica of a ladder was, draw by draw.
+    """Draw the path of each replica through the rungs of a ladder.
 
-    A ladder that works has paths that cross it from end to end, again and again. The
-    replica that began at the coldest rung is drawn strongly.
+    In a ladder that works, paths cross it from end to end, again and again. The replica
+    that started at the coldest rung is highlighted.
 
-    :param idata: what :func:`to_inference_data` returned after a run of
+    :param idata: the result of :func:`to_inference_data` for a run of
         :class:`ReplicaExchange`.
     :param chain: which chain.
-    :param ax: where to draw; by default new axes.
+    :param ax: the axes to draw on; by default new ones.
     :return: the axes.
     :raises ValueError: the run has no replicas, or no such chain.
 
@@ -70,11 +70,11 @@ def replica_paths(idata: Any, *, chain: int = 0, ax: Axes | None = None) -> Axes
             drawstyle="steps-mid",
             color="#0072B2" if first else "0.75",
             linewidth=1.4 if first else 0.6,
-            label="replica that began coldest" if first else None,
+            label="replica that started coldest" if first else None,
         )
     ax.set(
         xlabel="draw",
-        ylabel="rung (0 is the coldest)",
+        ylabel="rung (0: coldest)",
         title=f"Paths of {number} replicas, chain {chain}",
         yticks=range(number),
     )
@@ -85,14 +85,14 @@ def replica_paths(idata: Any, *, chain: int = 0, ax: Axes | None = None) -> Axes
 
 
 def swap_rates(idata: Any, *, ax: Axes | None = None) -> Axes:
-    """Draw how often neighbouring rungs of a ladder swap, over the ladder.
+    """Draw the swap rates of neighbouring rungs along a ladder.
 
-    Bars that are alike say that the rungs are where they should be; a low one is a gap
-    that replicas do not cross.
+    Equal bars mean that the rungs are well placed; a low bar is a gap that replicas do
+    not cross.
 
-    :param idata: what :func:`to_inference_data` returned after a run of
+    :param idata: the result of :func:`to_inference_data` for a run of
         :class:`ReplicaExchange`.
-    :param ax: where to draw; by default new axes.
+    :param ax: the axes to draw on; by default new ones.
     :return: the axes.
     :raises ValueError: the run has no swaps.
 
@@ -122,9 +122,9 @@ def swap_rates(idata: Any, *, ax: Axes | None = None) -> Axes:
     ]
     barrier = np.nansum([1.0 - rate for rate in rates])
     ax.set(
-        xlabel="temperatures of the pair",
-        ylabel="mean acceptance rate of swaps",
-        title=f"Swaps along the ladder, barrier {barrier:.2f}",
+        xlabel="temperatures of the two rungs",
+        ylabel="mean swap acceptance rate",
+        title=f"Swap rates along the ladder, barrier {barrier:.2f}",
         ylim=(0.0, 1.0),
     )
     ax.set_xticks(range(len(rates)), names)
@@ -132,16 +132,16 @@ def swap_rates(idata: Any, *, ax: Axes | None = None) -> Axes:
 
 
 def cycles(idata: Any, *, chain: int = 0, ax: Axes | None = None) -> Axes:
-    """Draw where on the step-size curve of its cycle each draw was made.
+    """Draw the step sizes of the draws of a cyclical kernel.
 
-    Long steps explore, and nothing is returned there; what is collected are the draws
-    of the short steps at the end of a cycle. Neighbouring cycles differ in colour and
-    marker. Where the schedule is the cosine its curve is drawn, too.
+    Long steps explore, and no draws are returned during exploration. Draws are
+    collected from the short steps at the end of a cycle. Neighbouring cycles differ in
+    colour and marker. If the schedule is a cosine, its curve is drawn too.
 
-    :param idata: what :func:`to_inference_data` returned after a run of
+    :param idata: the result of :func:`to_inference_data` for a run of
         :class:`Cyclical`.
     :param chain: which chain.
-    :param ax: where to draw; by default new axes.
+    :param ax: the axes to draw on; by default new ones.
     :return: the axes.
     :raises ValueError: the run has no cycles, or no such chain.
 
@@ -177,7 +177,7 @@ def cycles(idata: Any, *, chain: int = 0, ax: Axes | None = None) -> Axes:
             "os"[int(cycle) % 2],
             markersize=4,
             color=_COLOURS[int(cycle) % 2],
-            label="draws, cycles in turn" if cycle == numbers.min() else None,
+            label="draws (cycles alternate)" if cycle == numbers.min() else None,
         )
         ax.axvspan(
             cycle * length,
@@ -192,7 +192,7 @@ def cycles(idata: Any, *, chain: int = 0, ax: Axes | None = None) -> Axes:
     ax.set(
         xlabel="step of the chain",
         ylabel="step size",
-        title=f"Draws on the step sizes of {len(np.unique(numbers))} cycles",
+        title=f"Step sizes of the draws of {len(np.unique(numbers))} cycles",
     )
     ax.margins(x=0.01)
     ax.set_ylim(0, 1.2 * ax.get_ylim()[1])  # room for the legend
@@ -208,12 +208,12 @@ def _draw_cosine(
     since: float,
     power: float,
 ) -> None:
-    """The curve that the recorded step sizes are on."""
+    """The curve through the recorded step sizes."""
 
     def shape(part: Any) -> Any:
         return (0.5 * (np.cos(np.pi * part) + 1)) ** power
 
-    # the first draw of a cycle was made by the step before its place
+    # the first draw of a cycle comes from the step before its position
     count = (numbers == numbers.min()).sum()
     longest = sizes[0] / shape(since + (1 - since) / count - 1 / length)
     part = np.linspace(0, 1, 100, endpoint=False)
@@ -225,18 +225,19 @@ def _draw_cosine(
 def decision_noise(
     idata: Any, *, max_variance: float | None = None, ax: Axes | None = None
 ) -> Axes:
-    """Draw how noisy the decisions of a run were, and what their test can take.
+    """Draw the noise of the accept/reject steps of a run and the limit of their test.
 
-    What is left of the line was inside the test's domain: there the decision is that
-    of a test on all rows, on average. What is right of it was not.
+    For the steps left of the line, the noise was within the test's domain: on average,
+    the acceptance probability is that of a test on all rows. For the steps right of the
+    line, it was not.
 
-    :param idata: what :func:`to_inference_data` returned after a run with decisions on
-        minibatches.
-    :param max_variance: the largest variance that the test takes; by default what the
-        kernel's settings say.
-    :param ax: where to draw; by default new axes.
+    :param idata: the result of :func:`to_inference_data` for a run with accept/reject
+        steps on minibatches.
+    :param max_variance: the largest variance that the test can correct for; by default
+        that of the kernel's settings.
+    :param ax: the axes to draw on; by default new ones.
     :return: the axes.
-    :raises ValueError: the run has no such decisions.
+    :raises ValueError: the run has no such steps.
 
     **Example**
 
@@ -249,7 +250,7 @@ def decision_noise(
         >>> groups = {"posterior": xr.Dataset(), "sample_stats": stats}
         >>> tree = xr.DataTree.from_dict(groups)
         >>> plots.decision_noise(tree, max_variance=1.0).get_title()
-        'Noise of the decisions: 25% beyond the test'
+        'Noise of accept/reject steps: 25% beyond the test'
     """
     kernels = "MinibatchMH, MINT or MHMinibatch"
     stats = _stats("decision_noise", idata, "log_ratio_variance", kernels)
@@ -258,8 +259,8 @@ def decision_noise(
     noise = noise[noise > 0]  # none where no row was read
     if not noise.size:
         raise ValueError(
-            "decision_noise(idata): no decision of this run had noise: all rows were "
-            "read."
+            "decision_noise(idata): no accept/reject step of this run had noise: all "
+            "rows were read."
         )
     limit = _settings(idata).get("max_variance") if max_variance is None else None
     limit = max_variance if limit is None else limit
@@ -268,15 +269,15 @@ def decision_noise(
     ax.hist(
         noise, edges.tolist(), color=_COLOURS[5], edgecolor=_COLOURS[0], linewidth=0.4
     )
-    title = "Noise of the decisions"
+    title = "Noise of accept/reject steps"
     if limit:
-        ax.axvline(limit**0.5, color=_COLOURS[1], ls="--", label="the test's domain")
+        ax.axvline(limit**0.5, color=_COLOURS[1], ls="--", label="limit of the test")
         title += f": {(noise**2 > limit).mean():.0%} beyond the test"
         ax.legend(fontsize="small")
     ax.set(
         xscale="log",
         xlabel="standard deviation of the log ratio (nats)",
-        ylabel="decisions",
+        ylabel="number of steps",
         title=title,
     )
     return ax
@@ -289,21 +290,21 @@ def rows_and_samples(
     number: int = 12,
     ax: Axes | None = None,
 ) -> Axes:
-    """Draw effective samples against rows of data read, of one run or several.
+    """Draw the effective sample size against the rows read, for one or several runs.
 
-    Each line begins with a tenth of the draws of a run and ends with all of them. A
-    line of slope one mixes as well at its end as at its beginning; how far apart lines
-    are is what a kernel makes of a row. Warmup and set-up are not counted.
+    Each line starts at a tenth of the draws of a run and ends with all of them. On a
+    line of slope one, mixing does not change along the run. The distance between lines
+    shows how efficiently kernels use the rows. Warmup and set-up are not counted.
 
-    :param runs: results of :func:`to_inference_data`, by a label each. A run without
-        ``num_rows``, such as one of NUTS, is counted by its leapfrog steps where it has
-        ``n_steps`` and an observed value to tell its rows by.
-    :param var_name: which parameter; by default the entry with the fewest effective
-        samples in each run.
-    :param number: points of a line.
-    :param ax: where to draw; by default new axes.
+    :param runs: results of :func:`to_inference_data`, by label. For a run without
+        ``num_rows``, such as one of NUTS, rows are counted from its leapfrog steps if
+        it has ``n_steps`` and an observed value that shows the number of rows.
+    :param var_name: the parameter; by default the entry with the smallest effective
+        sample size in each run.
+    :param number: number of points of a line.
+    :param ax: the axes to draw on; by default new ones.
     :return: the axes.
-    :raises ValueError: of a run it is not known how many rows it read.
+    :raises ValueError: the number of rows that a run read is unknown.
 
     **Example**
 
@@ -345,16 +346,16 @@ def rows_and_samples(
     ax.set(
         xscale="log",
         yscale="log",
-        xlabel="rows of data read, all chains",
-        ylabel="effective samples of the mean",
-        title=f"Rows and effective samples of {var_name or 'the slowest parameter'}",
+        xlabel="rows read (all chains)",
+        ylabel="effective sample size of the mean",
+        title=f"Effective sample size of {var_name or 'the slowest parameter'}",
     )
     ax.legend(fontsize="small")
     return ax
 
 
 def _rows_read(label: str, idata: Any) -> np.ndarray:
-    """The rows that each draw took, ``(chain, draw)``."""
+    """The rows read for each draw, ``(chain, draw)``."""
     stats = get_group(idata, "sample_stats")
     if stats is not None and "num_rows" in stats:
         return stats["num_rows"].transpose("chain", "draw").values.astype(float)
@@ -363,7 +364,7 @@ def _rows_read(label: str, idata: Any) -> np.ndarray:
         size = max(v.sizes[v.dims[0]] for v in observed.values() if v.dims)
         return size * stats["n_steps"].transpose("chain", "draw").values.astype(float)
     raise ValueError(
-        f"rows_and_samples: of run {label!r} it is not known how many rows it read: it "
+        f"rows_and_samples: run {label!r} does not record how many rows it read: it "
         "has neither 'num_rows' nor 'n_steps' with observed data. Run it with "
         "extra_fields=('num_steps',) if it is NUTS or HMC."
     )
@@ -387,14 +388,13 @@ def acceptance_curves(
     balance: bool = False,
     ax: Axes | None = None,
 ) -> Axes:
-    """Draw what acceptance tests make of a log ratio with normal noise.
+    """Draw the acceptance curves of tests for a log ratio with normal noise.
 
-    :param tests: acceptance tests (``accept.*``, or one of your own), by a label each.
-    :param sd: of the noise, in nats.
+    :param tests: acceptance tests (``accept.*``, or one of your own), by label.
+    :param sd: standard deviation of the noise, in nats.
     :param balance: draw the error of detailed balance instead: the log of ``A(delta) /
         A(-delta)``, averaged over the noise, minus ``delta``, which should be 0. Below
-        0 the test samples something flatter than the target.
-    :param ax: where to draw; by default new axes.
+        0 the test samples a distribution flatter than the target.
     :return: the axes.
     :raises ValueError: ``sd`` is negative.
 
@@ -412,8 +412,8 @@ def acceptance_curves(
     """
     if not sd >= 0:
         raise ValueError(
-            f"acceptance_curves(sd={sd!r}): the standard deviation of the noise is a "
-            "number from 0 on."
+            f"acceptance_curves(sd={sd!r}): the standard deviation of the noise must "
+            "not be negative."
         )
     ax = _axes(ax)
     delta = np.linspace(0 if balance else -6, 3 if balance else 4, 81)
@@ -431,16 +431,18 @@ def acceptance_curves(
     ax.axhline(0, color="0.7", linewidth=0.8, zorder=0)
     ax.set(
         xlabel="true log ratio, delta (nats)",
-        ylabel="log A(delta) / A(-delta) - delta" if balance else "accepted, A(delta)",
-        title=f"Acceptance tests under noise of sd {sd:g}",
+        ylabel="log A(delta) / A(-delta) - delta"
+        if balance
+        else "acceptance probability A(delta)",
+        title=f"Acceptance tests with noise of sd {sd:g}",
     )
     ax.legend(fontsize="small")
     return ax
 
 
 def _averaged(test: Any, delta: np.ndarray, sd: float) -> np.ndarray:
-    """The probability of acceptance, averaged over the noise."""
-    # probabilities have kinks and steps: a fine rule, not one for polynomials
+    """The acceptance probability, averaged over the noise."""
+    # probabilities have kinks and steps: a fine grid, not Gauss-Hermite quadrature
     nodes = np.linspace(-7, 7, 1401)
     weights = np.exp(-(nodes**2) / 2)
     values = delta[:, None] + sd * nodes
@@ -456,16 +458,16 @@ def mode_map(
     masses: Any = None,
     ax: Axes | None = None,
 ) -> Axes:
-    """Draw the draws in the plane, and how many of them are at each of some modes.
+    """Draw the samples in the plane, and their fractions in given modes.
 
-    :param idata: what :func:`to_inference_data` returned.
+    :param idata: a result of :func:`to_inference_data`.
     :param var_names: one parameter with two entries, or two parameters.
-    :param centers: places of modes, shape ``(modes, 2)``; each draw counts for the
-        nearest one, whose share is written beside it.
-    :param masses: what the shares should be, one for each center.
-    :param ax: where to draw; by default new axes.
+    :param centers: positions of modes, shape ``(modes, 2)``; each draw is assigned to
+        the nearest one, which is labelled with its fraction of the draws.
+    :param masses: the exact masses of the modes, one for each center.
+    :param ax: the axes to draw on; by default new ones.
     :return: the axes.
-    :raises ValueError: that is not two numbers a draw, or not a mass for each center.
+    :raises ValueError: a draw is not two numbers, or there is not one mass per center.
 
     **Example**
 
@@ -484,8 +486,8 @@ def mode_map(
     columns = [c for name in names for c in _columns(idata, name)]
     if len(columns) != 2:
         raise ValueError(
-            f"mode_map(var_names={var_names!r}): these have {len(columns)} numbers a "
-            "draw, and a plane has two: name one parameter with two entries, or two "
+            f"mode_map(var_names={var_names!r}): these have {len(columns)} numbers per "
+            "draw instead of two. Name one parameter with two entries, or two "
             "parameters."
         )
     z = np.stack([column.ravel() for column in columns], -1)
@@ -519,7 +521,7 @@ def _draw_shares(ax: Axes, z: np.ndarray, centers: np.ndarray, masses: Any) -> N
             bbox={"facecolor": "white", "alpha": 0.75, "linewidth": 0, "pad": 1},
         )
     seen = int((shares > 0).sum())
-    title = f"{len(z):,} draws at {seen} of {len(centers)} modes"
+    title = f"{len(z):,} draws in {seen} of {len(centers)} modes"
     if masses is not None:
         away = 0.5 * np.abs(shares - np.asarray(masses, float)).sum()
         title += f", total variation {away:.3f}"
@@ -554,7 +556,7 @@ def _stats(
     stats = get_group(idata, "sample_stats")
     if stats is None or name not in stats or not stats[name].size:
         raise ValueError(
-            f"{who}(idata) needs what to_inference_data(mcmc) returned after a run of "
+            f"{who}(idata) needs the result of to_inference_data(mcmc) for a run of "
             f"{kernels}; there is no {name!r}."
         )
     return stats
@@ -564,7 +566,7 @@ def _axes(ax: Axes | None) -> Axes:
     if ax is not None:
         return ax
     try:
-        import matplotlib.pyplot as plt  # an extra, and slow to import
+        import matplotlib.pyplot as plt  # optional, and slow to import
     except ImportError as error:
         raise ImportError(
             "numpyro_minibatch.plots needs Matplotlib. Install it with "

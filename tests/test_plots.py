@@ -160,7 +160,7 @@ def test_decision_noise() -> None:
     assert "nats" in ax.get_xlabel() and ax.get_ylabel()
     wider = plots.decision_noise(run, max_variance=9.0)
     assert wider.lines[0].get_xdata()[0] == 3.0 and "0% beyond" in wider.get_title()
-    with pytest.raises(ValueError, match="no decision of this run had noise"):
+    with pytest.raises(ValueError, match="no accept/reject step of this run had noise"):
         plots.decision_noise(noise_run([0.0, 0.0]))
 
 
@@ -230,7 +230,7 @@ def test_mode_map() -> None:
     assert ax.collections[0].get_array().sum() == 400  # every draw is drawn
     assert (ax.get_xlabel(), ax.get_ylabel()) == ("z[0]", "z[1]")
     assert plots.mode_map(run, ("w", "w")).get_ylabel() == "w"
-    with pytest.raises(ValueError, match="1 numbers a draw"):
+    with pytest.raises(ValueError, match="1 numbers per draw"):
         plots.mode_map(run, "w")
     with pytest.raises(ValueError, match="1 numbers for 3 centers"):
         plots.mode_map(run, "z", centers=centers, masses=[1.0])
