@@ -1,7 +1,7 @@
 """Time and bias on the tied means of the MINT paper: ``pytest --benchmark-only``.
 
-The model, the data's law, the quadrature and the summaries are those of
-``examples/tied_means.py``. A round is a run of the driver, compilation included.
+The model, the distribution of the data, the quadrature and the summaries are those of
+``examples/tied_means.py``. A round is a run of the driver, including compilation.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ KERNELS = {
         model, batch_size=BATCH // 4, temperature=TEMPERATURE, dense_mass=True
     ),
 }
-# without the penalty the batch's noise adds to the law of "shared" what nothing
-# here computes; that bias is reported, not judged
+# without the penalty the noise of the batch changes the distribution of "shared" in a
+# way that is not computed here; its bias is reported, not judged
 UNKNOWN_LAW = {"shared"}
 
 
