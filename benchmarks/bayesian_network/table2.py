@@ -170,8 +170,8 @@ def report(folder):
     base = json.loads((folder / "optimum.json").read_text())
     lines.append(
         "\nAll runs start at the result of gradient descent: "
-        f"{base['error_percent']:.2f}%, NLL {base['nll']:.3f}. In parentheses: standard deviations "
-        "over the 20 draws."
+        f"{base['error_percent']:.2f}%, NLL {base['nll']:.3f}. "
+        "In parentheses: standard deviations over the 20 draws."
     )
     text = "\n".join(lines)
     (folder / "table2.md").write_text(text + "\n")
