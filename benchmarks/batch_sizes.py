@@ -233,9 +233,9 @@ def temperature_one(data: tuple[Array, ...], quick: bool) -> list[str]:
             beta = np.asarray(mcmc.get_samples()["beta"])
             pilot = {k: f"{kernel.pilot[k]:.2g}" for k in PILOT}
             said = (
-                f"accepted, {pilot}. {np.mean(fields['num_rows']):,.1f} rows a "
-                f"decision, {(np.diff(beta, axis=0) != 0).any(-1).mean():.2f} of the "
-                f"moves taken, {np.mean(fields['reliable']):.1%} reliable, rms z of "
+                f"accepted, {pilot}. {np.mean(fields['num_rows']):,.1f} rows per "
+                f"step, {(np.diff(beta, axis=0) != 0).any(-1).mean():.2f} of the "
+                f"moves accepted, {np.mean(fields['reliable']):.1%} reliable, rms z of "
                 f"the exact checks {fields['check_rms_z'][-1]:.2f}."
             )
         say(f"{text}: {time.perf_counter() - begin:.0f} s")

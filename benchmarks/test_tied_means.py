@@ -40,7 +40,7 @@ KERNELS = {
 }
 # without the penalty the noise of the batch changes the distribution of "shared" in a
 # way that is not computed here; its bias is reported, not judged
-UNKNOWN_LAW = {"shared"}
+UNKNOWN_DISTRIBUTION = {"shared"}
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,7 @@ def test_tied_means(benchmark, problem, name):
 
     mcmc = benchmark.pedantic(run, rounds=1)
     _, numbers, statistics = summarise(mcmc)
-    law = grid.augmented if name == "augmented" else grid.density
+    density = grid.augmented if name == "augmented" else grid.density
     values, errors = np.transpose(numbers)
     bias = values - np.array(grid.moments(grid.density))
     benchmark.extra_info.update(
@@ -82,6 +82,6 @@ def test_tied_means(benchmark, problem, name):
         reliable=statistics["reliable"],
         rows_per_decision=statistics["num_rows"],
     )
-    if name not in UNKNOWN_LAW:
-        off = (values - np.array(grid.moments(law))) / errors
+    if name not in UNKNOWN_DISTRIBUTION:
+        off = (values - np.array(grid.moments(density))) / errors
         assert abs(off).max() < 5, dict(zip(NUMBERS, off.tolist(), strict=True))

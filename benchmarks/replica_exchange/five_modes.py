@@ -132,16 +132,16 @@ def text(content: dict[str, Any]) -> str:
     runs = sorted(
         content["runs"], key=lambda run: (run["noise"], names.index(run["method"]))
     )
-    law = ["noise", "method", "total variation", "expected if exact"]
-    law += ["variance ratio", "modes per chain", "diverging"]
+    head = ["noise", "method", "total variation", "expected if exact"]
+    head += ["variance ratio", "modes per chain", "diverging"]
     worth = ["noise", "method", "ESS alone", "ArviZ", "bulk", "of modes"]
     worth += ["swap rates", "unreliable", "round trips"]
-    laws, worths = [], []
+    accuracy, worths = [], []
     for run in runs:
         of = [f"{run['noise']:g}", run["method"]]
         rates = run.get("swap_rates")
         ratio, error = run["variance_ratio"], run["variance_ratio_error"]
-        laws.append(
+        accuracy.append(
             [
                 *of,
                 f"{run['total_variation']:.4f}",
@@ -169,7 +169,7 @@ def text(content: dict[str, Any]) -> str:
     ]
     return "\n\n".join(
         [
-            table(law, laws),
+            table(head, accuracy),
             table(worth, worths),
             table(["check", "value", "bound", "holds"], asked),
         ]

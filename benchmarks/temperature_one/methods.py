@@ -8,9 +8,9 @@ from typing import NamedTuple
 class Method(NamedTuple):
     """Where a method is found.
 
-    :param module: the module of this folder that has it.
+    :param module: the module of this folder that contains it.
     :param environment: its Python environment: ``main``, ``blackjax`` or ``old``.
-    :param title: what tables call it.
+    :param title: its name in tables.
     """
 
     module: str
