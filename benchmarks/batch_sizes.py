@@ -182,7 +182,7 @@ def table(problem: Problem, trials: int, draws: int) -> list[str]:
     return [*lines, ""]
 
 
-def beside_the_table(
+def other_settings(
     problem: Problem, variances: bool, epsilons: list[float], trials: int, draws: int
 ) -> list[str]:
     """Rows read with another step size, or with other errors per test."""
@@ -273,8 +273,8 @@ def main() -> None:
             problem = build()
             say(problem.title)
             if args.variances or args.epsilons:
-                beside = args.variances, args.epsilons, trials, draws
-                lines += beside_the_table(problem, *beside)
+                others = args.variances, args.epsilons, trials, draws
+                lines += other_settings(problem, *others)
                 continue
             lines += table(problem, trials, draws)
             if name == "mnist":

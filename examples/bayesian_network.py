@@ -291,9 +291,9 @@ def load(digits_only=False):
                 "t10k-labels-idx1",
             )
         )
-        beside = folder / "notmnist" / "t10k-images-idx3-ubyte.gz"
-        if beside.exists():
-            other, X_other = "notMNIST", read_idx(beside)
+        path = folder / "notmnist" / "t10k-images-idx3-ubyte.gz"
+        if path.exists():
+            other, X_other = "notMNIST", read_idx(path)
     else:
         from sklearn.datasets import load_digits
 

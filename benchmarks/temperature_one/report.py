@@ -142,9 +142,9 @@ def row(result: dict[str, Any], nuts: float | None) -> str:
     )
 
 
-def page(results: dict[Key, dict[str, Any]], beside: list[str]) -> str:
+def page(results: dict[Key, dict[str, Any]], side_by_side_tables: list[str]) -> str:
     """The page of the documentation."""
-    lines = [INTRODUCTION, *beside]
+    lines = [INTRODUCTION, *side_by_side_tables]
     for name, problem in PROBLEMS.items():
         keys = [(name, m, c) for m in MODULES for c in CHAINS]
         found = [results[key] for key in keys if key in results]
