@@ -104,9 +104,8 @@ def main(args):
     posterior = {"MinibatchMH": sample(kernel, keys[0], (X, y), **length("posterior"))}
     noise, even = kernel.pilot["batch_sd"], kernel.pilot["uniform_sd"]
     say(f"noise of a log ratio: {noise:.2g}; with uniformly drawn rows: {even:.2g}")
-    say(
-        f"the residuals come effectively from {kernel.pilot['effective_rows']:.1f} rows"
-    )
+    carriers = kernel.pilot["effective_rows"]
+    say(f"effective number of rows in the residual variance: {carriers:,.0f}")
     posterior["NUTS"] = run_nuts(sample, keys[1], (X, y), nuts_draws["posterior"])
 
     say(f"The posterior at temperature {temperature:.4g}")
