@@ -1,7 +1,7 @@
-"""Combination of cycles: weights of cycles, and draws by these weights.
+"""Weights of cycles, and draws resampled by such weights.
 
-The cycles of :class:`~numpyro_minibatch.Cyclical` are samples of the modes that they
-reached. The number of visits to a mode says little about its mass.
+Each cycle of :class:`~numpyro_minibatch.Cyclical` samples the mode that it reached. The
+number of visits to a mode carries little information about its mass.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ def weights(
 ) -> xr.DataArray:
     """Weights of cycles, of all chains together, which sum to one.
 
-    :param idata: the result of :func:`~numpyro_minibatch.to_inference_data` for a run
+    :param idata: what :func:`~numpyro_minibatch.to_inference_data` returned for a run
         of a cyclical kernel.
-    :param method: ``"equal"``: all cycles have equal weight. ``"harmonic"``: the
+    :param method: ``"equal"``: each cycle has the same weight. ``"harmonic"``: the
         inverse of the mean inverse likelihood of the draws, as in the paper [1], in
         logarithms. ``"laplace"``: the mean density of the draws times the volume of the
-        normal distribution fitted to them.
-    :param densities: the result of :func:`densities`; required except for ``"equal"``.
+        normal distribution that fits them.
+    :param densities: what :func:`densities` returned; for all methods but ``"equal"``.
     :return: dimensions ``chain`` and ``cycle``.
-    :raises ValueError: there are no cycles, the method is not known or lacks what it
-        needs, or a cycle has too few draws to estimate its volume.
+    :raises ValueError: there are no cycles, the method is not known or lacks densities,
+        or a cycle has too few draws to estimate its volume.
 
     ``"harmonic"`` warns: it estimates the mass of a region divided by its **prior**
-    mass, so of two modes with equal mass the wider one gets the smaller weight; its
-    variance is infinite in general, and it grows with the number of parameters.
-    ``"laplace"`` has neither fault if the draws of a cycle all come from one
-    approximately normal mode; it needs clearly more draws per cycle than there are
-    parameters. No method detects two cycles in the same mode, which then counts twice.
+    mass, so that of two modes with the same mass the wider one gets less weight. Its
+    variance is infinite in general, and its error grows with the number of parameters.
+    ``"laplace"`` has neither fault if all draws of a cycle belong to one mode that is
+    nearly normal; it needs clearly more draws per cycle than there are parameters. No
+    method detects that two cycles sampled the same mode, which then counts twice.
 
     **References:**
 
@@ -97,20 +97,20 @@ def weights(
     log_w = np.zeros((chains, len(names)))
     if method != "equal":
         assert densities is not None
-        heat = float(posterior.attrs.get("temperature", 1.0))
-        likelihood = densities["log_likelihood"].values / heat
+        temperature = float(posterior.attrs.get("temperature", 1.0))
+        likelihood = densities["log_likelihood"].values / temperature
         if likelihood.shape != numbers.shape:
             raise ValueError(
-                f"weights(densities=...) has {likelihood.shape} chains and draws, and "
-                f"the run {numbers.shape}: pass cycles.densities of the same run."
+                f"weights(densities=...) has {likelihood.shape} chains and draws, but "
+                f"the run has {numbers.shape}: pass cycles.densities of the same run."
             )
         density = likelihood + densities["log_prior"].values / (
-            heat if _tempers_prior(posterior) else 1.0
+            temperature if _tempers_prior(posterior) else 1.0
         )
         if method == "harmonic":
             warnings.warn(
                 "weights(method='harmonic') is the harmonic mean of the likelihood: it "
-                "leaves the prior mass of a mode's region out, and its variance is "
+                "ignores the prior mass of a mode's region, and its variance is "
                 "infinite in general. See cycles.weights for 'laplace'.",
                 UserWarning,
                 stacklevel=find_stack_level(),
@@ -137,7 +137,7 @@ def weights(
 
 
 def _log_volume(draws: np.ndarray, cycle: int) -> float:
-    """Log of mass / geometric mean density for the fitted normal distribution.
+    """Log of the mass over the geometric mean density of the normal that fits.
 
     The mean of ``log p - log w`` over draws of ``p / w = N(mean, cov)`` is ``-d / 2 -
     log det(2 pi cov) / 2``, minus the entropy.
@@ -145,7 +145,7 @@ def _log_volume(draws: np.ndarray, cycle: int) -> float:
     count, d = draws.shape
     if count < d + 2:
         raise ValueError(
-            f"weights(method='laplace'): cycle {cycle} has {count} draws, and the "
+            f"weights(method='laplace'): cycle {cycle} has {count} draws, but the "
             f"covariance of {d} parameters needs at least {d + 2}. Write a larger "
             "samples_per_cycle, or method='equal'."
         )
@@ -154,10 +154,10 @@ def _log_volume(draws: np.ndarray, cycle: int) -> float:
     if sign <= 0 or not np.isfinite(log_det):
         raise ValueError(
             f"weights(method='laplace'): the draws of cycle {cycle} have no volume: "
-            "some of their values are equal, or determined by others, as in a simplex. "
-            "Write method='equal'."
+            "some of their values are constant, or are determined by others, as in a "
+            "simplex. Write method='equal'."
         )
-    # bias of the log determinant of a sample covariance
+    # the bias of the log determinant of a sample covariance
     places = np.arange(1, d + 1)
     bias = (digamma((count - places) / 2) + np.log(2 / (count - 1))).sum()
     return float(0.5 * (log_det - bias + d))
@@ -173,16 +173,16 @@ def densities(
     """Log prior and log likelihood of every draw, on all rows of the data.
 
     :param run: a ``numpyro.infer.MCMC`` that has run, with a kernel of this package; or
-        the result of :func:`~numpyro_minibatch.sample` or
-        :func:`~numpyro_minibatch.to_inference_data`, which holds neither the model nor
-        its data.
-    :param kernel: in the latter case, the kernel that made these draws.
-    :param args: in the latter case, the positional arguments of the model.
-    :param model_kwargs: in the latter case, its keyword arguments.
+        what :func:`~numpyro_minibatch.sample` or
+        :func:`~numpyro_minibatch.to_inference_data` returned, which holds neither the
+        model nor its data.
+    :param kernel: in that case, the kernel that made these draws.
+    :param args: in that case, the positional arguments of the model.
+    :param model_kwargs: in that case, its keyword arguments.
     :param chunk_size: how many log likelihoods of rows are computed at a time.
     :return: ``log_prior`` and ``log_likelihood``, at temperature 1, with dimensions
         ``chain`` and ``draw``; densities with respect to the values of the draws.
-    :raises TypeError: a result without its kernel, or an ``MCMC`` with one.
+    :raises TypeError: results come without their kernel, or ``MCMC`` with one.
     :raises ValueError: the kernel is not of this package, or has not seen the data.
 
     **Example**
@@ -233,13 +233,13 @@ def _sampled(
     if is_mcmc and (kernel is not None or args or model_kwargs):
         raise TypeError(
             "densities(mcmc) takes the kernel and the data from the MCMC: leave the "
-            "other arguments out. They are for results of sample(...)."
+            "other arguments out. They belong to what sample(...) returned."
         )
     if not is_mcmc and (kernel is None or not _is_result(run)):
         raise TypeError(
-            "densities(...) takes an MCMC that has run, or the result of "
-            "sample(kernel, *args) with the same kernel and arguments: write "
-            f"densities(idata, kernel, *args). Got {type(run).__name__}"
+            "densities(...) takes an MCMC that has run, or what sample(kernel, *args) "
+            "returned with the same kernel and arguments: write densities(idata, "
+            f"kernel, *args). Got {type(run).__name__}"
             f"{' without a kernel' if kernel is None else ''}."
         )
     replayed = Run.of(run) if is_mcmc else Run.of_kernel(kernel, args, model_kwargs)
@@ -258,7 +258,7 @@ def _sampled(
 
 
 def draw_weights(idata: InferenceData, weights: xr.DataArray) -> xr.DataArray:
-    """Weights of draws, which sum to one: each draw gets its part of its cycle's.
+    """Weights of draws, which sum to one: draws of a cycle share its weight equally.
 
     :param idata: the run.
     :param weights: of its cycles, from :func:`weights`.
@@ -282,7 +282,7 @@ def draw_weights(idata: InferenceData, weights: xr.DataArray) -> xr.DataArray:
     if missing.size or weights.sizes["chain"] != len(numbers):
         raise ValueError(
             f"draw_weights(weights) has {weights.sizes['chain']} chains and cycles "
-            f"{names.tolist()}, and the run {len(numbers)} chains and cycles "
+            f"{names.tolist()}, but the run has {len(numbers)} chains and cycles "
             f"{np.unique(numbers).tolist()}: pass cycles.weights of the same run."
         )
     found = np.zeros(numbers.shape)
@@ -302,15 +302,15 @@ def reweight(
 ) -> InferenceData:
     """Draws in proportion to the weights of their cycles, as one chain.
 
-    Draws are chosen by systematic resampling: a draw with weight ``w`` is repeated
-    ``num_draws * w`` times, up to one. R-hat and effective sample size are meaningless
-    for the result; use :func:`effective_cycles`.
+    Draws are resampled systematically: a draw of weight ``w`` occurs ``num_draws * w``
+    times, rounded up or down. R-hat and effective sample size are meaningless for the
+    result; see :func:`effective_cycles`.
 
     :param idata: the run.
     :param weights: of its cycles, from :func:`weights`.
-    :param num_draws: number of draws, by default that of the run.
-    :param seed: seed of the offset of systematic resampling.
-    :return: all groups with draws as one chain, and the other groups unchanged.
+    :param num_draws: the number of draws, by default as many as there are.
+    :param seed: of the random start of systematic resampling.
+    :return: all groups that have draws, with one chain; the other groups unchanged.
 
     **Example**
 
@@ -356,7 +356,7 @@ def reweight(
 
 
 def effective_cycles(weights: xr.DataArray) -> float:
-    """The effective number of cycles for these weights.
+    """The effective number of cycles, given their weights.
 
     :param weights: from :func:`weights`; they need not sum to one.
     :return: ``sum(w) ** 2 / sum(w ** 2)``: the number of cycles if all weights are the
@@ -389,7 +389,7 @@ def _cycles_of(who: str, idata: Any) -> tuple[xr.Dataset, np.ndarray]:
     """The posterior, and the cycle of each draw, ``(chain, draw)``."""
     if not _is_result(idata):
         raise TypeError(
-            f"{who}(idata) takes the result of to_inference_data(mcmc), got "
+            f"{who}(idata) takes what to_inference_data(mcmc) returned, got "
             f"{type(idata).__name__}."
         )
     posterior, stats = (get_group(idata, n) for n in ("posterior", "sample_stats"))
@@ -402,7 +402,7 @@ def _cycles_of(who: str, idata: Any) -> tuple[xr.Dataset, np.ndarray]:
 
 
 def _matrix(posterior: xr.Dataset, densities: xr.Dataset, chain: int) -> np.ndarray:
-    """The draws of a chain, ``(draw, parameter)``, at the sites of the density."""
+    """The draws of a chain, ``(draw, parameter)``, of the density's arguments."""
     columns = []
     for name in json.loads(densities.attrs["sites"]):
         values = posterior[name].transpose("chain", "draw", ...).values[chain]

@@ -1,4 +1,4 @@
-"""Predictions of an ensemble of networks, their scores, and member distances.
+"""Predictions of an ensemble of networks, their scores, and distances of members.
 
 A member is a draw of the weights. Members are evaluated one at a time, and rows in
 chunks, so that memory holds the predictions of one member for one chunk.
@@ -33,15 +33,15 @@ __all__ = [
     "weight_distances",
 ]
 
-_CHUNK = 1000  # rows evaluated at a time
+_CHUNK = 1000  # rows that are evaluated at once
 
 
 class Scores(NamedTuple):
-    """Scores of the predictions of ensembles with increasing numbers of members.
+    """Scores of the predictions of ensembles of increasing size.
 
-    :param members: number of members.
+    :param members: the number of members.
     :param nll: mean negative log likelihood, in nats.
-    :param accuracy: fraction of rows whose most likely class is right.
+    :param accuracy: fraction of the rows whose most probable class is correct.
     :param entropy: mean entropy of the predictions, in nats.
     :param calibration_error: expected calibration error.
     """
@@ -54,14 +54,14 @@ class Scores(NamedTuple):
 
 
 def members(run: Any) -> Any:
-    """The draws of a run as members of an ensemble, with chains concatenated.
+    """The draws of a run as members of an ensemble, with concatenated chains.
 
-    :param run: the result of :func:`~numpyro_minibatch.sample` or
-        :func:`~numpyro_minibatch.to_inference_data`, or a ``numpyro.infer.MCMC`` that
-        has run.
-    :return: a dict with the model's names for its sites, such as
-        ``"net/Dense_0.bias"``, which results store under other names; the first axis is
-        that of members.
+    :param run: what :func:`~numpyro_minibatch.sample` or
+        :func:`~numpyro_minibatch.to_inference_data` returned, or a
+        ``numpyro.infer.MCMC`` that has run.
+    :return: a dict by the model's names for its sites, such as ``"net/Dense_0.bias"``,
+        which results may store under other names; the first axis is that of members.
+    :raises TypeError: ``run`` is none of these.
 
     **Example**
 
@@ -81,7 +81,7 @@ def members(run: Any) -> Any:
     is_result = isinstance(run, xr.DataTree) or hasattr(run, "groups")
     if not is_result or get_group(run, "posterior") is None:
         raise TypeError(
-            "members(run) takes the result of sample(...) or to_inference_data(mcmc), "
+            "members(run) takes what sample(...) or to_inference_data(mcmc) returned, "
             f"or an MCMC that has run, got {describe(run)}."
         )
     return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), samples_of(run))
@@ -100,13 +100,13 @@ def predict(
     :param logits: ``logits(draw, rows)``, the logits of the classes for some rows of
         ``X``, shape ``(rows, classes)``.
     :param draws: a pytree of arrays with a first axis of members, such as
-        ``mcmc.get_samples()``, or :func:`members` of the result of ``sample``.
+        ``mcmc.get_samples()``, or :func:`members` of what ``sample`` returned.
     :param X: rows, or a pytree of arrays with a first axis of rows.
     :param weights: weights of the members, for example the values of
-        :func:`cycles.draw_weights` as one vector; equal by default.
-    :param chunk_size: number of rows evaluated at a time.
+        :func:`cycles.draw_weights` in one vector; equal by default.
+    :param chunk_size: rows that are evaluated at once.
     :return: shape ``(rows, classes)``.
-    :raises ValueError: there are no members, or not one weight per member.
+    :raises ValueError: there are no members, or not as many weights.
 
     **Example**
 
@@ -124,7 +124,7 @@ def predict(
     w = np.full(number, 1 / number) if weights is None else np.asarray(weights, float)
     if w.shape != (number,) or not (w >= 0).all() or not w.sum() > 0:
         raise ValueError(
-            f"predict(weights=...) must be {number} nonnegative numbers, one "
+            f"predict(weights=...) must be {number} numbers that are not negative, one "
             f"for each member, got {describe(weights)}."
         )
     total: Any = 0.0
@@ -149,8 +149,8 @@ def scores(
     :param X: rows.
     :param y: their classes, integers.
     :param bins: number of bins of the calibration error.
-    :param chunk_size: number of rows evaluated at a time.
-    :return: arrays with an entry per number of members; the last is for all members.
+    :param chunk_size: rows that are evaluated at once.
+    :return: arrays with an entry for each number of members; the last is that of all.
 
     **Example**
 
@@ -184,19 +184,19 @@ def scores(
 def nll(probabilities: Any, y: Any) -> float:
     """Mean negative log likelihood of the classes ``y``, in nats.
 
-    :param probabilities: class probabilities, ``(rows, classes)``.
+    :param probabilities: of the classes, ``(rows, classes)``.
     :param y: classes, ``(rows,)``.
     """
     p = np.asarray(probabilities, float)
     own = p[np.arange(len(p)), _classes("nll", y, len(p))]
-    # a float32 softmax rounds smaller values to zero
+    # a float32 softmax rounds smaller probabilities to zero
     return float(-np.log(np.maximum(own, np.finfo(np.float32).tiny)).mean())
 
 
 def accuracy(probabilities: Any, y: Any) -> float:
-    """Fraction of rows whose most likely class is ``y``.
+    """Fraction of the rows whose most probable class is ``y``.
 
-    :param probabilities: class probabilities, ``(rows, classes)``.
+    :param probabilities: of the classes, ``(rows, classes)``.
     :param y: classes, ``(rows,)``.
     """
     likeliest = np.asarray(probabilities).argmax(-1)
@@ -214,9 +214,9 @@ def _classes(who: str, y: Any, rows: int) -> np.ndarray:
 
 
 def entropy(probabilities: Any) -> np.ndarray:
-    """Entropy of each row's prediction, in nats, between 0 and ``log(classes)``.
+    """Entropy of each row's prediction, in nats, from 0 to ``log(classes)``.
 
-    :param probabilities: class probabilities, ``(rows, classes)``.
+    :param probabilities: of the classes, ``(rows, classes)``.
     :return: shape ``(rows,)``.
 
     **Example**
@@ -234,11 +234,11 @@ def entropy(probabilities: Any) -> np.ndarray:
 def calibration_error(probabilities: Any, y: Any, bins: int = 15) -> float:
     """Expected calibration error [1]: the difference of confidence and accuracy.
 
-    The mean over rows of the absolute difference between the mean confidence and the
-    accuracy in the row's bin of confidence. For correct predictions it is positive on
-    average, of the order of the square root of ``bins`` divided by the number of rows.
+    The mean over rows of the difference between the mean confidence and the accuracy in
+    the row's bin of confidence. Even for calibrated predictions it is positive on
+    average, of about the square root of ``bins`` over the number of rows.
 
-    :param probabilities: class probabilities, ``(rows, classes)``.
+    :param probabilities: of the classes, ``(rows, classes)``.
     :param y: classes, ``(rows,)``.
     :param bins: number of bins, of equal width.
 
@@ -272,16 +272,16 @@ def function_distances(
 ) -> np.ndarray:
     """Mean total variation distances between the members' predictions.
 
-    For two members, this is the mean over rows of half the sum of the absolute
-    differences of their probabilities: 0 if they predict the same, 1 if they are
-    certain of different classes.
+    For two members, the mean over rows of half the sum of the absolute differences of
+    their probabilities: 0 if they predict the same, 1 if they are certain of different
+    classes.
 
     :param logits: ``logits(draw, rows)``, see :func:`predict`.
-    :param draws: a pytree of arrays with a first axis of members; use few, because
-        the predictions of all of them for a chunk are held in memory.
+    :param draws: a pytree of arrays with a first axis of members; few, because the
+        predictions of all of them for a chunk are compared.
     :param X: rows.
-    :param chunk_size: number of rows evaluated at a time.
-    :return: shape ``(members, members)``, symmetric with zeros on the diagonal.
+    :param chunk_size: rows that are evaluated at once.
+    :return: shape ``(members, members)``, symmetric with zeros in the diagonal.
 
     **Example**
 
@@ -310,10 +310,10 @@ def function_distances(
 
 
 def weight_distances(draws: Any) -> np.ndarray:
-    """Root mean square distances per weight between the members' weights.
+    """Distances between members' weights, as root mean squares per weight.
 
     :param draws: a pytree of arrays with a first axis of members.
-    :return: shape ``(members, members)``, symmetric with zeros on the diagonal.
+    :return: shape ``(members, members)``, symmetric with zeros in the diagonal.
 
     **Example**
 
@@ -339,14 +339,14 @@ def line_losses(
 ) -> tuple[np.ndarray, np.ndarray]:
     """The loss along the straight line between two members.
 
-    A barrier in between means that they are in different modes of the weights; two
-    members of one cycle should have none.
+    A barrier in between means that they are in different modes of the weights; there
+    should be none between two members of one cycle.
 
-    :param loss: a function from the weights of a member to a number.
+    :param loss: from the weights of a member to a number.
     :param first: weights of one member, a pytree.
     :param second: weights of the other.
-    :param num_points: number of points, both ends included.
-    :return: the positions of the points, from 0 to 1, and the losses there.
+    :param num_points: points of the line, both ends included.
+    :return: the points' places, from 0 to 1, and the losses there.
 
     **Example**
 
@@ -369,7 +369,7 @@ def line_losses(
     return places, np.array([float(at(jnp.asarray(p, float))) for p in places])
 
 
-@partial(jax.jit, static_argnums=0)  # compiled once per function of logits
+@partial(jax.jit, static_argnums=0)  # compiled once for a function of logits
 def _probabilities(logits: Callable, draw: Any, rows: Any) -> Any:
     return jax.nn.softmax(logits(draw, rows), axis=-1)
 
@@ -398,7 +398,7 @@ def _chunks(X: Any, chunk_size: int) -> Any:
 
 
 def _each(logits: Callable, draws: Any, X: Any, chunk_size: int) -> Any:
-    """The class probabilities of all rows, by member, in double precision."""
+    """The probabilities of all rows, member by member, in double precision."""
     check_count("predict", "chunk_size", chunk_size)
     for member in range(_members("predict", draws)):
         draw = _at(draws, member)

@@ -1,7 +1,7 @@
-"""The evidence of a model, estimated from the rungs of a ladder.
+"""The evidence of a model, from the rungs of a ladder.
 
-With the likelihood alone tempered, the normalising constants ``Z(b)`` of
-``prior * likelihood ** b`` run from ``Z(0) = 1`` to the evidence ``Z(1)``.
+If only the likelihood is tempered, the normalising constants ``Z(b)`` of
+``prior * likelihood ** b`` range from ``Z(0) = 1`` to the evidence ``Z(1)``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from numpyro_minibatch.inference_data import get_group
 
 __all__ = ["Evidence", "log_evidence"]
 
-_FEWEST = 20  # smallest effective number of draws for a mean of exponentials
+_FEWEST = 20  # the fewest effective draws for a mean of exponentials
 
 
 @dataclass(frozen=True)
@@ -33,14 +33,15 @@ class Evidence:
     :param error: its Monte Carlo standard error.
     :param discretisation: for thermodynamic integration, the error of the quadrature:
         in each interval the difference between rules, one of which uses the derivatives
-        at both ends, but at most as much as the bounds allow. More rungs reduce it.
-        Zero for stepping stones.
+        at both ends, but at most as much as the bounds allow. More rungs make it
+        smaller. Zero for stepping stones.
     :param method: ``"stepping-stone"`` or ``"thermodynamic"``.
-    :param steps: contributions of the pairs of neighbouring rungs, from the coldest.
-    :param lower: a lower bound for any ladder, minus two standard errors. The mean log
-        likelihood increases with the inverse temperature, so the integral is at least
-        the sum with the values at the hotter end of each interval.
-    :param upper: an upper bound, from the colder ends, plus two standard errors.
+    :param steps: the contribution of each pair of neighbouring rungs, from the coldest.
+    :param lower: a lower bound for any ladder. The mean log likelihood rises with the
+        inverse temperature, so that the integral is at least the sum with the hotter
+        end of each interval; the bound is two standard errors below that sum.
+    :param upper: an upper bound: two standard errors above the sum with the colder
+        ends.
     """
 
     value: float
@@ -65,25 +66,25 @@ def log_evidence(
 ) -> Evidence:
     """The log evidence of a model from a run of :class:`ReplicaExchange`.
 
-    The ladder must end at ``math.inf``, the prior, and temper only the likelihood.
+    The ladder must end at ``math.inf``, the prior, and temper the likelihood only.
 
     Stepping stones [1] average ``likelihood ** (b_j - b_k)`` over the draws of the
     hotter rung of each pair. They need exact likelihoods (``swap="exact"`` or the full
     batch), because the exponential of a noisy log likelihood is biased. Thermodynamic
-    integration [2] is linear in the log likelihood, so the noise of minibatches
+    integration [2] is linear in the log likelihood, so that the noise of minibatches
     averages out, but it approximates an integral over ``b`` by a sum over rungs.
 
     Both fail if the last interval, from the hottest rung to the prior, is too wide.
-    With a thousand rows, one parameter, and a ladder up to 100 and then the prior, the
+    With a thousand rows, one parameter and a ladder to 100 and then the prior, the
     integral was 2.7 to 3.1 nats too small with 20 to 6 rungs. With ten parameters,
     stepping stones were 7 to 11 nats too small, with a standard error below one. A
     warning then names the missing temperature. ``lower`` and ``upper`` are bounds in
     any case.
 
-    :param idata: a result of :func:`to_inference_data`.
-    :param method: ``"auto"`` selects stepping stones if the likelihoods are exact.
-    :raises ValueError: the run has no such ladder or too few draws, or the likelihoods
-        are noisy and ``method="stepping-stone"``.
+    :param idata: what :func:`to_inference_data` returned.
+    :param method: ``"auto"`` uses stepping stones if the likelihoods are exact.
+    :raises ValueError: the run is not one of such a ladder, it has too few draws, or
+        stepping stones are requested and the likelihoods are noisy.
 
     **References:**
 
@@ -123,7 +124,7 @@ def log_evidence(
     if method == "stepping-stone" and not exact:
         raise ValueError(
             'log_evidence(method="stepping-stone") averages exponentials of the log '
-            "likelihoods, and those of this run come from minibatches, whose noise "
+            "likelihoods, but those of this run are from minibatches, whose noise "
             'biases the average. Run with ReplicaExchange(..., swap="exact"), or write '
             'method="thermodynamic".'
         )
@@ -155,27 +156,27 @@ def _warn(inverse: np.ndarray, energies: np.ndarray, pair: int, what: str) -> No
     """Warn that an interval of the ladder is too wide.
 
     :param pair: the interval, from the coldest.
-    :param what: the symptom.
+    :param what: the evidence for it.
     """
     hot, cold = inverse[:, pair + 1].mean(), inverse[:, pair].mean()
     scale = float(np.ma.masked_invalid(energies[..., pair + 1]).std())
     if hot == 0:
-        # the temperature at which log likelihoods of prior draws differ by one
+        # the temperature at which log likelihoods of draws of the prior differ by one
         ends = f"{1 / cold:.3g} and the prior"
         wanted = f"up to about {scale:.2g} before math.inf"
     else:
         ends = f"{1 / cold:.3g} and {1 / hot:.3g}"
         wanted = "between them, or num_replicas= of more"
     warnings.warn(
-        f"log_evidence: the temperatures {ends} are too far apart: {what}. The value "
-        f"may have a larger error than stated. Add temperatures {wanted}.",
+        f"log_evidence: the temperatures {ends} are too far apart: {what}. The error "
+        f"may be larger than stated. Add temperatures {wanted}.",
         UserWarning,
         stacklevel=find_stack_level(),
     )
 
 
 def _rungs(idata: Any) -> tuple[np.ndarray, np.ndarray, bool]:
-    """Inverse temperatures ``(chain, rung)``, log likelihoods, whether they are exact.
+    """Inverse temperatures ``(chain, rung)``, log likelihoods, whether these are exact.
 
     The log likelihoods have the shape ``(chain, draw, rung)``.
     """
@@ -183,7 +184,7 @@ def _rungs(idata: Any) -> tuple[np.ndarray, np.ndarray, bool]:
     names = ("log_likelihood", "temperatures", "swap_log_ratio_variance")
     if stats is None or any(name not in stats for name in names):
         raise ValueError(
-            "log_evidence(idata) needs the result of to_inference_data(mcmc) for a "
+            "log_evidence(idata) needs what to_inference_data(mcmc) returned after a "
             "run of ReplicaExchange, with the statistics "
             f"{', '.join(names)}."
         )
@@ -193,7 +194,7 @@ def _rungs(idata: Any) -> tuple[np.ndarray, np.ndarray, bool]:
     ladder = temperatures[0, -1]
     if json.loads(stats.attrs.get("settings", "{}")).get("temper_prior"):
         raise ValueError(
-            "log_evidence(idata): the ladder of this run tempers the prior too, so it "
+            "log_evidence(idata): the ladder of this run tempers the prior, too, and "
             "does not end at the prior. Run with temper_prior=False."
         )
     if not math.isinf(ladder[-1]):
@@ -207,7 +208,7 @@ def _rungs(idata: Any) -> tuple[np.ndarray, np.ndarray, bool]:
             "log_evidence(idata): the rungs moved during these draws. Leave out the "
             "draws of the warmup."
         )
-    # the first draws may precede the first swap of a rung
+    # in the first draws some rungs may not have taken part in a swap yet
     seen = np.maximum.accumulate(~np.isnan(energies).any((0, 2)))
     if seen.sum() < 10:
         raise ValueError(
@@ -226,12 +227,12 @@ def _stepping_stones(inverse: np.ndarray, energies: np.ndarray) -> Evidence:
     if (inverse == inverse[0]).all():
         steps = logsumexp(exponents, axis=(0, 1), keepdims=True)
         steps = steps[0] - math.log(chains * number)  # shape (1, pair)
-        # to first order, the error is that of this mean: shape (chain, draw)
+        # to first order, the error is that of the mean of this: shape (chain, draw)
         error = _standard_error((np.exp(exponents - steps) - 1.0).sum(-1))
-    else:  # adapted ladders differ between chains
+    else:  # ladders that adapted, one for each chain
         steps = logsumexp(exponents, axis=1) - math.log(number)
         error = float(steps.sum(-1).std(ddof=1) / math.sqrt(chains))
-    # effective number of draws of the hotter rung in the mean of each pair
+    # the effective number of draws of the hotter rung in the mean of each pair
     weights = np.exp(exponents - exponents.max((0, 1)))
     resting = weights.sum((0, 1)) ** 2 / np.square(weights).sum((0, 1))
     if resting.min() < _FEWEST:
@@ -240,8 +241,8 @@ def _stepping_stones(inverse: np.ndarray, energies: np.ndarray) -> Evidence:
             inverse,
             energies,
             worst,
-            f"of {chains * number} draws of the hotter one, effectively "
-            f"{resting[worst]:.2g} contribute",
+            f"only {resting[worst]:.2g} of {chains * number} draws of the hotter one "
+            "determine the mean",
         )
     return Evidence(
         value=float(steps.sum(-1).mean()),
@@ -256,8 +257,8 @@ def _thermodynamic(inverse: np.ndarray, energies: np.ndarray) -> Evidence:
     if not np.isfinite(energies).all():
         raise ValueError(
             "log_evidence(idata): some draws of hot rungs have a likelihood of zero, "
-            "whose logarithm has no finite mean. Write tighter priors, or run with "
-            'swap="exact" and method="stepping-stone".'
+            "whose logarithm has no mean. Write tighter priors, or run with "
+            'swap="exact" and take method="stepping-stone".'
         )
     gaps = inverse[:, :-1] - inverse[:, 1:]
     pairs = 0.5 * (energies[:, :, :-1] + energies[:, :, 1:])
@@ -288,9 +289,7 @@ def _thermodynamic(inverse: np.ndarray, energies: np.ndarray) -> Evidence:
     error = _standard_error(trapezoids.sum(-1))
     if off.max() > max(1.0, 2 * error):
         worst = int(off.argmax())
-        _warn(
-            inverse, energies, worst, f"rules of quadrature differ by {off[worst]:.2g}"
-        )
+        _warn(inverse, energies, worst, f"quadrature rules differ by {off[worst]:.2g}")
     return Evidence(
         value=float(steps.sum(-1).mean()),
         error=error,

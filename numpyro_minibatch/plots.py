@@ -1,4 +1,4 @@
-"""Figures that ArviZ lacks, with Matplotlib: each function returns its Axes."""
+"""Figures that ArviZ does not have, drawn on Matplotlib axes."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ __all__ = [
     "swap_rates",
 ]
 
-# the palette of Okabe and Ito, distinguishable for the colour-blind
+# the palette of Okabe and Ito, whose colours the colour-blind can distinguish
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _STYLES = ("-", "--", "-.", ":")
 
 
 def replica_paths(idata: Any, *, chain: int = 0, ax: Axes | None = None) -> Axes:
-    """Draw the path of each replica through the rungs of a ladder.
+    """Draw the rung of each replica of a ladder, draw by draw.
 
-    In a ladder that works, paths cross it from end to end, again and again. The replica
-    that started at the coldest rung is highlighted.
+    In a ladder that works, paths cross it from end to end many times. The replica that
+    began at the coldest rung is highlighted.
 
-    :param idata: the result of :func:`to_inference_data` for a run of
+    :param idata: what :func:`to_inference_data` returned after a run of
         :class:`ReplicaExchange`.
     :param chain: which chain.
-    :param ax: the axes to draw on; by default new ones.
+    :param ax: where to draw; by default new axes.
     :return: the axes.
     :raises ValueError: the run has no replicas, or no such chain.
 
@@ -87,12 +87,12 @@ def replica_paths(idata: Any, *, chain: int = 0, ax: Axes | None = None) -> Axes
 def swap_rates(idata: Any, *, ax: Axes | None = None) -> Axes:
     """Draw the swap rates of neighbouring rungs along a ladder.
 
-    Equal bars mean that the rungs are well placed; a low bar is a gap that replicas do
-    not cross.
+    Bars of equal height show that the rungs are well placed; a low bar is a gap that
+    replicas hardly cross.
 
-    :param idata: the result of :func:`to_inference_data` for a run of
+    :param idata: what :func:`to_inference_data` returned after a run of
         :class:`ReplicaExchange`.
-    :param ax: the axes to draw on; by default new ones.
+    :param ax: where to draw; by default new axes.
     :return: the axes.
     :raises ValueError: the run has no swaps.
 
@@ -103,10 +103,10 @@ def swap_rates(idata: Any, *, ax: Axes | None = None) -> Axes:
         >>> import numpy as np, xarray as xr
         >>> from numpyro_minibatch import plots
         >>> rate = np.array([[[0.5, np.nan], [np.nan, 0.25]]])  # chain, draw, pair
-        >>> heat = np.array([[[1.0, 2.0, 4.0]] * 2])
+        >>> temperatures = np.array([[[1.0, 2.0, 4.0]] * 2])
         >>> stats = xr.Dataset({
         ...     "swap_acceptance_rate": (("chain", "draw", "pair"), rate),
-        ...     "temperatures": (("chain", "draw", "ladder"), heat),
+        ...     "temperatures": (("chain", "draw", "ladder"), temperatures),
         ... })
         >>> tree = xr.DataTree.from_dict({"sample_stats": stats})
         >>> [float(bar.get_height()) for bar in plots.swap_rates(tree).patches]
@@ -114,11 +114,12 @@ def swap_rates(idata: Any, *, ax: Axes | None = None) -> Axes:
     """
     stats = _stats("swap_rates", idata, "swap_acceptance_rate")
     rates = mean_rates(stats, "swap_acceptance_rate")
-    heat = stats["temperatures"].isel(draw=-1).mean("chain").values
+    temperatures = stats["temperatures"].isel(draw=-1).mean("chain").values
     ax = _axes(ax)
     ax.bar(range(len(rates)), rates, color="#56B4E9", edgecolor="#0072B2")
     names = [
-        f"{low:.3g}\n{high:.3g}" for low, high in zip(heat, heat[1:], strict=False)
+        f"{low:.3g}\n{high:.3g}"
+        for low, high in zip(temperatures, temperatures[1:], strict=False)
     ]
     barrier = np.nansum([1.0 - rate for rate in rates])
     ax.set(
@@ -132,16 +133,16 @@ def swap_rates(idata: Any, *, ax: Axes | None = None) -> Axes:
 
 
 def cycles(idata: Any, *, chain: int = 0, ax: Axes | None = None) -> Axes:
-    """Draw the step sizes of the draws of a cyclical kernel.
+    """Draw the place of each draw on the step-size curve of its cycle.
 
-    Long steps explore, and no draws are returned during exploration. Draws are
-    collected from the short steps at the end of a cycle. Neighbouring cycles differ in
-    colour and marker. If the schedule is a cosine, its curve is drawn too.
+    Long steps explore and are not collected; draws come from the short steps at the end
+    of a cycle. Neighbouring cycles differ in colour and marker. If the schedule is the
+    cosine, its curve is drawn, too.
 
-    :param idata: the result of :func:`to_inference_data` for a run of
+    :param idata: what :func:`to_inference_data` returned after a run of
         :class:`Cyclical`.
     :param chain: which chain.
-    :param ax: the axes to draw on; by default new ones.
+    :param ax: where to draw; by default new axes.
     :return: the axes.
     :raises ValueError: the run has no cycles, or no such chain.
 
@@ -155,16 +156,16 @@ def cycles(idata: Any, *, chain: int = 0, ax: Axes | None = None) -> Axes:
         ...     "cycle": (("chain", "draw"), np.array([[0, 0, 1, 1]])),
         ...     "step_size": (("chain", "draw"), np.array([[0.02, 0.01, 0.02, 0.01]])),
         ... })
-        >>> told = {"cycle_length": 10, "explore": 0.25, "collect_from": 0.8}
-        >>> posterior = xr.Dataset(attrs={"settings": json.dumps(told)})
+        >>> settings = {"cycle_length": 10, "explore": 0.25, "collect_from": 0.8}
+        >>> posterior = xr.Dataset(attrs={"settings": json.dumps(settings)})
         >>> groups = {"posterior": posterior, "sample_stats": stats}
         >>> ax = plots.cycles(xr.DataTree.from_dict(groups))
         >>> [line.get_xdata().tolist() for line in ax.lines]
         [[9.0, 10.0], [19.0, 20.0]]
     """
     stats = _stats("cycles", idata, "cycle", "Cyclical, CyclicalSGLD or CyclicalSGHMC")
-    told = _settings(idata)
-    length, since = told["cycle_length"], told["collect_from"]
+    settings = _settings(idata)
+    length, since = settings["cycle_length"], settings["collect_from"]
     numbers = _of_chain("cycles", stats["cycle"], chain)
     sizes = _of_chain("cycles", stats["step_size"], chain)
     ax = _axes(ax)
@@ -177,16 +178,18 @@ def cycles(idata: Any, *, chain: int = 0, ax: Axes | None = None) -> Axes:
             "os"[int(cycle) % 2],
             markersize=4,
             color=_COLOURS[int(cycle) % 2],
-            label="draws (cycles alternate)" if cycle == numbers.min() else None,
+            label="draws, alternating cycles" if cycle == numbers.min() else None,
         )
         ax.axvspan(
             cycle * length,
-            (cycle + told["explore"]) * length,
+            (cycle + settings["explore"]) * length,
             color="0.92",
             linewidth=0,
             label="exploration" if cycle == numbers.min() else None,
         )
-    cosine = re.match(r"_CosineRestarts\(.*power=([\d.]+)", told.get("schedule", ""))
+    cosine = re.match(
+        r"_CosineRestarts\(.*power=([\d.]+)", settings.get("schedule", "")
+    )
     if cosine:
         _draw_cosine(ax, numbers, sizes, length, since, float(cosine[1]))
     ax.set(
@@ -208,12 +211,12 @@ def _draw_cosine(
     since: float,
     power: float,
 ) -> None:
-    """The curve through the recorded step sizes."""
+    """The curve of the recorded step sizes."""
 
     def shape(part: Any) -> Any:
         return (0.5 * (np.cos(np.pi * part) + 1)) ** power
 
-    # the first draw of a cycle comes from the step before its position
+    # the first draw of a cycle was made by the step before its place
     count = (numbers == numbers.min()).sum()
     longest = sizes[0] / shape(since + (1 - since) / count - 1 / length)
     part = np.linspace(0, 1, 100, endpoint=False)
@@ -225,19 +228,18 @@ def _draw_cosine(
 def decision_noise(
     idata: Any, *, max_variance: float | None = None, ax: Axes | None = None
 ) -> Axes:
-    """Draw the noise of the accept/reject steps of a run and the limit of their test.
+    """Draw the noise of a run's decisions, and the domain of their acceptance test.
 
-    For the steps left of the line, the noise was within the test's domain: on average,
-    the acceptance probability is that of a test on all rows. For the steps right of the
-    line, it was not.
+    Decisions to the left of the line were inside the test's domain, where they equal,
+    on average, those of a test on all rows. Decisions to the right were outside of it.
 
-    :param idata: the result of :func:`to_inference_data` for a run with accept/reject
-        steps on minibatches.
-    :param max_variance: the largest variance that the test can correct for; by default
-        that of the kernel's settings.
-    :param ax: the axes to draw on; by default new ones.
+    :param idata: what :func:`to_inference_data` returned after a run with decisions on
+        minibatches.
+    :param max_variance: the largest variance that the test tolerates; by default that
+        of the kernel's settings.
+    :param ax: where to draw; by default new axes.
     :return: the axes.
-    :raises ValueError: the run has no such steps.
+    :raises ValueError: the run has no such decisions.
 
     **Example**
 
@@ -250,17 +252,17 @@ def decision_noise(
         >>> groups = {"posterior": xr.Dataset(), "sample_stats": stats}
         >>> tree = xr.DataTree.from_dict(groups)
         >>> plots.decision_noise(tree, max_variance=1.0).get_title()
-        'Noise of accept/reject steps: 25% beyond the test'
+        'Noise of the decisions: 25% outside the domain'
     """
     kernels = "MinibatchMH, MINT or MHMinibatch"
     stats = _stats("decision_noise", idata, "log_ratio_variance", kernels)
     variance = stats["log_ratio_variance"].values.ravel().astype(float)
     noise = np.sqrt(variance[np.isfinite(variance)])
-    noise = noise[noise > 0]  # none where no row was read
+    noise = noise[noise > 0]  # zero where no row was read
     if not noise.size:
         raise ValueError(
-            "decision_noise(idata): no accept/reject step of this run had noise: all "
-            "rows were read."
+            "decision_noise(idata): no decision of this run had noise: all rows were "
+            "read."
         )
     limit = _settings(idata).get("max_variance") if max_variance is None else None
     limit = max_variance if limit is None else limit
@@ -269,15 +271,15 @@ def decision_noise(
     ax.hist(
         noise, edges.tolist(), color=_COLOURS[5], edgecolor=_COLOURS[0], linewidth=0.4
     )
-    title = "Noise of accept/reject steps"
+    title = "Noise of the decisions"
     if limit:
         ax.axvline(limit**0.5, color=_COLOURS[1], ls="--", label="limit of the test")
-        title += f": {(noise**2 > limit).mean():.0%} beyond the test"
+        title += f": {(noise**2 > limit).mean():.0%} outside the domain"
         ax.legend(fontsize="small")
     ax.set(
         xscale="log",
         xlabel="standard deviation of the log ratio (nats)",
-        ylabel="number of steps",
+        ylabel="number of decisions",
         title=title,
     )
     return ax
@@ -290,21 +292,22 @@ def rows_and_samples(
     number: int = 12,
     ax: Axes | None = None,
 ) -> Axes:
-    """Draw the effective sample size against the rows read, for one or several runs.
+    """Draw effective samples against rows of data read, for one run or several.
 
-    Each line starts at a tenth of the draws of a run and ends with all of them. On a
-    line of slope one, mixing does not change along the run. The distance between lines
-    shows how efficiently kernels use the rows. Warmup and set-up are not counted.
+    Each line begins with a tenth of the draws of a run and ends with all of them. A
+    line of slope one means that the run mixes as well at its end as at its beginning;
+    the distance between lines compares the kernels per row read. Warmup and set-up are
+    not counted.
 
-    :param runs: results of :func:`to_inference_data`, by label. For a run without
-        ``num_rows``, such as one of NUTS, rows are counted from its leapfrog steps if
-        it has ``n_steps`` and an observed value that shows the number of rows.
-    :param var_name: the parameter; by default the entry with the smallest effective
-        sample size in each run.
-    :param number: number of points of a line.
-    :param ax: the axes to draw on; by default new ones.
+    :param runs: results of :func:`to_inference_data`, with a label for each. For a run
+        without ``num_rows``, such as one of NUTS, the rows are counted by leapfrog
+        steps if it has ``n_steps`` and an observed value with the number of rows.
+    :param var_name: the parameter; by default the entry with the fewest effective
+        samples in each run.
+    :param number: points of a line.
+    :param ax: where to draw; by default new axes.
     :return: the axes.
-    :raises ValueError: the number of rows that a run read is unknown.
+    :raises ValueError: the number of rows that a run read is not known.
 
     **Example**
 
@@ -355,7 +358,7 @@ def rows_and_samples(
 
 
 def _rows_read(label: str, idata: Any) -> np.ndarray:
-    """The rows read for each draw, ``(chain, draw)``."""
+    """The number of rows that each draw read, ``(chain, draw)``."""
     stats = get_group(idata, "sample_stats")
     if stats is not None and "num_rows" in stats:
         return stats["num_rows"].transpose("chain", "draw").values.astype(float)
@@ -364,8 +367,8 @@ def _rows_read(label: str, idata: Any) -> np.ndarray:
         size = max(v.sizes[v.dims[0]] for v in observed.values() if v.dims)
         return size * stats["n_steps"].transpose("chain", "draw").values.astype(float)
     raise ValueError(
-        f"rows_and_samples: run {label!r} does not record how many rows it read: it "
-        "has neither 'num_rows' nor 'n_steps' with observed data. Run it with "
+        f"rows_and_samples: the number of rows that run {label!r} read is not known: "
+        "it has neither 'num_rows' nor 'n_steps' with observed data. Run it with "
         "extra_fields=('num_steps',) if it is NUTS or HMC."
     )
 
@@ -388,13 +391,14 @@ def acceptance_curves(
     balance: bool = False,
     ax: Axes | None = None,
 ) -> Axes:
-    """Draw the acceptance curves of tests for a log ratio with normal noise.
+    """Draw the acceptance probabilities of tests for a log ratio with normal noise.
 
-    :param tests: acceptance tests (``accept.*``, or one of your own), by label.
+    :param tests: acceptance tests (``accept.*``, or your own), with a label for each.
     :param sd: standard deviation of the noise, in nats.
     :param balance: draw the error of detailed balance instead: the log of ``A(delta) /
         A(-delta)``, averaged over the noise, minus ``delta``, which should be 0. Below
-        0 the test samples a distribution flatter than the target.
+        0 the test flattens the target.
+    :param ax: where to draw; by default new axes.
     :return: the axes.
     :raises ValueError: ``sd`` is negative.
 
@@ -403,7 +407,7 @@ def acceptance_curves(
     .. doctest::
 
         >>> from numpyro_minibatch import accept, plots
-        >>> tests = {"ignores it": accept.metropolis(), "pays": accept.penalty()}
+        >>> tests = {"ignored": accept.metropolis(), "corrected": accept.penalty()}
         >>> ax = plots.acceptance_curves(tests, balance=True)
         >>> bool(ax.lines[0].get_ydata()[-1] < -0.4)  # at delta = 3
         True
@@ -413,7 +417,7 @@ def acceptance_curves(
     if not sd >= 0:
         raise ValueError(
             f"acceptance_curves(sd={sd!r}): the standard deviation of the noise must "
-            "not be negative."
+            "be at least 0."
         )
     ax = _axes(ax)
     delta = np.linspace(0 if balance else -6, 3 if balance else 4, 81)
@@ -441,8 +445,8 @@ def acceptance_curves(
 
 
 def _averaged(test: Any, delta: np.ndarray, sd: float) -> np.ndarray:
-    """The acceptance probability, averaged over the noise."""
-    # probabilities have kinks and steps: a fine grid, not Gauss-Hermite quadrature
+    """The probability of acceptance, averaged over the noise."""
+    # probabilities have kinks and steps: use a fine rule, not Gaussian quadrature
     nodes = np.linspace(-7, 7, 1401)
     weights = np.exp(-(nodes**2) / 2)
     values = delta[:, None] + sd * nodes
@@ -458,16 +462,17 @@ def mode_map(
     masses: Any = None,
     ax: Axes | None = None,
 ) -> Axes:
-    """Draw the samples in the plane, and their fractions in given modes.
+    """Draw the draws in the plane, with the fraction of them at each of some modes.
 
-    :param idata: a result of :func:`to_inference_data`.
+    :param idata: what :func:`to_inference_data` returned.
     :param var_names: one parameter with two entries, or two parameters.
-    :param centers: positions of modes, shape ``(modes, 2)``; each draw is assigned to
-        the nearest one, which is labelled with its fraction of the draws.
-    :param masses: the exact masses of the modes, one for each center.
-    :param ax: the axes to draw on; by default new ones.
+    :param centers: positions of modes, shape ``(modes, 2)``. Each draw counts for the
+        nearest one, and its fraction of the draws is written next to it.
+    :param masses: the true fractions, one for each center.
+    :param ax: where to draw; by default new axes.
     :return: the axes.
-    :raises ValueError: a draw is not two numbers, or there is not one mass per center.
+    :raises ValueError: the parameters do not have two entries together, or there is not
+        one mass for each center.
 
     **Example**
 
@@ -487,7 +492,7 @@ def mode_map(
     if len(columns) != 2:
         raise ValueError(
             f"mode_map(var_names={var_names!r}): these have {len(columns)} numbers per "
-            "draw instead of two. Name one parameter with two entries, or two "
+            "draw, but a plane has two: name one parameter with two entries, or two "
             "parameters."
         )
     z = np.stack([column.ravel() for column in columns], -1)
@@ -556,7 +561,7 @@ def _stats(
     stats = get_group(idata, "sample_stats")
     if stats is None or name not in stats or not stats[name].size:
         raise ValueError(
-            f"{who}(idata) needs the result of to_inference_data(mcmc) for a run of "
+            f"{who}(idata) needs what to_inference_data(mcmc) returned after a run of "
             f"{kernels}; there is no {name!r}."
         )
     return stats

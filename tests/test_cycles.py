@@ -78,7 +78,7 @@ def test_volumes_find_the_masses_of_modes(modes: Any) -> None:
 
 def test_harmonic_means_do_not(modes: Any) -> None:
     """They leave the prior mass of the regions out, which here differs by four."""
-    with pytest.warns(UserWarning, match="leaves the prior mass"):
+    with pytest.warns(UserWarning, match="ignores the prior mass"):
         w = cycles.weights(*_args(modes, "harmonic")).values[0]
     assert np.log(w[1] / w[0]) < np.log(MASSES[1] / MASSES[0]) - 0.7
 

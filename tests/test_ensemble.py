@@ -124,10 +124,7 @@ def test_losses_of_a_line() -> None:
     [
         (lambda: ensemble.predict(logits, {}, X), "first axis of members"),
         (lambda: ensemble.predict(logits, {"a": X, "b": Y[:9]}, X), "first axes"),
-        (
-            lambda: ensemble.predict(logits, DRAWS, X, weights=[1.0]),
-            "5 nonnegative numbers",
-        ),
+        (lambda: ensemble.predict(logits, DRAWS, X, weights=[1.0]), "5 numbers"),
         (lambda: ensemble.predict(logits, DRAWS, X, weights=[-1.0] * 5), "negative"),
         (lambda: ensemble.predict(logits, DRAWS, X, chunk_size=0), "chunk_size"),
         (lambda: ensemble.calibration_error(PROBABILITIES[0], Y, 0), "bins"),

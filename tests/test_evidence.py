@@ -456,7 +456,7 @@ def test_no_evidence(changes: Any, method: Any, says: str) -> None:
 
 def test_no_evidence_without_a_ladder() -> None:
     nothing = as_inference_data({"sample_stats": xr.Dataset()}, {})
-    with pytest.raises(ValueError, match="for a run of ReplicaExchange"):
+    with pytest.raises(ValueError, match="after a run of ReplicaExchange"):
         log_evidence(nothing)
 
 

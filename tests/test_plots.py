@@ -156,11 +156,11 @@ def test_decision_noise() -> None:
     ax = plots.decision_noise(run)
     assert sum(bar.get_height() for bar in ax.patches) == 4
     assert ax.lines[0].get_xdata()[0] == 1.0
-    assert "25% beyond" in ax.get_title()
+    assert "25% outside" in ax.get_title()
     assert "nats" in ax.get_xlabel() and ax.get_ylabel()
     wider = plots.decision_noise(run, max_variance=9.0)
-    assert wider.lines[0].get_xdata()[0] == 3.0 and "0% beyond" in wider.get_title()
-    with pytest.raises(ValueError, match="no accept/reject step of this run had noise"):
+    assert wider.lines[0].get_xdata()[0] == 3.0 and "0% outside" in wider.get_title()
+    with pytest.raises(ValueError, match="no decision of this run had noise"):
         plots.decision_noise(noise_run([0.0, 0.0]))
 
 
@@ -190,7 +190,7 @@ def test_rows_and_samples() -> None:
     assert 40 < ours.get_ydata()[-1] < 160  # 80 blocks: the slow entry
     assert ours.get_color() != nuts.get_color()
     assert ours.get_linestyle() != nuts.get_linestyle()
-    with pytest.raises(ValueError, match="run 'x'.*how many rows"):
+    with pytest.raises(ValueError, match="number of rows that run 'x' read"):
         plots.rows_and_samples({"x": sampled()})
 
 
