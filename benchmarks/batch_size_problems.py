@@ -28,7 +28,7 @@ Position = dict[str, Array]
 
 
 class Problem(NamedTuple):
-    """A posterior, how the paper samples it, and what the draws are held against."""
+    """A posterior, the paper's settings for it, and the judge of the draws."""
 
     title: str
     model: Callable[..., None]
@@ -134,7 +134,7 @@ def mnist() -> Problem:
 
     @jax.jit
     def right(beta: Array) -> tuple[Array, Array]:
-        """Share of right answers of each draw, and of their averaged probability."""
+        """Accuracy of each draw, and of their averaged probability."""
         logits = beta @ x_test.T
         averaged = jax.nn.sigmoid(logits).mean(0)
         return ((logits > 0) == y_test).mean(1), ((averaged > 0.5) == y_test).mean()

@@ -1,13 +1,13 @@
-"""How many rows a decision reads: the batch-size tables of Seita et al., measured.
+"""Rows read per accept/reject step: the batch-size tables of Seita et al.
 
-The mixture of a million rows at temperature 1e4, and MNIST's ones against its sevens
-at temperature 100. Steps have standard deviations of 0.15 and 0.05: the paper prints
-these numbers as variances, which its batch sizes do not agree with.
+The mixture of a million rows at temperature 1e4, and MNIST's ones against its sevens at
+temperature 100. Steps have standard deviations of 0.15 and 0.05. The paper prints these
+numbers as variances, which does not agree with its batch sizes.
 
     python benchmarks/batch_sizes.py --out benchmarks/results/batch_sizes.md
 
-With ``--variances`` the printed numbers are taken for variances, for MHMinibatch alone,
-and ``--epsilons 0.02 0.05`` measures AusterityMH alone, at these errors of one look.
+With ``--variances`` the printed numbers are used as variances, for MHMinibatch only.
+``--epsilons 0.02 0.05`` measures only AusterityMH, with these errors per test.
 
 Daniel Seita, Xinlei Pan, Haoyu Chen, John Canny (2017), An Efficient Minibatch
 Acceptance Test for Metropolis-Hastings, tables 1 and 2.
@@ -48,7 +48,7 @@ PROBLEMS = {"mixture": mixture, "mnist": mnist}
 
 
 class Run(NamedTuple):
-    """What the chains of one kernel gave; arrays have shape ``(trials, draws)``."""
+    """The results of one kernel's chains; arrays have shape ``(trials, draws)``."""
 
     draws: dict[str, np.ndarray]
     num_rows: np.ndarray
@@ -59,7 +59,7 @@ class Run(NamedTuple):
 def sample(
     problem: Problem, kernel: Any, trials: int, draws: int, start: Position
 ) -> Run:
-    """Chains one after the other: side by side they would wait for each other."""
+    """Chains run one after the other: vectorised chains would wait for each other."""
     mcmc = MCMC(
         kernel,
         num_warmup=0,
@@ -73,7 +73,7 @@ def sample(
     num_rows = mcmc.get_extra_fields(group_by_chain=True)["num_rows"]
     samples = mcmc.get_samples(group_by_chain=True)
     arrays = {k: np.asarray(v) for k, v in samples.items()}
-    # what the test said, and not the probability that an estimate gave it
+    # the outcome of the test, not the probability computed from an estimate
     steps = [np.diff(v, axis=1) != 0 for v in arrays.values()]
     moved = np.any([s.reshape(*s.shape[:2], -1).any(-1) for s in steps], 0)
     seconds = time.perf_counter() - begin
@@ -81,7 +81,7 @@ def sample(
 
 
 def non_conservative(problem: Problem, draws: Position) -> float:
-    """The epsilon with which a share ERROR of the decisions of a chain is wrong."""
+    """The epsilon for which a fraction ERROR of a chain's decisions is wrong."""
     size = problem.data[0].shape[0]
 
     def move(key: Array, z: Position) -> tuple[Array, Array]:
@@ -115,7 +115,7 @@ def table(problem: Problem, trials: int, draws: int) -> list[str]:
     )
     few = max(2, trials // 3)
     start = problem.start(trials)
-    # the chain on all rows comes first: its moves say how wrong a t-test is
+    # the chain on all rows comes first: its moves determine the error of a t-test
     runs = {
         "Metropolis, all rows": sample(
             problem,
@@ -154,7 +154,7 @@ def table(problem: Problem, trials: int, draws: int) -> list[str]:
         begun = {k: v[:number] for k, v in start.items()}
         runs[name] = sample(problem, kernel, number, draws, begun)
         say(f"{name}: {runs[name].seconds:.0f} s")
-    columns = ["", "rows a decision", "paper", "median", "all rows read"]
+    columns = ["", "rows per step", "paper", "median", "all rows read"]
     columns += ["accepted", *problem.judged]
     lines = [
         f"## {problem.title}",
@@ -163,7 +163,7 @@ def table(problem: Problem, trials: int, draws: int) -> list[str]:
         f"{min(draws, problem.full_draws)} draws, on all rows. Slices, increments and "
         f"first batches of {b} rows (pilot: 100, ConfidenceMH: {problem.first_batch}); "
         f"epsilon {ERROR:g} (conservative) and {epsilon:.2g} (non-conservative: "
-        f"{ERROR:.1%} of the decisions wrong); delta 0.01, gamma 2, p 2.",
+        f"{ERROR:.1%} of the decisions are wrong); delta 0.01, gamma 2, p 2.",
         "",
         "| " + " | ".join(columns) + " |",
         "|---" * len(columns) + "|",
@@ -182,10 +182,10 @@ def table(problem: Problem, trials: int, draws: int) -> list[str]:
     return [*lines, ""]
 
 
-def beside_the_table(
+def other_settings(
     problem: Problem, variances: bool, epsilons: list[float], trials: int, draws: int
 ) -> list[str]:
-    """What is read at another step, or with other errors of a look."""
+    """Rows read with another step size, or with other errors per test."""
     common = {
         "batch_size": problem.slice,
         "temperature": problem.temperature,
@@ -207,12 +207,12 @@ def beside_the_table(
     for name, kernel in kernels.items():
         run = sample(problem, kernel, trials, draws, problem.start(trials))
         rows = plus_minus(run.num_rows.mean(1), ",.1f")
-        lines.append(f"- {name}: {rows} rows a decision")
+        lines.append(f"- {name}: {rows} rows per step")
     return [*lines, ""]
 
 
 def temperature_one(data: tuple[Array, ...], quick: bool) -> list[str]:
-    """What the pilot of a control variate says of the logistic regression."""
+    """The pilot of a control variate for the logistic regression."""
     x, y = data
     lines = ['## MNIST at temperature 1, `control_variate="taylor2"`', ""]
     cases = [
@@ -233,9 +233,9 @@ def temperature_one(data: tuple[Array, ...], quick: bool) -> list[str]:
             beta = np.asarray(mcmc.get_samples()["beta"])
             pilot = {k: f"{kernel.pilot[k]:.2g}" for k in PILOT}
             said = (
-                f"accepted, {pilot}. {np.mean(fields['num_rows']):,.1f} rows a "
-                f"decision, {(np.diff(beta, axis=0) != 0).any(-1).mean():.2f} of the "
-                f"moves taken, {np.mean(fields['reliable']):.1%} reliable, rms z of "
+                f"accepted, {pilot}. {np.mean(fields['num_rows']):,.1f} rows per "
+                f"step, {(np.diff(beta, axis=0) != 0).any(-1).mean():.2f} of the "
+                f"moves accepted, {np.mean(fields['reliable']):.1%} reliable, rms z of "
                 f"the exact checks {fields['check_rms_z'][-1]:.2f}."
             )
         say(f"{text}: {time.perf_counter() - begin:.0f} s")
@@ -262,7 +262,7 @@ def main() -> None:
     if args.epsilons:
         chosen += " --epsilons " + " ".join(f"{e:g}" for e in args.epsilons)
     lines = [
-        "# How many rows a decision reads",
+        "# Rows read per accept/reject step",
         "",
         f"`python benchmarks/batch_sizes.py {chosen} --trials {trials}`, "
         f"jax {jax.__version__}, Python {platform.python_version()}, cpu.",
@@ -273,8 +273,8 @@ def main() -> None:
             problem = build()
             say(problem.title)
             if args.variances or args.epsilons:
-                beside = args.variances, args.epsilons, trials, draws
-                lines += beside_the_table(problem, *beside)
+                others = args.variances, args.epsilons, trials, draws
+                lines += other_settings(problem, *others)
                 continue
             lines += table(problem, trials, draws)
             if name == "mnist":

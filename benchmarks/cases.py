@@ -1,4 +1,4 @@
-"""What the step benchmarks time: our kernels, and the same arithmetic by hand."""
+"""Cases of the step benchmarks: our kernels, and the same arithmetic by hand."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ DIM, BATCH = 20, 100
 def make_data(size: int) -> tuple[Array, Array]:
     """A logistic regression with ``size`` rows.
 
-    The numbers are hashed counters: they need no memory beyond their own, which a
-    measurement of peak memory would otherwise count.
+    The numbers are hashed counters: they need no additional memory, which a measurement
+    of peak memory would otherwise count.
     """
 
     @jax.jit
@@ -50,7 +50,7 @@ def model(x: Array, y: Array) -> None:
 
 
 def temperature(size: int) -> float:
-    """The same tempered law for every N, so that the same steps are made."""
+    """The same tempered posterior for every N, so that the same steps are made."""
     return size / 1000.0
 
 

@@ -1,6 +1,6 @@
-"""Peak memory of a run against the size of its data, and the time to the first draw.
+"""Peak memory of a run by size of its data, and the time to the first draw.
 
-Each case runs in a process of its own, because peaks do not come down again.
+Each case runs in a process of its own, because peak memory never decreases.
 
     python benchmarks/memory.py --out benchmarks/results/memory.md
 """
@@ -21,7 +21,7 @@ from typing import Any
 
 
 def measure(size: int, draws: int, how: str) -> dict[str, float]:
-    """Run MINT in this process, in the way named."""
+    """Run MINT in this process, in the given way."""
     import jax
     from cases import kernel, make_data
     from jax import random
@@ -72,7 +72,7 @@ def measure(size: int, draws: int, how: str) -> dict[str, float]:
     }
 
 
-# JAX reads the option when it is imported: a way that names it is run with it
+# JAX reads the option when imported, so it is set in the environment
 OPTION = "JAX_USE_SIMPLIFIED_JAXPR_CONSTANTS"
 WAYS = (
     "scan",
@@ -106,7 +106,7 @@ def main() -> None:
         "resident memory above that of a process that has imported jax and made some "
         "random numbers. First draw: set-up, compilation and one draw.",
         "",
-        "| N | run by | data, MB | peak while the data are made | "
+        "| N | run by | data, MB | peak during generation of the data | "
         "peak of the run | peak / data | first draw, s |",
         "|---|---|---|---|---|---|---|",
     ]

@@ -1,7 +1,8 @@
-"""What NumPyro's progress bar costs a draw: the same run with it and without.
+"""The cost of NumPyro's progress bar per draw: the same run with and without it.
 
-Each run compiles, with the bar and without; so the time of a draw is the difference of
-two runs that differ in their number of draws alone. Rounds time both in turn.
+Each run compiles, with the bar and without it. The time of a draw is therefore the
+difference of two runs that differ only in their number of draws. Rounds time both in
+turn.
 
     python benchmarks/progress_bar.py --out benchmarks/results/progress_bar.md
 """
@@ -29,7 +30,7 @@ def main() -> None:
     data = make_data(args.rows)
 
     def run(draws: int, bar: bool) -> np.ndarray:
-        """Microseconds on the wall and of the processor."""
+        """Microseconds of wall time and of CPU time."""
         mcmc = MCMC(
             kernel("MINT", args.rows),
             num_warmup=0,
@@ -50,9 +51,9 @@ def main() -> None:
     text = (
         "# The progress bar\n\n"
         f"MINT under `numpyro.infer.MCMC`, N = {args.rows:.0e}, D = 20, m = 100, one "
-        f"step a draw; jax {jax.__version__}, Python {platform.python_version()}. "
-        f"Medians of {args.rounds} rounds of {args.draws} draws, us a draw.\n\n"
-        "| | wall time | processor time |\n|---|---|---|\n"
+        f"step per draw; jax {jax.__version__}, Python {platform.python_version()}. "
+        f"Medians of {args.rounds} rounds of {args.draws} draws, us per draw.\n\n"
+        "| | wall time | CPU time |\n|---|---|---|\n"
         f"| with the bar | {with_bar[0]:.0f} | {with_bar[1]:.0f} |\n"
         f"| without | {without[0]:.0f} | {without[1]:.0f} |\n"
     )

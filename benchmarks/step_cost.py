@@ -1,7 +1,7 @@
-"""Cost of a step: flat in the number of rows, and against the same step by hand.
+"""Cost of a step by number of rows, compared with the same step by hand.
 
 Absolute times drift on a shared machine, so every round times all cases one after the
-other, and what is reported is the median over rounds of ratios within a round.
+other, and the table reports medians over rounds of ratios within a round.
 
     python benchmarks/step_cost.py --out benchmarks/results/step_cost.md
 """
@@ -47,8 +47,8 @@ def main() -> None:
         f"Python {platform.python_version()}, {jax.default_backend()}. "
         f"{args.rounds} rounds of {args.steps} steps, all cases in turn.",
         "",
-        "| N | us a step, median (min) | by hand | to by hand, median of ratios "
-        f"| to N = {sizes[0]:.0e}: MINT | by hand |",
+        "| N | us per step, median (min) | by hand | ratio to by hand, median "
+        f"| ratio to N = {sizes[0]:.0e}: MINT | by hand |",
         "|---|---|---|---|---|---|",
     ]
     first = {name: np.array(times[name, sizes[0]]) for name in ("MINT", "by hand")}

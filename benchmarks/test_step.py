@@ -1,4 +1,4 @@
-"""Microseconds a step by number of rows: ``pytest benchmarks --benchmark-only``."""
+"""Microseconds per step by number of rows: ``pytest benchmarks --benchmark-only``."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Time and bias on the tied means of the MINT paper: ``pytest --benchmark-only``.
 
-The model, the data's law, the quadrature and the summaries are those of
-``examples/tied_means.py``. A round is a run of the driver, compilation included.
+The model, the distribution of the data, the quadrature and the summaries are those of
+``examples/tied_means.py``. A round is a run of the driver, including compilation.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ KERNELS = {
         model, batch_size=BATCH // 4, temperature=TEMPERATURE, dense_mass=True
     ),
 }
-# without the penalty the batch's noise adds to the law of "shared" what nothing
-# here computes; that bias is reported, not judged
-UNKNOWN_LAW = {"shared"}
+# without the penalty the noise of the batch changes the distribution of "shared" in a
+# way that is not computed here; its bias is reported, not judged
+UNKNOWN_DISTRIBUTION = {"shared"}
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,7 @@ def test_tied_means(benchmark, problem, name):
 
     mcmc = benchmark.pedantic(run, rounds=1)
     _, numbers, statistics = summarise(mcmc)
-    law = grid.augmented if name == "augmented" else grid.density
+    density = grid.augmented if name == "augmented" else grid.density
     values, errors = np.transpose(numbers)
     bias = values - np.array(grid.moments(grid.density))
     benchmark.extra_info.update(
@@ -82,6 +82,6 @@ def test_tied_means(benchmark, problem, name):
         reliable=statistics["reliable"],
         rows_per_decision=statistics["num_rows"],
     )
-    if name not in UNKNOWN_LAW:
-        off = (values - np.array(grid.moments(law))) / errors
+    if name not in UNKNOWN_DISTRIBUTION:
+        off = (values - np.array(grid.moments(density))) / errors
         assert abs(off).max() < 5, dict(zip(NUMBERS, off.tolist(), strict=True))

@@ -1,10 +1,10 @@
-"""How many rows a decision reads
-==============================
+"""Rows read per accept/reject step
+================================
 
 Five acceptance tests on one problem, with the same proposals: one that reads all rows,
-one whose batches grow with the noise, two that stop when they are sure enough, and one
-with a fixed batch. It is table 1 of Seita et al., on a mixture of two normals whose
-means are tied.
+one whose batches grow with the noise, two that stop reading once they are certain
+enough, and one with a fixed batch. This is table 1 of Seita et al., for a mixture of
+two normals with tied means.
 
 Daniel Seita, Xinlei Pan, Haoyu Chen, John Canny (2017), An Efficient Minibatch
 Acceptance Test for Metropolis-Hastings, section 6.1.
@@ -33,7 +33,7 @@ from numpyro_minibatch import (
     to_inference_data,
 )
 
-parser = argparse.ArgumentParser(description="How many rows a decision reads")
+parser = argparse.ArgumentParser(description="Rows read per accept/reject step")
 sizes = parser.add_mutually_exclusive_group()
 sizes.add_argument("--small", action="store_true", help="50,000 rows")
 sizes.add_argument("--full", action="store_true", help="the paper's draws and trials")
@@ -63,10 +63,10 @@ x = jax.random.bernoulli(which, 0.5, (rows,)) + 2**0.5 * jax.random.normal(
 )
 
 # %%
-# The same walk, and five tests
-# -----------------------------
-# Steps of standard deviation 0.15 in both parameters. Chains run one after the other:
-# side by side they would wait for the one that reads most.
+# One random walk, five tests
+# ---------------------------
+# Steps have standard deviation 0.15 in both parameters. Chains run one after the other:
+# vectorised chains would wait for the one that reads most.
 
 walk = {
     "temperature": temperature,
@@ -100,12 +100,12 @@ for name, kernel in kernels.items():
     runs[name] = to_inference_data(mcmc, constant_data=False)
 
 # %%
-# The table
-# ---------
-# *moved* is the share of draws that differ from the one before. What a test saves in
-# rows it may pay for in moves: the last column is what counts.
+# Rows, moves and effective draws
+# -------------------------------
+# *moved* is the fraction of draws that differ from the previous one. A test that reads
+# fewer rows may accept fewer moves, so compare the last column.
 
-print(f"{'':<24} {'rows':>10} {'median':>8} {'moved':>6} {'rows an eff. sample':>20}")
+print(f"{'':<24} {'rows':>10} {'median':>8} {'moved':>6} {'rows/eff. draw':>20}")
 for name, idata in runs.items():
     read = idata["sample_stats"]["num_rows"].values
     theta = idata["posterior"]["theta1"].values
@@ -117,10 +117,10 @@ for name, idata in runs.items():
     )
 
 # %%
-# Most decisions are easy
-# -----------------------
-# The distribution of the batch sizes: a few moves need many rows, and a test that
-# chooses its batch spends its rows on them.
+# Distribution of the batch sizes
+# -------------------------------
+# Most moves can be accepted or rejected on few rows. A few need many, and a test that
+# chooses its batch size spends its rows on them.
 
 colours = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00")
 styles = ("-", "--", "-.", ":", "-")
@@ -131,19 +131,20 @@ for (name, idata), *look in zip(runs.items(), styles, colours, strict=True):
     axis.step(read, np.linspace(0, 1, len(read)), style, color=colour, label=name)
 axis.set(
     xscale="log",
-    xlabel="rows read by a decision",
-    ylabel="share of the decisions",
-    title=f"Batch sizes on {rows:,} rows at temperature {temperature:,.0f}",
+    xlabel="rows read per accept/reject step",
+    ylabel="cumulative fraction of steps",
+    title=f"Batch sizes for {rows:,} rows at temperature {temperature:,.0f}",
 )
 axis.legend(fontsize="small", loc="lower right", bbox_to_anchor=(0.93, 0))
 figure.savefig(args.out / "batch_sizes.png", dpi=80)
 
 # %%
-# Noise, and what a test can take
-# -------------------------------
-# MINT's batch is fixed, so its noise differs from move to move; the line is the largest
-# that the penalty is meant for. Beside it what acceptance tests make of noise with a
-# standard deviation just below one: the curve of a test that is right is at zero.
+# Noise and the limits of the tests
+# ---------------------------------
+# MINT's batch size is fixed, so its noise differs from move to move; the line is the
+# largest noise for which the penalty is designed. The second panel shows the deviation
+# of acceptance tests from detailed balance at a noise standard deviation just below
+# one: the curve of an exact test is zero.
 
 figure, axes = plt.subplots(1, 2, figsize=(11, 3.8), layout="constrained")
 plots.decision_noise(runs["MINT"], ax=axes[0])
@@ -157,21 +158,22 @@ plots.acceptance_curves(tests, sd=0.99, balance=True, ax=axes[1])
 figure.savefig(args.out / "batch_sizes_noise.png", dpi=80)
 
 # %%
-# Rows against effective samples
-# ------------------------------
-# The further left a line is, the fewer rows it took for as many effective samples. At
-# the small size there are a few tens of them, and lines are as rough as that.
+# Rows read and effective sample size
+# -----------------------------------
+# The further left a line is, the fewer rows were read for the same effective sample
+# size. At the small size there are only a few tens of effective draws, so the lines are
+# rough.
 
 figure, axis = plt.subplots(figsize=(7, 4), layout="constrained")
 plots.rows_and_samples(runs, var_name="theta1", ax=axis)
 figure.savefig(args.out / "batch_sizes_samples.png", dpi=80)
 
 # %%
-# **What to look at.** The median beside the mean of the rows, and the last figure. All
-# five sample the posterior at the same temperature (the sequential tests nearly): their
-# means should differ by no more than ``mcse_mean`` allows. R-hat above 1.01 says that
-# these chains are too short, as at the small size. The paper's table at its own size is
-# in :doc:`/reproduction`.
+# **What to look at.** The median and the mean of the rows read, and the last figure.
+# All five sample the posterior at the same temperature (the sequential tests
+# approximately), so their means should differ by no more than ``mcse_mean`` allows.
+# R-hat above 1.01 means that these chains are too short, as at the small size. The
+# paper's table at its own size is in :doc:`/reproduction`.
 
 for name, idata in runs.items():
     print(f"\n{name}\n{az.summary(idata)}")

@@ -1,20 +1,21 @@
 """A Bayesian network on MNIST
 ===========================
 
-A Bayesian neural network on MNIST, by SGHMC and AMAGOLD, from minibatches.
+A Bayesian neural network on MNIST, sampled by SGHMC and AMAGOLD on minibatches.
 
-The model is a NumPyro model with a flax network. Gradient descent with momentum on that
-same model finds where to begin; SGHMC and AMAGOLD go on from there. The ensembles of
-their draws are asked for the classes of test images, and for their doubts about images
-that show no digits at all.
+The model is a NumPyro model with a flax network. Gradient descent with momentum on the
+same model finds a starting point for SGHMC and AMAGOLD. Ensembles of their draws
+predict the classes of test images, and the uncertainty of their predictions is compared
+with that for images that show no digits.
 
-MNIST and notMNIST are read from the folder that ``NUMPYRO_MINIBATCH_DATA`` names;
-without them, and with ``--small``, as on the page of the gallery, the digits that
-scikit-learn ships take their place, and shuffled pixels that of notMNIST.
+MNIST and notMNIST are read from the folder named by ``NUMPYRO_MINIBATCH_DATA``. Without
+them, and with ``--small``, as on the page of the gallery, the digits included in
+scikit-learn replace MNIST, and images with shuffled pixels replace notMNIST.
 
-What to look at: whether an ensemble errs less than its draws, and, right in the figure,
-whether it doubts images that show no digit. Offsets have few effective draws, says
-``diagnose``: an ensemble is compared by what it predicts.
+What to look at: whether an ensemble has a lower error than its draws, and, in the right
+panel of the figure, whether its predictions are uncertain for images that show no
+digit. ``diagnose`` reports few effective draws of the biases: compare ensembles by
+their predictions.
 
 Ruqi Zhang, A. Feder Cooper, Christopher De Sa (2020), AMAGOLD: amortized Metropolis
 adjustment for efficient stochastic gradient MCMC, section 6.3.
@@ -51,8 +52,8 @@ from numpyro.infer.autoguide import AutoDelta
 
 from numpyro_minibatch import AMAGOLD, SGHMC, diagnose, to_inference_data
 
-H = 0.0005  # the paper's step, per mean loss: that of the sum over N rows is H / N
-B = 0.01  # the momentum of the steps is (1 - B) / (1 + B)
+H = 0.0005  # the paper's step, per mean loss; for the sum over N rows it is H / N
+B = 0.01  # momentum is multiplied by (1 - B) / (1 + B)
 SIZES = {
     "small": {"hidden": (50,), "batch": 200, "epochs": 20, "draws": 20, "thin": 2},
     "default": {"hidden": (100,), "batch": 500, "epochs": 3, "draws": 20, "thin": 5},
@@ -74,7 +75,7 @@ class Network(nn.Module):
 
 
 def prior(name, shape):
-    """As wide as keeps the signal of a layer as large as that of the one before."""
+    """A width that keeps the size of the signal constant from layer to layer."""
     is_kernel = name.endswith("kernel")
     return dist.Normal(0.0, (2.0 / shape[0]) ** 0.5 if is_kernel else 1.0)
 
@@ -86,7 +87,7 @@ def network(hidden, num_inputs, prior=prior):
 
 
 def make_model(hidden, batch_size, prior=prior):
-    """A classifier; `batch_size` is what gradient descent reads at a step."""
+    """A classifier; `batch_size` is the batch size of gradient descent."""
 
     def model(X, y):
         net = network(hidden, X.shape[-1], prior)
@@ -107,7 +108,7 @@ def burn_in(key, model, X, y, num_steps, start=init_to_sample):
 
 
 def predict(draws, X, hidden):
-    """The probabilities of the classes that each draw gives, (draws, rows, classes)."""
+    """Class probabilities predicted by each draw, (draws, rows, classes)."""
 
     def one(draw):
         with handlers.seed(rng_seed=0), handlers.substitute(data=draw):
@@ -125,13 +126,13 @@ def score(probabilities, y):
 
 
 def entropy(probabilities):
-    """Entropy of an ensemble's prediction of each row, in nats; log 10 at most."""
+    """Entropy of an ensemble's prediction for each row, in nats; at most log 10."""
     mean = np.maximum(probabilities.mean(0), 1e-12)
     return -(mean * np.log(mean)).sum(-1)
 
 
 def kernels(model, size, start, num_rows):
-    """Both kernels at the same step size and friction, in the paper's words."""
+    """Both kernels at the same step size and friction, in the paper's notation."""
     common = {
         "batch_size": size["batch"],
         "h": H / num_rows,
@@ -160,7 +161,7 @@ def main(args):
     start = burn_in(key_burn_in, model, X, y, epochs * len(X) // descent_batch)
     number = sum(value.size for value in start.values())
     seconds = time.perf_counter() - begin
-    say(f"{epochs} epochs of descent, {number} parameters: {seconds:.1f} s")
+    say(f"{epochs} epochs of gradient descent, {number} parameters: {seconds:.1f} s")
 
     draws = {"optimum": {name: value[None] for name, value in start.items()}}
     size["batch"] = min(size["batch"], len(X) // 5)
@@ -170,20 +171,20 @@ def main(args):
         begin = time.perf_counter()
         mcmc = MCMC(
             kernel,
-            num_warmup=0,  # nothing adapts: the steps are those of the paper
+            num_warmup=0,  # nothing adapts: the step size is the paper's
             num_samples=size["draws"] * size["thin"],
             thinning=size["thin"],
             progress_bar=False,
-            jit_model_args=True,  # the images are no constants of the program
+            jit_model_args=True,  # the images are arguments of the program
         )
         mcmc.run(key, X, y)
         draws[name] = mcmc.get_samples()
         idata = to_inference_data(mcmc)
         say(f"{name}: {time.perf_counter() - begin:.1f} s")
-        # of half a million parameters a few are looked at
+        # a few of half a million parameters
         last = [str(v) for v in idata.posterior.data_vars if str(v).endswith("bias")]
         print(diagnose(idata, var_names=last[-1:]), "\n")
-        # one chain: no statistic that compares chains
+        # a single chain has no statistics that compare chains
         print(az.summary(idata, var_names=last[-1:], kind="stats"), "\n")
 
     results = {}
@@ -205,9 +206,9 @@ def main(args):
 class Result(NamedTuple):
     error: float
     nll: float
-    errors: list[float]  # of each draw
-    inside: np.ndarray  # entropies, of test images
-    outside: np.ndarray  # of images of something else
+    errors: list[float]  # one per draw
+    inside: np.ndarray  # entropies for test images
+    outside: np.ndarray  # for other images
 
 
 def table(results, data):
@@ -224,7 +225,7 @@ def table(results, data):
 
 
 def plot(results, data, path):
-    """Errors of the draws and of ensembles, and how unsure each ensemble is."""
+    """Errors of draws and of ensembles, and entropies of the ensembles."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -251,11 +252,12 @@ def plot(results, data, path):
             grid = np.sort(values)
             levels = np.arange(1, len(grid) + 1) / len(grid)
             axes[1].plot(grid, levels, style, color=colour, label=f"{name}, {what}")
-    axes[0].set(xlabel="draw", ylabel="test error, percent")
-    axes[1].set(xlabel="entropy of the prediction, nats", ylabel="share of images")
+    axes[0].set(xlabel="draw", ylabel="test error (%)")
+    axes[1].set(xlabel="entropy of the prediction (nats)")
+    axes[1].set_ylabel("cumulative fraction of images")
     axes[0].xaxis.get_major_locator().set_params(integer=True)
-    axes[0].set_title("Errors of draws, and of all of them together")
-    axes[1].set_title("Left is sure, right is unsure")
+    axes[0].set_title("Errors of single draws and of ensembles")
+    axes[1].set_title("Uncertainty of the ensembles")
     below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.14), "ncols": 2}
     for axis in axes:
         axis.legend(fontsize=9, **below)
@@ -269,7 +271,7 @@ class Data(NamedTuple):
     y: np.ndarray
     X_test: np.ndarray
     y_test: np.ndarray
-    other: str  # images that show something else
+    other: str  # what the other images are
     X_other: np.ndarray
 
 
@@ -289,9 +291,9 @@ def load(digits_only=False):
                 "t10k-labels-idx1",
             )
         )
-        beside = folder / "notmnist" / "t10k-images-idx3-ubyte.gz"
-        if beside.exists():
-            other, X_other = "notMNIST", read_idx(beside)
+        path = folder / "notmnist" / "t10k-images-idx3-ubyte.gz"
+        if path.exists():
+            other, X_other = "notMNIST", read_idx(path)
     else:
         from sklearn.datasets import load_digits
 
@@ -311,7 +313,7 @@ def load(digits_only=False):
 
 
 def read_idx(path):
-    """The array in a file of MNIST's own format."""
+    """The array in a file in MNIST's format."""
     raw = gzip.decompress(path.read_bytes())
     num_dims = raw[3]
     shape = np.frombuffer(raw, ">i4", num_dims, offset=4)

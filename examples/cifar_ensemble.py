@@ -1,13 +1,13 @@
 """An ensemble of networks on small images
 =======================================
 
-A convolutional network on CIFAR-10, sampled by one chain of cyclical SGHMC: the draws
-of its cycles are an ensemble. Asked is what the ensemble knows that one draw does not,
-and whether its members are in one mode or in several.
+A convolutional network on CIFAR-10, sampled by one chain of cyclical SGHMC. The draws
+of its cycles form an ensemble. This example compares the ensemble with a single draw,
+and checks whether its members lie in one mode or in several.
 
-8,000 training images of CIFAR-10 are read from the folder that
-``NUMPYRO_MINIBATCH_DATA`` names; without them, and with ``--small``, the digits that
-scikit-learn ships take their place.
+8,000 training images of CIFAR-10 are read from the folder named by
+``NUMPYRO_MINIBATCH_DATA``. Without them, and with ``--small``, the digits included in
+scikit-learn are used instead.
 """
 
 import argparse
@@ -35,13 +35,13 @@ sizes.add_argument("--full", action="store_true", help="200 epochs of 128 channe
 parser.add_argument("--out", type=Path, default=Path("demo-output"))
 args = parser.parse_args()
 cycles, samples = 4, 3
-epochs = 10 if args.small else 50 if args.full else 20  # of each cycle
+epochs = 10 if args.small else 50 if args.full else 20  # per cycle
 channels = 8 if args.small else 128 if args.full else 32
 args.out.mkdir(parents=True, exist_ok=True)
 
 
 def load():
-    """Images as (rows, height, width, colours), classes, and where they are from."""
+    """Images as (rows, height, width, colours), classes, and their source."""
     folder = Path(os.environ.get("NUMPYRO_MINIBATCH_DATA", "")) / "cifar10_small"
     path = folder / "cifar10_small.npz"
     if path.exists() and not args.small:
@@ -52,7 +52,7 @@ def load():
     else:
         from sklearn.datasets import load_digits
 
-        print("DIGITS of scikit-learn in the place of CIFAR-10")
+        print("DIGITS of scikit-learn instead of CIFAR-10")
         X, y = load_digits(return_X_y=True)
         order = np.random.default_rng(0).permutation(len(X))
         X = X[order].reshape(-1, 8, 8, 1) / 16.0
@@ -70,19 +70,19 @@ print(f"{name}: {len(y)} training images, {len(y_test)} test images")
 # A network without state
 # -----------------------
 # Batch normalisation would make the likelihood of a row depend on the other rows of its
-# batch, which is no likelihood. Without normalisation the prior keeps the signal of
-# each layer as large as that of the one before.
+# batch, so it would not be a likelihood. Without normalisation, the prior keeps the
+# size of the signal constant from layer to layer.
 #
-# A chain is a loop, and on a processor XLA runs the gradient of a convolution by its
-# weights far slower inside a loop than outside of one. ``nn.Dense`` over windows is the
-# same convolution without that trap: for this network a gradient took 26 ms of
-# processor time and not the 790 ms of ``nn.Conv(width, (3, 3), strides=2)`` (``python
-# benchmarks/bayesian_network/convolution.py --channels 32``). Programs for GPUs are
-# others: there, write ``nn.Conv``.
+# A chain is a compiled loop, and on a CPU XLA computes the gradient of a convolution
+# with respect to its weights far more slowly inside a loop than outside. ``nn.Dense``
+# over windows is the same convolution without this problem: for this network a gradient
+# took 26 ms of CPU time instead of the 790 ms of ``nn.Conv(width, (3, 3), strides=2)``
+# (measured by ``benchmarks/bayesian_network/convolution.py --channels 32``). On GPUs,
+# use ``nn.Conv``.
 
 
 def windows(x):
-    """The 3 by 3 windows of images, every second one, as (..., 9 * colours)."""
+    """Every second 3 by 3 window of the images, as (..., 9 * colours)."""
     height, width = x.shape[1:3]
     x = jnp.pad(x, ((0, 0), (0, 1), (0, 1), (0, 0)))
     shifted = [
@@ -117,10 +117,9 @@ def model(X, y):
 
 
 # %%
-# Four cycles, three draws of each
-# --------------------------------
-# The chain begins at a draw of the prior: the descent of the first cycle is its
-# burn-in.
+# Four cycles with three draws each
+# ---------------------------------
+# The chain starts at a draw from the prior, so the first cycle serves as burn-in.
 
 steps = epochs * len(y) // 100
 each = steps // 10 // samples
@@ -162,16 +161,16 @@ for i in (0, samples - 1, cycles * samples - 1):
     )
 
 # %%
-# More members
-# ------------
-# The error and the negative log likelihood of the first one, two, ... draws. Within a
-# cycle draws are alike, and between cycles they are to differ: there the steps should
-# be.
+# Size of the ensemble
+# --------------------
+# Error and negative log likelihood of the first one, two, ... draws. Draws of one cycle
+# are similar, and draws of different cycles should differ: the curves should have their
+# steps between cycles.
 
 figure, axes = plt.subplots(1, 3, figsize=(10.5, 3.4), layout="constrained")
 lines = (
-    ("test error, percent", 100 * (1 - found.accuracy), "#0072B2"),
-    ("negative log likelihood, nats", found.nll, "#D55E00"),
+    ("test error (%)", 100 * (1 - found.accuracy), "#0072B2"),
+    ("negative log likelihood (nats)", found.nll, "#D55E00"),
 )
 for axis, (label, values, colour) in zip(axes, lines, strict=False):
     axis.plot(found.members, values, "o-", color=colour)
@@ -179,23 +178,23 @@ for axis, (label, values, colour) in zip(axes, lines, strict=False):
         axis.axvline(cycle * samples + 0.5, color="0.8", lw=1)
     axis.set(xlabel="draws in the ensemble", ylabel=label, xticks=found.members[::2])
 axes[0].set_title(f"{name}: {cycles} cycles of {samples} draws")
-axes[1].set_title("Grey: a new cycle begins")
+axes[1].set_title("Grey lines: start of a cycle")
 
-# how differently draws predict: zero on the diagonal, small inside of a cycle
+# distances of predictions: zero on the diagonal, small within a cycle
 distance = ensemble.function_distances(logits, draws, X_test)
 edges = (0.5, len(distance) + 0.5)
 image = axes[2].imshow(distance, cmap="cividis", extent=(*edges, *edges[::-1]))
 axes[2].set(
     xlabel="draw",
     ylabel="draw",
-    title="Distance between the draws' predictions",
+    title="Distance between predictions",
 )
 figure.colorbar(image, ax=axes[2], label="distance")
 figure.savefig(args.out / "cifar_ensemble.png", dpi=80)
 
 # %%
-# Is a probability of 0.8 right in 80 of 100 cases?
-# -------------------------------------------------
+# Calibration of the probabilities
+# --------------------------------
 
 probabilities = ensemble.predict(logits, draws, X_test)
 single = ensemble.predict(logits, jax.tree.map(lambda v: v[-1:], draws), X_test)
@@ -215,18 +214,18 @@ for title, p, colour in (
     )
 axis.axline((1, 1), slope=1, color="0.6", lw=1)
 axis.set(
-    xlabel="probability of the likeliest class",
-    ylabel="share of the images for which it is right",
-    title=f"Reliability, eight groups of {len(y_test) // 8} images",
+    xlabel="probability of the most likely class",
+    ylabel="fraction of images classified correctly",
+    title=f"Calibration, eight groups of {len(y_test) // 8} images",
 )
 axis.legend()
 figure.savefig(args.out / "cifar_ensemble_reliability.png", dpi=80)
 
 # %%
-# **What to look at.** The blocks on the diagonal of the distances: if they cannot be
-# told from the rest, the cycles never left one mode, and the ensemble is one of draws
-# from it. R-hat needs several chains, and single weights have symmetries: predictions
-# are what to compare. ``noise_ratio`` in ``diagnose`` says that some weights are too
-# hot.
+# **What to look at.** The blocks on the diagonal of the distances: if they do not stand
+# out, the cycles never left one mode, and the ensemble consists of draws from it. R-hat
+# needs several chains, and single weights have symmetries, so compare predictions.
+# ``noise_ratio`` in ``diagnose`` shows that the temperature of some weights is too
+# high.
 
 print(az.summary(idata, var_names=["net.Dense_2.bias"], kind="stats").head())

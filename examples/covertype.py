@@ -1,18 +1,18 @@
-"""Logistic regression on 319,055 rows, beside NUTS
-================================================
+"""Logistic regression on 319,055 rows, compared with NUTS
+=======================================================
 
-Bayesian logistic regression on 319,055 rows, from minibatches and with NUTS.
+Bayesian logistic regression on 319,055 rows, with minibatch kernels and with NUTS.
 
-Which of two pines grows here? Covertype has ten measurements of each patch of forest.
-MinibatchMH with a control variate samples the posterior. MINT and MHMinibatch, whose
-batches know nothing of the other rows, sample it at a temperature. NUTS samples each of
-these two laws from all the rows, to compare with.
-Run it as it is, with ``--small`` for 20,000 rows, as on the page of the gallery, with
-``--full`` for chains about ten times as long, or copy what you need.
+Covertype has ten measurements of each patch of forest; the model predicts which of two
+kinds of pine grows there. MinibatchMH with a control variate samples the posterior.
+MINT and MHMinibatch have no control variate and sample the posterior at a higher
+temperature. For comparison, NUTS samples both of these distributions from all rows. Run
+the script without arguments, with ``--small`` for 20,000 rows, as on the page of the
+gallery, or with ``--full`` for chains about ten times as long.
 
-What to look at: the lines over the grey, *unreliable* and *exact checks* in what
-``diagnose`` prints, and in the tables at the end how many rows an effective draw took
-and how far means are from those of NUTS, in standard errors.
+What to look at: the densities as lines over the grey area; *unreliable* and *exact
+checks* in the output of ``diagnose``; and in the tables at the end the rows read per
+effective draw and the differences of means from those of NUTS, in standard errors.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import warnings
 from functools import partial
 from pathlib import Path
 
-if "--no-progress" in sys.argv:  # tqdm reads this once; the set-up has a bar, too
+if "--no-progress" in sys.argv:  # tqdm reads this once; the set-up has a bar too
     os.environ["TQDM_DISABLE"] = "1"
 
 import jax
@@ -51,9 +51,9 @@ from numpyro_minibatch import (
 warnings.filterwarnings("ignore", r"\s*ArviZ is undergoing", FutureWarning)
 import arviz as az  # noqa: E402 (ArviZ 0.23 announces ArviZ 1 when it is imported)
 
-# The tempered posterior is about as wide as the posterior of so many rows. At the best
-# step size the variance of a log ratio is near 5.6 * EFFECTIVE_ROWS / batch_size or
-# below; both tests can take a variance up to 1.
+# The tempered posterior is about as wide as the posterior of this many rows. At the
+# best step size the variance of a log ratio is at most about 5.6 * EFFECTIVE_ROWS /
+# batch_size; both tests can correct for a variance up to 1.
 EFFECTIVE_ROWS = 320
 # warmup and draws of each chain
 SIZES = {
@@ -103,10 +103,9 @@ def main(args):
     kernel = MinibatchMH(model, control_variate="taylor2")
     posterior = {"MinibatchMH": sample(kernel, keys[0], (X, y), **length("posterior"))}
     noise, even = kernel.pilot["batch_sd"], kernel.pilot["uniform_sd"]
-    say(
-        f"noise of a log ratio: {noise:.2g}; from as many rows drawn evenly: {even:.2g}"
-    )
-    say(f"residuals: as if {kernel.pilot['effective_rows']:.1f} rows carried them")
+    say(f"noise of a log ratio: {noise:.2g}; with uniformly drawn rows: {even:.2g}")
+    carriers = kernel.pilot["effective_rows"]
+    say(f"effective number of rows in the residual variance: {carriers:,.0f}")
     posterior["NUTS"] = run_nuts(sample, keys[1], (X, y), nuts_draws["posterior"])
 
     say(f"The posterior at temperature {temperature:.4g}")
@@ -122,29 +121,29 @@ def main(args):
     data = (X, y, 1 / temperature)
     tempered["NUTS"] = run_nuts(sample, keys[4], data, nuts_draws["tempered"])
 
-    laws = {"temperature 1": posterior, f"temperature {temperature:.4g}": tempered}
+    targets = {"temperature 1": posterior, f"temperature {temperature:.4g}": tempered}
     written = []
-    for law, results in laws.items():
+    for target, results in targets.items():
         for name, result in results.items():
             tail = "_tempered" if name == "NUTS" and results is tempered else ""
             written.append(f"{name.lower()}{tail}.nc")
             result["idata"].to_netcdf(str(args.out / written[-1]))
             table = az.summary(result["idata"]).rename(index=shorten)
-            print(f"\n== {name}, {law}\n{table.to_string()}\n")
+            print(f"\n== {name}, {target}\n{table.to_string()}\n")
             print(result["diagnosis"])
-    for law, results in laws.items():
-        print(f"\n== What it took, {law}\n{cost(results, len(y))}")
+    for target, results in targets.items():
+        print(f"\n== Cost, {target}\n{cost(results, len(y))}")
     print(FOOTNOTE)
-    for law, results in laws.items():
-        print(f"\n== Means and standard deviations against NUTS, {law}")
+    for target, results in targets.items():
+        print(f"\n== Means and standard deviations against NUTS, {target}")
         print(compare(results))
-    plot(laws, len(y), args.out / "covertype.png")
+    plot(targets, len(y), args.out / "covertype.png")
     print()
     say(f"wrote {', '.join(written)} and covertype.png to {args.out}/")
 
 
 def run_nuts(sample, key, data, draws):
-    """NUTS with a head start: the mode and the curvature there, by Newton's method."""
+    """NUTS started at the mode, with the curvature there, by Newton's method."""
     X, y, *power = data
     mode, covariance = laplace(X, y, *power or [1.0])
     nuts = NUTS(
@@ -162,13 +161,13 @@ def run_nuts(sample, key, data, draws):
         extra_fields=("num_steps",),
         num_chains=2,
         num_warmup=40,
-        # as many as there is time for
+        # fewer draws of larger data
         num_samples=draws * 320_000 // max(len(y), 320_000),
     )
 
 
 def load(rows, seed):
-    """Covertype's classes 2 and 3 or, failing that, rows from a stated truth."""
+    """Covertype's classes 2 and 3 or, if not available, simulated rows."""
     try:
         X, y = datasets.load_covertype()
         names = [name.replace("_", " ") for name in datasets.COVERTYPE_COLUMNS]
@@ -198,7 +197,7 @@ def run(kernel, key, data, *, names, init_params=None, extra_fields=(), **driver
         mcmc,
         dims={"slopes": ["column"]},
         coords={"column": names},
-        constant_data=False,  # the data need not be in the file once more
+        constant_data=False,  # the file need not contain the data
     )
     samples = mcmc.get_samples(group_by_chain=True)
     parameters = [samples["intercept"][..., None], samples["slopes"]]
@@ -233,12 +232,12 @@ def laplace(X, y, power):
 
 
 def cost(results, num_rows):
-    """A table of rows read and of seconds, per effective draw."""
-    header = f"{'':<12} {'ESS':>6} {'rows a draw':>12} {'rows an eff. draw':>18}"
+    """A table of rows read per draw and per effective draw, and of seconds."""
+    header = f"{'':<12} {'ESS':>6} {'rows/draw':>12} {'rows/eff. draw':>18}"
     lines = [header + f" {'reliable':>9} {'seconds':>8}"]
     for name, result in results.items():
         ess, stats = result["diagnosis"].min_ess_bulk, result["statistics"]
-        # a leapfrog step reads all rows, a decision those of its batch
+        # a leapfrog step reads all rows, an accept/reject step those of its batch
         is_nuts = name == "NUTS"
         rows = num_rows * stats["num_steps"] if is_nuts else stats["num_rows"]
         rows = np.asarray(rows, float)
@@ -252,8 +251,8 @@ def cost(results, num_rows):
 
 FOOTNOTE = """\
 ESS: the smallest bulk effective sample size. Rows: without set-up and warmup.
-Reliable: decisions whose noise the test can take. Seconds: with set-up, warmup and
-compilation."""
+Reliable: accept/reject steps whose noise the test can correct for. Seconds: with
+set-up, warmup and compilation."""
 
 
 def moments(samples):
@@ -266,12 +265,12 @@ def moments(samples):
 
 
 def shorten(name):
-    """The name of a column: lines are to be short enough for a page."""
+    """The name of a column, without the site, to keep lines short."""
     return name.removeprefix("slopes[").removesuffix("]")
 
 
 def compare(results):
-    """A table of how far the means and sds are from those of NUTS."""
+    """A table of differences of means and ratios of sds to those of NUTS."""
     mean, sd, mean_error, sd_error = moments(results["NUTS"]["samples"])
     others = [name for name in results if name != "NUTS"]
     names = results["NUTS"]["names"]
@@ -289,23 +288,23 @@ def compare(results):
     return "\n".join(
         [
             *(header, *table),
-            "Differences of the means are in units of NUTS's sd; in brackets, Monte",
-            "Carlo standard errors. The largest of these differences, in standard",
+            "Differences of means are in units of NUTS's sd; Monte Carlo standard",
+            "errors are in parentheses. The largest differences, in standard",
             f"errors: {', '.join(largest)}.",
         ]
     )
 
 
-def plot(laws, num_rows, path):
-    """The marginal densities of the kernels over those of NUTS, law by law."""
+def plot(targets, num_rows, path):
+    """The marginal densities of the kernels over those of NUTS, by temperature."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
     figure = plt.figure(figsize=(10, 8.8), layout="constrained")
-    panels = figure.subfigures(len(laws), 1, hspace=0.04)
-    for panel, (law, results) in zip(panels, laws.items(), strict=True):
+    panels = figure.subfigures(len(targets), 1, hspace=0.04)
+    for panel, (target, results) in zip(panels, targets.items(), strict=True):
         axes = panel.subplots(3, 4).flat
         for i, parameter in enumerate(results["NUTS"]["names"]):
             draw_densities(
@@ -316,9 +315,9 @@ def plot(laws, num_rows, path):
         for axis in axes[len(results["NUTS"]["names"]) :]:
             axis.axis("off")
         axes[-1].legend(handles, labels, loc="center", frameon=False, fontsize=12)
-        panel.suptitle(f"Logistic regression, {num_rows:,} rows, {law}", fontsize=13)
+        panel.suptitle(f"Logistic regression, {num_rows:,} rows, {target}", fontsize=13)
         panel.supxlabel("change of the log odds per standard deviation of the column")
-        panel.supylabel("density of the marginal law")
+        panel.supylabel("marginal posterior density")
     figure.savefig(path, dpi=110)
 
 
@@ -347,7 +346,7 @@ def say(text):
 if __name__ == "__main__":
     BEGIN = time.perf_counter()
     parser = argparse.ArgumentParser(
-        description="Logistic regression on 319,055 rows, beside NUTS"
+        description="Logistic regression on 319,055 rows, compared with NUTS"
     )
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--small", action="store_true", help="20,000 rows, few draws")

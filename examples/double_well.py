@@ -1,9 +1,9 @@
-"""The double well: noise, and who makes up for it
-===============================================
+"""The double well with noisy gradients
+====================================
 
-A particle in two wells is moved by gradients with noise of variance one. SGHMC ignores
-that noise, so that its draws are too hot, the more the longer its steps; AMAGOLD makes
-the same steps and decides at the end of ten of them.
+A particle in two wells moves along gradients with noise of variance one. SGHMC ignores
+that noise, so its draws have too high a temperature, the more so the longer its steps.
+AMAGOLD makes the same steps and accepts or rejects after every ten of them.
 
 Ruqi Zhang, A. Feder Cooper, Christopher De Sa (2020), AMAGOLD: amortized Metropolis
 adjustment for efficient stochastic gradient MCMC, section 6.1.
@@ -21,23 +21,21 @@ from numpyro.infer import MCMC
 
 from numpyro_minibatch import AMAGOLD, SGHMC, Target, diagnose, to_inference_data
 
-parser = argparse.ArgumentParser(
-    description="The double well: noise, and who makes up for it"
-)
+parser = argparse.ArgumentParser(description="The double well with noisy gradients")
 sizes = parser.add_mutually_exclusive_group()
 sizes.add_argument("--small", action="store_true", help="32,000 draws of each")
 sizes.add_argument("--full", action="store_true", help="a million")
 parser.add_argument("--out", type=Path, default=Path("demo-output"))
 args = parser.parse_args()
 chains = 16
-draws = 2000 if args.small else 62_500 if args.full else 6250  # of a chain
+draws = 2000 if args.small else 62_500 if args.full else 6250  # per chain
 
 # %%
-# A target by hand
-# ----------------
-# The energy is a polynomial of one variable. Its noise is that of rows: each carries a
-# linear term, and all terms add up to nothing. A batch of 7 of the 103 rows then has a
-# gradient whose noise has variance one.
+# A target written by hand
+# ------------------------
+# The energy is a polynomial of one variable. Its noise comes from rows: each has a
+# linear term, and the terms sum to zero. The gradient on a batch of 7 of the 103 rows
+# then has noise of variance one.
 
 
 def energy(x):
@@ -60,10 +58,10 @@ truth = np.exp(-energy(grid))
 truth /= np.trapezoid(truth, grid)
 
 # %%
-# The same steps, with and without a decision
-# -------------------------------------------
-# Ten gradient steps make a draw; friction, step size and batches are the same in both.
-# The chains begin at quantiles of the truth.
+# The same steps with and without acceptance
+# ------------------------------------------
+# A draw consists of ten gradient steps; friction, step size and batches are the same in
+# both samplers. The chains start at quantiles of the exact distribution.
 
 step_sizes = (0.1, 0.25) if args.small else (0.05, 0.15, 0.25, 0.4)
 cdf = np.cumsum(truth) / truth.sum()
@@ -97,8 +95,8 @@ for step_size in step_sizes:
     runs["SGHMC", step_size] = sample(SGHMC(**common, step_size=step_size))
 
 # %%
-# The draws over the truth
-# ------------------------
+# Draws and the exact density
+# ---------------------------
 
 colours = {"AMAGOLD": "#0072B2", "SGHMC": "#D55E00"}
 edges = np.linspace(-6.5, 5.0, 47)
@@ -106,7 +104,7 @@ figure, axes = plt.subplots(
     1, len(step_sizes), figsize=(4 * len(step_sizes), 3.4), sharey=True
 )
 for axis, step_size in zip(axes, step_sizes, strict=True):
-    axis.fill_between(grid, truth, color="0.85", label="truth")
+    axis.fill_between(grid, truth, color="0.85", label="exact")
     for name, colour in colours.items():
         values = runs[name, step_size]["posterior"]["z"].values.ravel()
         style = {"color": colour, "linestyle": "--" if name == "SGHMC" else "-"}
@@ -119,16 +117,16 @@ args.out.mkdir(parents=True, exist_ok=True)
 figure.savefig(args.out / "double_well.png", dpi=80)
 
 # %%
-# How wrong, in one number
-# ------------------------
-# The share of the draws above the barrier between the wells and its neighbourhood,
-# where there should be few, beside the truth. The error of a share is that of the
-# scatter of the chains.
+# Error near the barrier
+# ----------------------
+# The fraction of draws near the barrier between the wells, where there should be few,
+# compared with the exact probability. Its standard error comes from the differences
+# between chains.
 
 inside = (grid > -1.0) & (grid < 1.5)
 expected = np.trapezoid(np.where(inside, truth, 0), grid)
-print(f"{'':<9} {'step':>5} {'share near the barrier':>24} {'accepted':>9}")
-print(f"{'truth':<9} {'':>5} {expected:16.4f}")
+print(f"{'':<9} {'step':>5} {'P(near the barrier)':>24} {'accepted':>9}")
+print(f"{'exact':<9} {'':>5} {expected:16.4f}")
 for (name, step_size), idata in runs.items():
     z = idata["posterior"]["z"].values
     near = ((z > -1.0) & (z < 1.5)).mean(1)
@@ -140,9 +138,9 @@ for (name, step_size), idata in runs.items():
 # %%
 # Diagnostics
 # -----------
-# AMAGOLD's acceptance rate says what its correction costs at this step. SGHMC has no
-# decision to look at: ``noise_ratio`` is what tells that its draws are too hot, and by
-# how much, and ``diagnose`` turns it into advice.
+# AMAGOLD's acceptance rate shows the cost of its correction at this step size. SGHMC
+# has no accept/reject step: ``noise_ratio`` shows that the temperature of its draws is
+# too high, and by how much, and ``diagnose`` derives advice from it.
 
 for name in colours:
     idata = runs[name, step_sizes[-1]]
@@ -150,7 +148,7 @@ for name in colours:
 print(az.summary(runs["AMAGOLD", step_sizes[-1]]))
 
 # %%
-# **What to look at.** The histograms between the wells: SGHMC's fill the barrier as
-# steps get longer, AMAGOLD's do not. With ``--full`` the paper's lengths are run; the
-# errors over ten step sizes, with 100,000 draws each, are in
+# **What to look at.** The histograms between the wells: as steps get longer, draws of
+# SGHMC fill the barrier, draws of AMAGOLD do not. ``--full`` uses the paper's run
+# lengths. The errors for ten step sizes, with 100,000 draws each, are in
 # :doc:`/benchmarks-stochastic-gradient`.

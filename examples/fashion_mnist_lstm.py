@@ -1,25 +1,24 @@
-"""A recurrent network on Fashion-MNIST: a ladder of replicas
+"""A recurrent network on Fashion-MNIST with replica exchange
 ==========================================================
 
-A recurrent Bayesian network on Fashion-MNIST: RENHD beside SGHMC and SGNHT.
+A recurrent Bayesian network on Fashion-MNIST: RENHD compared with SGHMC and SGNHT.
 
-An LSTM reads each image row by row. Its weights have a prior, and three samplers look
-for them with the same number of gradients, from the same position, a draw of the prior:
-RENHD, which runs a ladder of temperatures and swaps positions between them, and SGNHT
-and SGHMC, which spend all on one chain. Asked is whose ensemble of draws knows the
-classes of the test images best.
+An LSTM reads each image row by row. Three samplers use the same number of gradients and
+start at the same draw from the prior of its weights. RENHD runs a ladder of
+temperatures and swaps positions between rungs; SGNHT and SGHMC spend all gradients on
+one chain. This example compares the test accuracy of their ensembles.
 
-What to look at: whether the curves of the ensembles still rise, for then this compares
-speed and not posteriors; how far chains of one sampler differ; and whether replicas
-change their rungs at all.
+What to look at: whether the curves of the ensembles are still rising, in which case the
+figure compares speed and not posteriors; how much chains of one sampler differ; and
+whether replicas change their rungs at all.
 
-Fashion-MNIST is read from the folder that ``NUMPYRO_MINIBATCH_DATA`` names, or
-downloaded; without it, and with ``--small``, as on the page of the gallery, the digits
-that scikit-learn ships take its place.
+Fashion-MNIST is read from the folder named by ``NUMPYRO_MINIBATCH_DATA``, or
+downloaded. Without it, and with ``--small``, as on the page of the gallery, the digits
+included in scikit-learn are used instead.
 
-The default is a smaller network, on fewer images, with fewer rungs and far fewer steps
-than the paper's, so that two cores can run it in some minutes; ``--full`` has the
-paper's settings, which are for an accelerator and hours.
+The default is a smaller network than the paper's, on fewer images, with fewer rungs and
+far fewer steps, so that two cores can run it in a few minutes. ``--full`` uses the
+paper's settings, which need an accelerator and hours.
 
 Rui Luo, Qiang Zhang, Yaodong Yang, Jun Wang (2020), Replica-exchange Nosé-Hoover
 dynamics for Bayesian learning on large datasets, section 4.2.
@@ -62,7 +61,7 @@ COLOURS = {"RENHD": "#0072B2", "SGNHT": "#009E73", "SGHMC": "#D55E00"}
 MARKERS = {"RENHD": "o", "SGNHT": "s", "SGHMC": "^"}
 
 
-ZEROS = nn.initializers.zeros  # never used: the prior has its own first values
+ZEROS = nn.initializers.zeros  # never used: the prior provides the initial values
 
 
 class Size(NamedTuple):
@@ -74,7 +73,7 @@ class Size(NamedTuple):
     ratio: float  # of neighbouring temperatures
     chains: int
     draws: int
-    num_steps: int  # gradients of a replica in a draw
+    num_steps: int  # gradients of a replica per draw
     batch: int = 128
     swap_batch: int = 256
     h: float = 0.3  # the paper's epsilon times the number of images
@@ -90,10 +89,10 @@ SIZES = {
 
 
 class LSTM(nn.Module):
-    """Long short-term memory; what it knows after the last row of pixels.
+    """Long short-term memory; its output after the last row of pixels.
 
-    Flax has one of its own, with eight kernels, each a site of the model: one keeps
-    the program small.
+    Flax's own LSTM has eight kernels, each a site of the model. This one has a single
+    kernel, which keeps the program small.
     """
 
     hidden: int
@@ -129,7 +128,7 @@ class Network(nn.Module):
 
 
 def prior(name, shape):
-    """As wide as keeps the signal as large from layer to layer."""
+    """A width that keeps the size of the signal constant from layer to layer."""
     return dist.Normal(0.0, shape[0] ** -0.5 if name.endswith("kernel") else 1.0)
 
 
@@ -149,7 +148,7 @@ def make_model(size):
 
 
 def starts(key, model, X, y, chains):
-    """For each chain a draw from the prior, where all samplers begin."""
+    """A draw from the prior for each chain, at which all samplers start."""
 
     def one(key):
         with handlers.seed(rng_seed=key), handlers.trace() as trace:
@@ -161,13 +160,13 @@ def starts(key, model, X, y, chains):
 
 
 def kernels(model, size, num_rows):
-    """The three samplers, each with the same number of gradients in a draw."""
+    """The three samplers, with the same number of gradients per draw."""
     step_size = (size.h / num_rows) ** 0.5
     common = {
         "step_size": step_size,
         "friction": size.c / step_size,
         "batch_size": size.batch,
-        "temper_prior": True,  # as in the paper: all of the energy is divided by T
+        "temper_prior": True,  # as in the paper: the whole energy is divided by T
     }
     alone = size.rungs * size.num_steps
     return {
@@ -186,7 +185,7 @@ def kernels(model, size, num_rows):
 
 
 def predictor(X, size):
-    """A function from draws to the probabilities of the classes of the rows of X."""
+    """A function from draws to the class probabilities of the rows of X."""
 
     def one(draw):
         with handlers.seed(rng_seed=0), handlers.substitute(data=draw):
@@ -214,7 +213,7 @@ class Result(NamedTuple):
 
 
 def measured(mcmc, predict, y, size, seconds):
-    """Whose draws know the classes of the test images, by gradients made."""
+    """Test accuracies of a sampler's draws, by number of gradients."""
     samples = mcmc.get_samples(group_by_chain=True)
     draws, ensembles, nll = [], [], []
     for chain in range(size.chains):
@@ -274,7 +273,7 @@ def main(args):
         results[method] = measured(mcmc, predict, data.y_test, size, seconds)
         say(f"{method}: {results[method].gradients[-1]} gradients a chain")
         idata = to_inference_data(mcmc)
-        # of many thousand weights a few are looked at: the last layer's offsets
+        # a few of many thousand weights: the biases of the last layer
         offsets = [str(v) for v in idata.posterior.data_vars if "Dense_1.bias" in v]
         print(diagnose(idata, var_names=offsets), "\n")
         print(az.summary(idata, var_names=offsets), "\n")
@@ -288,7 +287,7 @@ def main(args):
 
 
 def table(results):
-    head = f"{'':<6} {'of the last ensemble':>24} {'NLL':>16} {'best draw':>11}"
+    head = f"{'':<6} {'accuracy of ensemble':>24} {'NLL':>16} {'best draw':>11}"
     lines = [f"{head} {'rows, 1e6':>10} {'time':>8}"]
     for name, found in results.items():
         last, spread = found.ensembles[:, -1], " "
@@ -306,19 +305,19 @@ def advice(results):
     last = {name: found.ensembles[:, -1].mean() for name, found in results.items()}
     others = max(last["SGNHT"], last["SGHMC"])
     rates = ", ".join(f"{rate:.2f}" for rate in results["RENHD"].swaps)
-    verdict = "above" if last["RENHD"] > others else "not above"
+    verdict = "better" if last["RENHD"] > others else "not better"
     return (
-        f"Here RENHD is {verdict} the better of SGNHT and SGHMC at as many gradients. "
-        f"Swaps of neighbours: {rates}.\nLook at the figure: whether the curves still "
-        "rise (then this compares speed, not posteriors), how\nfar chains of one "
-        "sampler differ, and whether replicas change their rungs at all: without that\n"
-        "RENHD is SGNHT with a share of the gradients. R-hat above says that single "
-        "weights have not\nmixed; in a network only predictions can."
+        f"RENHD is {verdict} than SGNHT and SGHMC with the same number of gradients. "
+        f"Swap rates: {rates}.\nLook at the figure: whether the curves are still "
+        "rising (then it compares speed, not posteriors),\nhow much chains of one "
+        "sampler differ, and whether replicas change their rungs: if they do not,\n"
+        "RENHD is SGNHT with a fraction of the gradients. R-hat shows that single "
+        "weights have not\nmixed; in a network only predictions can mix."
     )
 
 
 def plot(results, title, path):
-    """Accuracy by gradients, of ensembles and draws, and the ways of the replicas."""
+    """Accuracies of ensembles and draws by gradients, and the replicas' paths."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -339,27 +338,27 @@ def plot(results, title, path):
         for found in results.values()
     )
     axes[0].set(
-        xlabel="gradients of all replicas",
-        ylabel="test accuracy, percent",
+        xlabel="gradients (all replicas)",
+        ylabel="test accuracy (%)",
         ylim=(low - 3, None),
-        title="Ensembles, and single draws dotted",
+        title="Ensembles (solid) and single draws (dotted)",
     )
     axes[0].legend(fontsize=9)
     rung = results["RENHD"].rung
     for replica in range(rung.shape[1]):
-        # beside each other, and with a style of its own
+        # shifted, and with a style of its own
         height = rung[:, replica] + 0.04 * replica
         style = ("-", "--", "-.", ":")[replica % 4]
         axes[1].step(np.arange(len(rung)), height, style, where="post", lw=1.5)
-    axes[1].set(xlabel="draw", ylabel="rung, 0 the coldest")
-    axes[1].set_title("Replicas of RENHD, a line each")
+    axes[1].set(xlabel="draw", ylabel="rung (0: coldest)")
+    axes[1].set_title("Paths of RENHD's replicas")
     axes[1].set_yticks(range(rung.shape[1]))
     figure.suptitle(f"A recurrent network on {title}")
     figure.savefig(path, dpi=80)
 
 
 def record(results, size, title, args):
-    """The numbers, for who wants to compare."""
+    """Write the numbers to a file."""
     content = {
         "data": title,
         "permuted": args.permuted,
@@ -409,7 +408,7 @@ def load(size, digits_only=False, permuted=0.0):
         data = datasets.Images(images[train], labels[train], images[test], labels[test])
     rows = rng.permutation(len(data.X))[: size.rows]
     X, y = data.X[rows], data.y[rows].copy()
-    # the paper permutes a share of the labels anew at each epoch; here it is done once,
+    # the paper permutes a fraction of the labels at each epoch; here it is done once,
     # so that there is one posterior
     some = rng.permutation(len(y))[: int(permuted * len(y))]
     y[some] = y[rng.permutation(some)]
@@ -427,15 +426,15 @@ BEGIN = time.perf_counter()
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(
-        description="A recurrent network on Fashion-MNIST: a ladder of replicas"
+        description="A recurrent network on Fashion-MNIST with replica exchange"
     )
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--small", action="store_true", help="digits, half a minute")
     length.add_argument("--full", action="store_true", help="the paper's settings")
-    parser.add_argument("--draws", type=int, help="of a chain")
+    parser.add_argument("--draws", type=int, help="per chain")
     parser.add_argument("--chains", type=int)
     parser.add_argument(
-        "--permuted", type=float, default=0.0, help="share of labels, such as 0.2"
+        "--permuted", type=float, default=0.0, help="fraction of labels, such as 0.2"
     )
     parser.add_argument("--out", type=Path, default=Path("demo-output"))
     parser.add_argument("--record", type=Path, help="file for the numbers")

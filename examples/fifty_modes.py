@@ -1,10 +1,10 @@
 """Fifty modes and an equi-energy sampler
 ======================================
 
-Data from a mixture of normals of which one has the mean 2 and all others 0. The means
-are the parameters, and any of the components may be the one at 2: as many modes as
-components, in as many dimensions. MINTEE finds them by jumps between positions of equal
-energy; a single chain stays where it is.
+Data from a mixture of normals, of which one has mean 2 and all others mean 0. The means
+are the parameters, and any of the components may be the one at 2, so there are as many
+modes as components, in as many dimensions. MINTEE finds them by jumps between positions
+of equal energy; a chain without jumps stays in its mode.
 
 Dangna Li, Wing H. Wong (2017), Mini-batch Tempered MCMC, section 5.
 """
@@ -51,10 +51,10 @@ chains = 4
 # %%
 # The posterior of the means
 # --------------------------
-# The data are rounded and counted, so that a row stands for all data of one
-# value: the posterior is the same but for the rounding, at a few hundred evaluations in
-# place of all data. A prior keeps components from going to infinity, which they
-# otherwise do: a uniform one makes the posterior improper.
+# The data are rounded and counted, so that one row represents all data of one value.
+# The posterior is the same except for the rounding, and needs only a few hundred
+# evaluations instead of one per datum. A proper prior keeps unused components from
+# diverging: a uniform prior makes the posterior improper.
 
 rng = np.random.default_rng(0)
 data = 2.0 * (rng.integers(modes, size=number) == 0) + rng.normal(size=number)
@@ -76,9 +76,9 @@ target = Target(
 print(f"{number:,} data as {len(values)} rows, {modes} modes")
 
 # %%
-# A ladder of energies, and chains without one
-# --------------------------------------------
-# Four chains of each, all begun with all means at 0.
+# A ladder of energies, and chains without jumps
+# ----------------------------------------------
+# Each sampler runs four chains, which start with all means at 0.
 
 common = {
     "target": target,
@@ -108,10 +108,10 @@ diagnosis = diagnose(runs["MINTEE"])
 print(diagnosis)
 
 # %%
-# Which mode, draw by draw
-# ------------------------
-# The mode of a draw is the component that is near 2, and draws in between are not
-# shown. Jumps change it; nothing else does.
+# Mode of each draw
+# -----------------
+# The mode of a draw is the component near 2; draws in between are not shown. Only jumps
+# change the mode.
 
 
 def mode_of(z):
@@ -125,58 +125,58 @@ for axis, (name, labels) in zip(axes, found.items(), strict=True):
     seen = [np.unique(chain[chain >= 0]) for chain in labels]
     for k, (mark, colour) in enumerate((("o", "#0072B2"), ("x", "#D55E00"))):
         place = np.flatnonzero(labels[k] >= 0)
-        height = labels[k][place] + 0.2 * k  # beside each other
+        height = labels[k][place] + 0.2 * k  # side by side in the figure
         axis.plot(place, height, mark, ms=2, color=colour, label=f"chain {k}")
     union = len(np.unique(np.concatenate(seen)))
     axis.set(
-        ylabel="which component is near 2",
+        ylabel="component near 2",
         ylim=(-1, modes),
-        title=f"{name}: {union} of {modes} modes by {chains} chains, "
-        f"{', '.join(str(len(s)) for s in seen)} by each",
+        title=f"{name}: {union} of {modes} modes in {chains} chains, "
+        f"{', '.join(str(len(s)) for s in seen)} per chain",
     )
-axes[-1].set_xlabel("draw (two of the chains are shown)")
+axes[-1].set_xlabel("draw (two of the chains)")
 shown = axes[0].get_legend_handles_labels()
 figure.legend(*shown, loc="outside right upper", markerscale=3)
 args.out.mkdir(parents=True, exist_ok=True)
 figure.savefig(args.out / "fifty_modes.png", dpi=80)
 
 # %%
-# Shares of the modes, and rings of the ladder
-# --------------------------------------------
-# All modes have the same mass. On the right the paper's table 3 as a picture: how often
-# each chain of the ladder was in each ring of energies. Neighbours must share rings,
-# for a jump stays in its ring.
+# Masses of the modes and rings of the ladder
+# -------------------------------------------
+# All modes have the same mass. The right panel corresponds to the paper's table 3: the
+# fraction of draws that each chain of the ladder has in each ring of energies.
+# Neighbouring chains must overlap in some rings, because a jump stays in its ring.
 
 labels = found["MINTEE"]
 shares = np.stack([(labels == k).mean(1) for k in range(modes)])
 figure, axes = plt.subplots(1, 2, figsize=(11, 3.8), layout="constrained")
 error = shares.std(1, ddof=1) / chains**0.5
 axes[0].bar(range(modes), shares.mean(1), yerr=error, color="#56B4E9")
-axes[0].axhline(1 / modes, color="#D55E00", ls="--", label="equal shares")
+axes[0].axhline(1 / modes, color="#D55E00", ls="--", label="equal masses")
 axes[0].set(
     xlabel="mode",
-    ylabel="share of the draws",
-    title="Shares, with standard errors of the chains' scatter",
+    ylabel="fraction of draws",
+    title="Fractions of draws, ± standard error across chains",
 )
 axes[0].set_ylim(0, 1.25 * (shares.mean(1) + error).max())  # room for the legend
 axes[0].legend()
 occupancy = np.array(diagnosis.ring_occupancy)
 image = axes[1].imshow(occupancy, cmap="cividis", vmin=0, vmax=1, aspect="auto")
 axes[1].set(
-    xlabel="ring, 0 the lowest energies",
+    xlabel="ring (0: lowest energies)",
     ylabel="chain",
-    title="Share of each chain in each ring",
+    title="Fraction of each chain's draws in each ring",
     xticks=range(occupancy.shape[1]),
     yticks=range(len(ladder)),
 )
 axes[1].set_yticklabels([f"{k}: T = {t:g}" for k, t in enumerate(ladder)])
-figure.colorbar(image, ax=axes[1], label="share of the draws")
+figure.colorbar(image, ax=axes[1], label="fraction of draws")
 figure.savefig(args.out / "fifty_modes_rings.png", dpi=80)
 
 # %%
-# **What to look at.** The number of modes that *each* chain has seen, beside that of
-# all together: rings remember, so that the draws of one chain visit the same modes
-# again and again. R-hat says the same, and it is not small. At the paper's size and
-# settings see :doc:`/kernels/mintee`.
+# **What to look at.** The number of modes visited by *each* chain, compared with that
+# of all chains together. Rings store past positions, so the draws of one chain visit
+# the same modes again and again. R-hat shows this too: it is not small. For the paper's
+# size and settings see :doc:`/kernels/mintee`.
 
 print(az.summary(runs["MINTEE"]).head(8))

@@ -1,10 +1,10 @@
-"""Five and twenty-five Gaussians: a ladder, and cycles
-====================================================
+"""Isolated modes with a ladder and with cycles
+============================================
 
-Isolated modes in the plane, which no single chain finds. Two ways to find them: a
-ladder of temperatures between which replicas swap (RENHD), which gets their masses
-right, and one chain whose steps are long and short by turns (cyclical SGLD), which is
-cheaper and does not know about masses.
+Five and twenty-five isolated modes in the plane, which a single chain does not find.
+Two methods find them. In a ladder of temperatures, replicas swap between rungs (RENHD);
+the ladder estimates the masses of the modes correctly. In cyclical SGLD, one chain
+alternates between long and short steps, which is cheaper but does not estimate masses.
 
 Rui Luo, Qiang Zhang, Yaodong Yang, Jun Wang (2020), Replica-exchange Nosé-Hoover
 dynamics for Bayesian learning on large datasets, section 4.1. Ruqi Zhang, Chunyuan Li,
@@ -33,7 +33,7 @@ from numpyro_minibatch import (
 )
 
 parser = argparse.ArgumentParser(
-    description="Five and twenty-five Gaussians: a ladder, and cycles"
+    description="Isolated modes with a ladder and with cycles"
 )
 sizes = parser.add_mutually_exclusive_group()
 sizes.add_argument("--small", action="store_true", help="few draws")
@@ -45,12 +45,12 @@ cycle_steps = 12_000 if args.small else 50_000
 args.out.mkdir(parents=True, exist_ok=True)
 
 # %%
-# Five modes, of different mass
-# -----------------------------
-# The paper draws its five modes without numbers: here one is in the middle and one at
-# each corner, with masses from 0.30 to 0.10. Between two of them is a barrier of 16
-# nats. Rows carry linear terms that add up to nothing, so that a batch of 20 of 200 has
-# a gradient with noise of the paper's variance, 0.25 in each coordinate.
+# Five modes of different masses
+# ------------------------------
+# The paper shows its five modes without numbers. Here one is in the middle and one at
+# each corner, with masses from 0.30 to 0.10, and the barrier between two of them is 16
+# nats. Rows have linear terms that sum to zero, so that the gradient on a batch of 20
+# of 200 rows has noise of the paper's variance, 0.25 in each coordinate.
 
 corners = np.array([[0, 0], [4, 4], [-4, 4], [-4, -4], [4, -4]], float)
 masses = np.array([0.30, 0.25, 0.20, 0.15, 0.10])
@@ -73,8 +73,8 @@ target = Target(
 )
 
 # %%
-# Seven rungs, each 1.5 times as hot as the one before, and eight chains that all
-# begin in the middle.
+# There are seven rungs, each 1.5 times as hot as the one before, and eight chains that
+# all start in the middle mode.
 
 kernel = RENHD(
     target=target,
@@ -101,8 +101,8 @@ print(diagnose(ladder))
 # Paths of the replicas
 # ---------------------
 # A ladder works if replicas cross it from end to end. Each line is the rung of one
-# replica, in the first 150 draws; the bars are how often neighbours swap, which should
-# be alike.
+# replica during the first 150 draws. The bars are the swap rates of neighbouring rungs,
+# which should be roughly equal.
 
 figure, axes = plt.subplots(
     1, 2, figsize=(11, 3.6), layout="constrained", width_ratios=(2, 1)
@@ -114,7 +114,8 @@ figure.savefig(args.out / "five_modes_ladder.png", dpi=80)
 # %%
 # Modes and their masses
 # ----------------------
-# Beside each mode the share of the draws, in brackets what it should be.
+# Each mode is labelled with the fraction of draws in it, with the exact mass in
+# parentheses.
 
 figure, axis = plt.subplots(figsize=(6, 5), layout="constrained")
 plots.mode_map(ladder, "z", centers=corners, masses=masses, ax=axis)
@@ -122,12 +123,12 @@ figure.savefig(args.out / "five_modes.png", dpi=80)
 print(az.summary(ladder))
 
 # %%
-# Twenty-five modes, by cycles
-# ----------------------------
-# A grid of modes of equal mass, variance 0.03. SGLD with the paper's falling step size
-# stays where it began. With cycles the long steps at the beginning of each leave the
-# mode (here they are above the stable length for it, which is how they do), and the
-# draws are taken from the last fifth.
+# Twenty-five modes with cycles
+# -----------------------------
+# The modes form a grid and have equal masses and variance 0.03. SGLD with the paper's
+# decreasing step size stays in the mode in which it started. In cyclical SGLD, the long
+# steps at the start of each cycle leave the mode (they are longer than the stable step
+# size for it), and draws are taken from the last fifth of the cycle.
 
 grid = np.array([(x, y) for x in range(-4, 5, 2) for y in range(-4, 5, 2)], float)
 
@@ -136,7 +137,8 @@ def many(z):
     return jax.nn.logsumexp(-0.5 * jnp.square(z - grid).sum(-1) / 0.03)
 
 
-flat = Target(many, lambda z, rows: 0.0 * rows * z[0], 4)  # all of it is prior
+# the whole density is the prior, and the rows are constant
+flat = Target(many, lambda z, rows: 0.0 * rows * z[0], 4)
 start = jnp.asarray(np.random.default_rng(0).normal(size=(4, 2)), jnp.float32)
 
 
@@ -169,9 +171,9 @@ cyclical = run(kernel, cycle_steps // length * kernel.samples_per_cycle)
 print(diagnose(cyclical))
 
 # %%
-# Found by four chains
-# --------------------
-# Beside each mode the share of the draws; equal shares would be 4.0%.
+# Modes found by four chains
+# --------------------------
+# Each mode is labelled with the fraction of draws in it; equal fractions would be 4.0%.
 
 figure, axes = plt.subplots(2, 1, figsize=(7, 11), layout="constrained")
 for axis, (name, idata) in zip(
@@ -183,20 +185,20 @@ for axis, (name, idata) in zip(
 figure.savefig(args.out / "twenty_five_modes.png", dpi=80)
 
 # %%
-# Where in their cycles the draws were made
-# -----------------------------------------
-# The steps fall along a cosine, and draws are taken from the short ones at its end.
+# Positions of the draws in their cycles
+# --------------------------------------
+# Step sizes follow a cosine, and draws are taken from the short steps at its end.
 
 figure, axis = plt.subplots(figsize=(8, 3.4), layout="constrained")
 plots.cycles(cyclical, ax=axis)
 figure.savefig(args.out / "cycles.png", dpi=80)
 
 # %%
-# **What to look at.** For the ladder: round trips, and total variation in the title of
-# the map. For cycles: how many modes were seen, and that their shares are *not* 1/25
-# each: a cycle ends in a mode for reasons that have nothing to do with its mass, and
-# what the draws know of masses is the number of visits. ``cycles.weights`` can weigh
-# them. The papers' sizes are measured in :doc:`/benchmarks-replica-exchange` and
-# :doc:`/kernels/cyclical`.
+# **What to look at.** For the ladder: round trips, and the total variation in the title
+# of the map. For cycles: how many modes were visited, and that their fractions are
+# *not* 1/25 each. A cycle ends in a mode for reasons unrelated to its mass; only the
+# number of visits contains information about masses. ``cycles.weights`` can weight the
+# cycles. Measurements at the papers' sizes are in :doc:`/benchmarks-replica-exchange`
+# and :doc:`/kernels/cyclical`.
 
 print(az.summary(cyclical))

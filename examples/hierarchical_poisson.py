@@ -1,13 +1,13 @@
 """A hierarchical Poisson model
 ============================
 
-Counts of an event in the houses of many counties: a county has a rate of its own, rates
-of counties are alike, and a house has a basement or not. Houses are the data plate, so
-that batches are batches of houses; counties are a plate of parameters, which is not
-subsampled. That is the shape of the radon example, with counts, and with as many houses
-as make minibatches worth their while.
+Counts of an event in the houses of many counties. Each county has its own rate, drawn
+from a common distribution, and each house may have a basement. Houses are the data
+plate, so batches are batches of houses; counties are a plate of parameters, which is
+not subsampled. The model is that of the radon example, with counts, and with enough
+houses for minibatches to be worthwhile.
 
-The data are simulated, so that the truth is there to compare with.
+The data are simulated, so the true parameters are known.
 """
 
 import argparse
@@ -38,11 +38,11 @@ draws = 1500 if args.small else 2000
 # %%
 # The model
 # ---------
-# The county effects are written in their centred form. The data fix them, for a county
-# has a thousand houses or more, and given the effects ``mu`` and ``tau`` are easy to
-# sample. The form ``theta = mu + tau * eta`` is right for counties with few houses.
-# Here its posterior would be a narrow ridge, for ``eta`` has to follow each move of
-# ``mu`` and ``tau``.
+# The county effects have the centred parametrisation. A county has a thousand houses or
+# more, so its data determine its effect, and given the effects ``mu`` and ``tau`` are
+# easy to sample. The non-centred parametrisation ``theta = mu + tau * eta`` suits
+# counties with few houses. Here its posterior would be a narrow ridge, because ``eta``
+# would have to follow each change of ``mu`` and ``tau``.
 
 
 def model(county, basement, counts):
@@ -67,9 +67,9 @@ data = jnp.asarray(county), jnp.asarray(basement), jnp.asarray(counts)
 # %%
 # Sampling
 # --------
-# Nothing is tuned. Before the run all houses are read a few times: to find the centre
-# of the expansion, and for a pilot that says which houses matter and how noisy a
-# decision on a batch is. A standard deviation above 1 would be too much for the test.
+# No setting needs tuning. Before the run, a few passes over all houses find the centre
+# of the expansion, and measure which houses matter and how noisy an accept/reject step
+# on a batch is. A standard deviation above 1 would be too much for the test.
 
 kernel = MinibatchMH(model, control_variate="taylor2")
 mcmc = MCMC(
@@ -82,24 +82,24 @@ mcmc = MCMC(
 )
 mcmc.run(jax.random.key(0), *data)
 print(f"noise of a log ratio: sd {kernel.pilot['batch_sd']:.2g}")
-print(f"left over by the expansion: sd {kernel.pilot['residual_sd']:.2g}")
+print(f"residual of the expansion: sd {kernel.pilot['residual_sd']:.2g}")
 
 # %%
-# Diagnostics first
-# -----------------
-# Look at *unreliable*, which should be 0%, at *exact checks*, whose errors should be
-# about as large as their noise says (1.0 of it), and at how many rows an effective
-# sample took beside the number of houses.
+# Diagnostics
+# -----------
+# Look at *unreliable*, which should be 0%; at *exact checks*, whose errors should be
+# about as large as their predicted noise (a ratio of 1.0); and at the number of rows
+# read per effective draw, compared with the number of houses.
 
 idata = to_inference_data(mcmc, dims={"theta": ["county"]}, constant_data=False)
 print(diagnose(idata))
 print(az.summary(idata, var_names=["mu", "tau", "slope"]))
 
 # %%
-# County by county
-# ----------------
-# Intervals that hold 95% of the draws, over the truth: of the counties about one in
-# twenty should be missed.
+# Intervals of the counties
+# -------------------------
+# Intervals that contain 95% of the draws, with the truth. About one in twenty counties
+# should be outside its interval.
 
 posterior = idata["posterior"]["theta"].stack(sample=("chain", "draw"))
 low, middle, high = np.quantile(posterior.values, [0.025, 0.5, 0.975], axis=1)
@@ -115,12 +115,12 @@ axis.errorbar(
     fmt="o",
     ms=3,
     color="#0072B2",
-    label="median and 95% of the draws",
+    label="posterior median and 95% interval",
 )
 axis.plot(place, theta[order], "x", color="#D55E00", label="truth")
 axis.set(
-    xlabel="county, by its true rate",
-    ylabel="log rate of a house without basement",
+    xlabel="county, ordered by true rate",
+    ylabel="log rate without basement",
     title=f"{houses:,} houses: {missed} of {counties} counties outside their interval",
 )
 axis.xaxis.get_major_locator().set_params(integer=True)
@@ -129,10 +129,10 @@ args.out.mkdir(parents=True, exist_ok=True)
 figure.savefig(args.out / "hierarchical_poisson.png", dpi=80)
 
 # %%
-# Does the model fit?
-# -------------------
-# A posterior predictive check needs no minibatches: rates of the draws, counts from
-# them, and the share of houses with each count.
+# Posterior predictive check
+# --------------------------
+# A posterior predictive check needs no minibatches: it computes rates from the draws,
+# simulates counts, and compares the fraction of houses with each count.
 
 some = rng.choice(posterior.sizes["sample"], 100, replace=False)
 slopes = idata["posterior"]["slope"].values.ravel()[some]
@@ -150,17 +150,17 @@ axis.errorbar(
     yerr=2 * shares.std(1),
     fmt=".",
     color="#0072B2",
-    label="replicated, two sd",
+    label="replicated, ± 2 sd",
 )
 axis.set(
-    xlabel="count of a house",
-    ylabel="share of houses",
-    title="Counts, observed and replicated",
+    xlabel="count per house",
+    ylabel="fraction of houses",
+    title="Observed and replicated counts",
 )
 axis.legend()
 figure.savefig(args.out / "hierarchical_poisson_check.png", dpi=80)
 
 # %%
-# **What to look at.** ``diagnose`` for the decisions, R-hat of ``tau`` for the
-# hierarchy, and the interval of ``tau``: its posterior does not get narrower with more
-# houses, only with more counties, which no minibatch changes.
+# **What to look at.** ``diagnose`` for the accept/reject steps, R-hat of ``tau`` for
+# the hierarchy, and the interval of ``tau``: its posterior becomes narrower with more
+# counties, not with more houses, with or without minibatches.

@@ -1,13 +1,13 @@
-"""A regression network, and whether to believe its intervals
-==========================================================
+"""Calibration of a regression network
+===================================
 
-A network with one hidden layer and an unknown noise on a standard regression set, by
-SGHMC with cycles from minibatches. A network that fits is the easy part: this example
-asks whether 80% of the test rows are in the intervals that are said to hold 80%.
+A network with one hidden layer and unknown noise for a standard regression data set,
+sampled by SGHMC with cycles on minibatches. This example checks whether the network's
+intervals are calibrated: 80% of the test rows should lie in 80% intervals.
 
-The power-plant set of the UCI repository, with ``--full`` the protein set, each with a
-published split, is read from the folder that ``NUMPYRO_MINIBATCH_DATA`` names; without
-it rows are simulated.
+The power-plant data of the UCI repository (with ``--full`` the protein data), each with
+a published split, are read from the folder named by ``NUMPYRO_MINIBATCH_DATA``. Without
+it, rows are simulated.
 """
 
 import argparse
@@ -26,9 +26,7 @@ from scipy.stats import norm
 
 from numpyro_minibatch import CyclicalSGHMC, diagnose, plots, to_inference_data
 
-parser = argparse.ArgumentParser(
-    description="A regression network, and whether to believe its intervals"
-)
+parser = argparse.ArgumentParser(description="Calibration of a regression network")
 sizes = parser.add_mutually_exclusive_group()
 sizes.add_argument("--small", action="store_true", help="few rows and short cycles")
 sizes.add_argument("--full", action="store_true", help="protein, 41,157 rows")
@@ -41,7 +39,7 @@ args.out.mkdir(parents=True, exist_ok=True)
 
 
 def load():
-    """Training and test rows, and where they are from."""
+    """Training and test rows, and their source."""
     folder = Path(os.environ.get("NUMPYRO_MINIBATCH_DATA", "")) / "uci_regression"
     which = "protein-tertiary-structure" if args.full else "power-plant"
     folder = folder / which / "data"
@@ -57,7 +55,7 @@ def load():
         )
         X, y, name = table[:, columns], table[:, target].ravel(), which
     else:
-        print("SIMULATED rows: the UCI sets were not found")
+        print("SIMULATED rows: the UCI data were not found")
         rng = np.random.default_rng(0)
         X = rng.uniform(-2, 2, size=(6000, 4))
         y = np.sin(2 * X[:, 0]) + X[:, 1] * X[:, 2] + 0.3 * rng.normal(size=6000)
@@ -77,8 +75,8 @@ print(f"{name}: {len(y)} training rows, {len(y_test)} test rows")
 # %%
 # The network as a NumPyro model
 # ------------------------------
-# Weights have priors as wide as keeps the signal as large from layer to layer; the
-# noise of the response is a parameter like the others.
+# The prior widths of the weights keep the size of the signal constant from layer to
+# layer. The noise of the response is a parameter too.
 
 
 def network(x):
@@ -104,8 +102,9 @@ def model(X, y):
 # %%
 # Cycles of SGHMC
 # ---------------
-# ``h`` is a learning rate of the mean loss (``scale_by_n``), momentum is multiplied by
-# ``(1 - b) / (1 + b)`` in each step. Two chains from their own draws of the prior.
+# ``h`` is a learning rate for the mean loss (``scale_by_n``), and momentum is
+# multiplied by ``(1 - b) / (1 + b)`` in each step. Two chains start at different draws
+# from the prior.
 
 kernel = CyclicalSGHMC(
     model,
@@ -135,9 +134,10 @@ figure.savefig(args.out / "regression_network_cycles.png", dpi=80)
 # %%
 # Predictions
 # -----------
-# Each draw predicts a normal law for each test row, and all draws their mixture. What
-# the mixture says of a row that was observed is a number between 0 and 1, its
-# probability integral transform, which is uniform over the rows if intervals are right.
+# Each draw predicts a normal distribution for each test row, and all draws together
+# predict the mixture. The cumulative distribution function of the mixture at the
+# observed value is the probability integral transform of the row. It is uniform over
+# the rows if intervals are right.
 
 draws = {k: v.reshape(-1, *v.shape[2:]) for k, v in mcmc.get_samples(True).items()}
 
@@ -152,12 +152,12 @@ means = np.asarray(jax.lax.map(predict, draws))
 sds = np.asarray(draws["sd"])[:, None]
 truth = np.asarray(y_test)
 log_each = norm.logpdf(truth, means, sds)
-laws = {
+predictors = {
     "all draws": np.arange(len(means)),
     "one draw": np.array([len(means) - 1]),
 }
 below, score = {}, {}
-for title, members in laws.items():
+for title, members in predictors.items():
     below[title] = norm.cdf(truth, means[members], sds[members]).mean(0)
     density = np.exp(log_each[members]).mean(0)
     error = np.sqrt(np.mean((means[members].mean(0) - truth) ** 2))
@@ -167,14 +167,14 @@ for title, members in laws.items():
 # %%
 # Calibration
 # -----------
-# Left, how many of the test rows are in the central interval of each nominal mass; the
-# grey band is where a right law would be in 95 of 100 sets of so many rows. Right, the
-# predictions.
+# The left panel shows the fraction of test rows in the central interval of each nominal
+# mass. The grey band contains the curve of a calibrated predictor for 95 of 100 data
+# sets of this size. The right panel shows the predictions.
 
 figure, axes = plt.subplots(1, 2, figsize=(10, 4.4), layout="constrained")
 nominal = np.linspace(0.02, 0.98, 49)
 band = 1.96 * np.sqrt(nominal * (1 - nominal) / len(truth))
-grey = {"color": "0.85", "label": "95 of 100 sets"}
+grey = {"color": "0.85", "label": "calibrated, 95%"}
 axes[0].fill_between(nominal, nominal - band, nominal + band, **grey)
 colours = {"all draws": "#0072B2", "one draw": "#D55E00"}
 for title, values in below.items():
@@ -184,8 +184,8 @@ for title, values in below.items():
 axes[0].axline((0, 0), slope=1, color="0.4", lw=1)
 axes[0].set(
     xlabel="nominal mass of the interval",
-    ylabel="share of the test rows inside",
-    title=f"Coverage, {len(truth)} test rows",
+    ylabel="fraction of test rows inside",
+    title=f"Coverage for {len(truth)} test rows",
 )
 axes[0].legend()
 shown = slice(0, 300)
@@ -201,18 +201,18 @@ axes[1].errorbar(
 )
 axes[1].axline((0, 0), slope=1, color="0.4", lw=1)
 axes[1].set(
-    xlabel="predicted, with one sd",
+    xlabel="predicted (± 1 sd)",
     ylabel="observed (standardised)",
     title=f"{name}, all draws\n{score['all draws']}",
 )
 figure.savefig(args.out / "regression_network.png", dpi=80)
 
 # %%
-# **What to look at.** Coverage: a line below the diagonal has intervals that are too
-# narrow. In ``diagnose`` the gradient noise, which heats the draws, and the share of
-# the variance between cycles. Weights have symmetries, so that their R-hat says little;
-# that of ``sd``, below, and of predictions is worth reading. At the small size it is
-# far above 1.01: four short cycles of two chains know little of a posterior, however
-# well they predict.
+# **What to look at.** Coverage: a line below the diagonal means that intervals are too
+# narrow. In ``diagnose``: the gradient noise, which raises the temperature of the
+# draws, and the fraction of the variance between cycles. Weights have symmetries, so
+# their R-hat is not informative; read that of ``sd``, below, and of predictions. At the
+# small size it is far above 1.01: four short cycles of two chains do not explore the
+# posterior, however well they predict.
 
 print(az.summary(idata, var_names=["sd"]))

@@ -1,13 +1,13 @@
-"""Robust regression: rows that should not count
-=============================================
+"""Robust regression with outliers
+===============================
 
-A linear regression whose errors have heavy tails. Under a normal likelihood a few
-outliers pull at everything; under Student's t they hardly matter for the posterior. For
-a minibatch they are a trap either way: rows that look like no others are those a batch
-misses.
+A linear regression whose errors have heavy tails. With a normal likelihood, a few
+outliers influence all parameters; with Student's t they hardly influence the posterior.
+For a minibatch they are difficult with both: uniform batches usually miss the few rows
+that differ from all others.
 
-The power-plant set of the UCI repository is read from the folder that
-``NUMPYRO_MINIBATCH_DATA`` names; without it, and with ``--small``, rows are simulated.
+The power-plant data of the UCI repository are read from the folder named by
+``NUMPYRO_MINIBATCH_DATA``. Without it, and with ``--small``, rows are simulated.
 """
 
 import argparse
@@ -26,9 +26,7 @@ from scipy.stats import gaussian_kde
 
 from numpyro_minibatch import MinibatchMH, diagnose, to_inference_data
 
-parser = argparse.ArgumentParser(
-    description="Robust regression: rows that should not count"
-)
+parser = argparse.ArgumentParser(description="Robust regression with outliers")
 sizes = parser.add_mutually_exclusive_group()
 sizes.add_argument("--small", action="store_true", help="simulated rows, few draws")
 sizes.add_argument("--full", action="store_true", help="20,000 draws of each chain")
@@ -38,7 +36,7 @@ draws = 500 if args.small else 20_000 if args.full else 2000
 
 
 def load():
-    """Standardised covariates and response, and where they are from."""
+    """Standardised covariates and response, and their source."""
     folder = Path(os.environ.get("NUMPYRO_MINIBATCH_DATA", "")) / "uci_regression"
     path = folder / "power-plant" / "data" / "data.txt"
     if path.exists() and not args.small:
@@ -65,8 +63,8 @@ print(f"{name}: {len(y):,} rows")
 # %%
 # Two models
 # ----------
-# They differ in the law of the errors. Its scale, and in the second model its degrees
-# of freedom, are parameters and sampled.
+# They differ in the distribution of the errors. Its scale is a parameter, and in the
+# second model its degrees of freedom as well.
 
 
 def normal(X, y):
@@ -105,22 +103,23 @@ for title, model in {"normal": normal, "Student's t": robust}.items():
     print(f"\n== {title}\n{diagnose(results[title])}")
 
 # %%
-# Which rows a decision needs
-# ---------------------------
-# The pilot scores each row by how much its residual (what its Taylor polynomial leaves)
-# varies over the posterior. ``batch_sd`` is the noise of a decision on a batch that is
-# drawn by these scores, ``uniform_sd`` that of an even one of the same size,
-# ``effective_rows`` how many rows share the scatter between them.
+# Rows needed by an accept/reject step
+# ------------------------------------
+# The pilot scores each row by the variation over the posterior of its residual, the
+# difference between its log likelihood and the Taylor polynomial. ``batch_sd`` is the
+# noise of an accept/reject step on a batch drawn with these scores, ``uniform_sd`` that
+# of a uniform batch of the same size, and ``effective_rows`` the effective number of
+# rows that contribute to the variance of the residuals.
 
 for title, kernel in kernels.items():
     found = {k: kernel.pilot[k] for k in ("batch_sd", "uniform_sd", "effective_rows")}
     print(title, {k: float(f"{v:.2g}") for k, v in found.items()})
 
 # %%
-# What the outliers do
-# --------------------
-# Densities of the slopes. On the simulated rows those of the normal model are several
-# times as wide, and their middle is elsewhere.
+# Effect of the outliers
+# ----------------------
+# Posterior densities of the slopes. On the simulated rows, those of the normal model
+# are several times as wide and centred elsewhere.
 
 width = 2.4 * len(columns)
 figure, axes = plt.subplots(1, len(columns), figsize=(width, 3.4), layout="constrained")
@@ -134,18 +133,19 @@ for axis, column in zip(axes, columns, strict=True):
         axis.plot(grid, density, style, color=colours[title], label=title)
     axis.set(xlabel=column, yticks=[])
     axis.locator_params("x", nbins=3)
-axes[0].set_ylabel("density")
+axes[0].set_ylabel("posterior density")
 figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
 figure.suptitle(f"Slopes of a regression on {len(y):,} rows ({name})")
 args.out.mkdir(parents=True, exist_ok=True)
 figure.savefig(args.out / "robust_regression.png", dpi=80)
 
 # %%
-# Do the tails fit?
-# -----------------
-# Quantiles of the residuals at the posterior means, against those of the two laws. A
-# model that fits is on the diagonal. On the simulated rows Student's t fits the middle;
-# the outliers, which are further out and more of them above than below, fit neither.
+# Fit of the tails
+# ----------------
+# Quantiles of the residuals at the posterior means, against those of the two error
+# distributions. For a model that fits, they lie on the diagonal. On the simulated rows
+# Student's t fits the middle. The outliers are further out, with more of them above
+# than below, and fit neither distribution.
 
 levels = np.linspace(0.005, 0.995, 199)
 figure, axis = plt.subplots(figsize=(5, 5), layout="constrained")
@@ -153,13 +153,13 @@ for title, idata in results.items():
     mean = {k: v.values.mean((0, 1)) for k, v in idata["posterior"].data_vars.items()}
     left = np.asarray(y) - mean["intercept"] - np.asarray(X) @ mean["slopes"]
     rng = np.random.default_rng(1)
-    law = (
+    errors = (
         rng.standard_t(mean["df"], 200_000)
         if "df" in mean
         else rng.normal(size=200_000)
     )
     axis.plot(
-        np.quantile(law * mean["sd"], levels),
+        np.quantile(errors * mean["sd"], levels),
         np.quantile(left, levels),
         "x" if title == "normal" else ".",
         ms=5,
@@ -168,7 +168,7 @@ for title, idata in results.items():
     )
 axis.axline((0, 0), slope=1, color="0.6", lw=1, label="equal")
 axis.set(
-    xlabel="quantile of the model's errors",
+    xlabel="quantile of the error distribution",
     ylabel="quantile of the residuals",
     title="Quantiles from 0.5% to 99.5%",
 )
@@ -176,8 +176,8 @@ axis.legend()
 figure.savefig(args.out / "robust_regression_tails.png", dpi=80)
 
 # %%
-# **What to look at.** The summary below for R-hat and effective samples, and ``df``:
-# where it is small, the normal model has the wrong intervals however well it was
+# **What to look at.** R-hat and effective sample sizes in the summary below, and
+# ``df``: if it is small, the normal model has the wrong intervals however well it was
 # sampled.
 
 print(az.summary(results["Student's t"]))

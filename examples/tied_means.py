@@ -1,18 +1,19 @@
 """The tied-means mixture of the MINT paper
 ========================================
 
-The tied-means mixture of the MINT paper, against quadrature.
+The tied-means mixture of the MINT paper, compared with quadrature.
 
-A million rows from 0.5 N(0, 2) + 0.5 N(1, 2), batches of 1000 and alpha = 0.5, which is
-the temperature n ** 0.75. Five samplers of that tempered posterior are compared with
-its values on a grid: MINT with one batch for both positions and with the kept estimate
-of the paper's proof, each with and without the penalty for the noise, and MHMinibatch.
-With ``--small``, as on the page of the gallery, there are 10,000 rows, and batches of
-100.
+A million rows from 0.5 N(0, 2) + 0.5 N(1, 2), batches of 1000 and alpha = 0.5, which
+corresponds to the temperature n ** 0.75. The exact tempered posterior is computed on a
+grid and compared with five samplers: MINT with one batch for both positions and MINT
+with the kept estimate of the paper's proof, each with and without the penalty for the
+noise, and MHMinibatch. With ``--small``, as on the page of the gallery, there are
+10,000 rows and batches of 100.
 
-What to look at: the errors of the standard deviations, lower right, and the black bars,
-which say where the kept estimate without a penalty should be: what it samples is known,
-too, and is not the tempered posterior. R-hat and effective samples are in the summary.
+What to look at: the errors of the standard deviations, lower right, and the black bars.
+They show the values expected for the kept estimate without a penalty, which samples a
+known distribution that is not the tempered posterior. R-hat and effective sample sizes
+are in the summary.
 
 Dangna Li, Wing H. Wong (2017), Mini-batch Tempered MCMC, section 4.1.
 """
@@ -67,7 +68,7 @@ def main(args):
     say(f"{n} rows, batches of {m}, alpha = {ALPHA}: temperature {temperature:.6g}")
 
     grid = Grid(np.asarray(x, float), temperature, m)
-    say(f"quadrature; binning the rows changed log densities by {grid.error:.0e}")
+    say(f"quadrature: binning the rows changed log densities by {grid.error:.0e}")
 
     mint = partial(MINT, model, alpha=ALPHA, dense_mass=True)
     kernels = {
@@ -107,11 +108,12 @@ def main(args):
 class Grid:
     """The tempered posterior by the trapezoidal rule on a grid.
 
-    The rows enter by the number and the mean of those in each of 2000 bins. To first
-    order that is exact; the second order, h ** 2 / 8 * max |f''| for bins of width h
-    and a row's log likelihood f with |f''| <= 1 / 2 + theta2 ** 2 / 16, makes less than
-    1e-3 in the tempered log density where the posterior has its mass. `error` is
-    measured: the largest change of differences between 10 draws of the posterior.
+    The rows are summarised by the number and the mean of those in each of 2000 bins. To
+    first order this is exact. The second-order error is h ** 2 / 8 * max |f''|, for
+    bins of width h and a row's log likelihood f with |f''| <= 1 / 2 + theta2 ** 2 / 16;
+    it changes the tempered log density by less than 1e-3 where the posterior has its
+    mass. `error` is measured: it is the largest change of the differences between 10
+    draws from the posterior.
     """
 
     def __init__(self, x, temperature, batch_size):
@@ -125,7 +127,7 @@ class Grid:
         prior = sum(-0.5 * (t / sd) ** 2 for t, sd in zip(theta, PRIOR_SD, strict=True))
         power = len(x) / temperature
         self.density = normalise(prior + power * mean)
-        # The kept estimate without a penalty samples E exp(estimate), with its noise.
+        # The kept estimate without a penalty samples E exp(estimate).
         noise = power**2 * variance * (1 / batch_size - 1 / len(x))
         self.augmented = normalise(prior + power * mean + noise / 2)
         some = [np.asarray(t, float) for t in self.draw(random.key(0), 10).values()]
@@ -196,8 +198,8 @@ def standard_error(values):
 def table(grid, results):
     header = f"{'':<22} {'sd(theta1)':>16} {'sd(theta2)':>16} {'P(theta2 > 0)':>16}"
     lines = [header + f" {'accepted':>9} {'reliable':>9} {'rows':>5}"]
-    laws = {"grid": grid.density, "grid, law of augmented": grid.augmented}
-    for name, density in laws.items():
+    exact = {"grid": grid.density, "grid, augmented": grid.augmented}
+    for name, density in exact.items():
         values = grid.moments(density)
         lines.append(f"{name:<22}" + "".join(f" {v:7.4f}{'':9}" for v in values))
     for name, (_, numbers, mean) in results.items():
@@ -206,7 +208,7 @@ def table(grid, results):
             f"{name:<22}{cells} {mean['accept_prob']:9.2f} {mean['reliable']:9.1%}"
             f" {mean['num_rows']:5.0f}"
         )
-    lines.append("In brackets: Monte Carlo standard errors. Rows: read for a decision.")
+    lines.append("In parentheses: Monte Carlo standard errors. Rows: read per step.")
     return "\n".join(lines)
 
 
@@ -228,7 +230,7 @@ def plot(grid, results, n, temperature, path):
     levels = levels[np.searchsorted(np.cumsum(levels), [0.01, 0.1, 0.5])]
     axis.contour(grid.theta1, grid.theta2, grid.density.T, levels, colors="k")
     axis.set(xlabel="theta1", ylabel="theta2", xlim=(-1.5, 2.5), ylim=(-3.5, 3.5))
-    axis.set_title(f"Draws of MINT ({first}),\ncontours that hold 50%, 90% and 99%")
+    axis.set_title(f"Draws of MINT ({first}),\ncontours containing 50%, 90% and 99%")
 
     for place, name in enumerate(("theta1", "theta2")):
         axis, truth = axes.flat[1 + place], grid.density.sum(1 - place)
@@ -259,9 +261,9 @@ def plot(grid, results, n, temperature, path):
         axis.plot(off, -row - 0.25 * place, "k|", ms=14, mew=2)
     axis.axvline(0, color="0.6", lw=1)
     axis.set_yticks([-row - 0.125 for row in range(len(results))], list(results))
-    axis.set_xlabel("error of the sd, percent, with two standard errors")
+    axis.set_xlabel("error of the sd (%, ± 2 standard errors)")
     axis.set_title(
-        "Filled: theta1, open: theta2;\nbars: what the law of 'augmented' predicts"
+        "Filled: theta1, open: theta2;\nbars: values expected for 'augmented'"
     )
     figure.suptitle(f"Tied means, {n:,} rows, temperature {temperature:,.0f}")
     figure.savefig(path, dpi=80)

@@ -57,7 +57,7 @@ def test_uci(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(0 < run["ess"] < 500 for run in found["runs"])
 
 
-def test_what_steps_make_of_a_normal_law() -> None:
+def test_what_steps_make_of_a_normal_posterior() -> None:
     """The stated variance and effective size, against sums of autocovariances."""
     curvatures, n = np.array([1.0, 0.25]), 5000
     found = uci.expected(np.diag(curvatures), 1.9, n)

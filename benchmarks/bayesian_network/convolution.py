@@ -1,10 +1,10 @@
-"""A convolution in a loop on a processor: `nn.Conv` against `nn.Dense` over windows.
+"""A convolution in a loop on a CPU: `nn.Conv` and `nn.Dense` over windows.
 
     python benchmarks/bayesian_network/convolution.py --channels 32 --pairs 3
 
 Gradient steps of the network of examples/cifar_ensemble.py on 100 images of 32 by 32,
-outside of a loop and inside a `lax.scan`, which is what a chain is. Pairs are
-interleaved; printed are the medians of the processor time of a step, in milliseconds.
+outside a loop and inside a `lax.scan`, as in a chain. Pairs are interleaved; the script
+prints medians of the CPU time per step, in milliseconds.
 """
 
 from __future__ import annotations

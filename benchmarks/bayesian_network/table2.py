@@ -3,15 +3,15 @@
     python benchmarks/bayesian_network/table2.py            # 1000 gradient steps each
     python benchmarks/bayesian_network/table2.py --full     # the authors' run lengths
 
-The folder that NUMPYRO_MINIBATCH_DATA names must hold mnist/ and notmnist/. One JSON
-file per setting is written as soon as it is known; `--report` reads them.
+The folder named by NUMPYRO_MINIBATCH_DATA must hold mnist/ and notmnist/. One JSON file
+per setting is written as soon as it is available; `--report` reads them.
 
-What the paper leaves open is read off the authors' published program: the network is
-784-500-256-10; the energy is the summed loss plus 5e-4 / 2 times the squared weights,
-that is a prior with standard deviation 44.7; h is per mean loss, so that the sum's is
-h / 60000; SGHMC's friction times step is 2 b; burn-in has batches of 500, learning rate
-0.1 and momentum 0.5. Its Metropolis ratio leaves the prior out, ours does not; the two
-differ little under so wide a prior.
+Settings that the paper leaves open are those of the authors' published program: the
+network is 784-500-256-10; the energy is the summed loss plus 5e-4 / 2 times the squared
+weights, which is a prior with standard deviation 44.7; h is per mean loss, so for the
+sum it is h / 60000; SGHMC's friction times step is 2 b; burn-in has batches of 500,
+learning rate 0.1 and momentum 0.5. Its Metropolis ratio omits the prior and ours does
+not; with such a wide prior the two differ little.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def descend(key, data, hidden, path):
     X, y = jnp.asarray(data.X), jnp.asarray(data.y)
     model = network.make_model(hidden, 500, prior)
     key, init_key = random.split(key)
-    # a draw from so wide a prior is no place to descend from
+    # gradient descent cannot start at a draw from such a wide prior
     params = network.Network(hidden).init(init_key, X[:1])["params"]
     first = {
         f"net/{layer}.{name}": value
@@ -144,8 +144,9 @@ def report(folder):
     found = [json.loads(path.read_text()) for path in sorted(folder.glob("*__*.json"))]
     by_setting = {(r["kernel"], r["b"], r["h"]): r for r in found}
     lines = [
-        "| kernel | b | h | error of the draws, % | of the ensemble | NLL | accepted "
-        "| mean entropy, MNIST / notMNIST | gradient steps | paper, % |",
+        "| kernel | b | h | error of the draws, % | error of the ensemble, % | NLL "
+        "| acceptance rate | mean entropy, MNIST / notMNIST | gradient steps "
+        "| paper, % |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for (name, b), published in PAPER.items():
@@ -168,8 +169,9 @@ def report(folder):
             )
     base = json.loads((folder / "optimum.json").read_text())
     lines.append(
-        f"\nDescent alone, where all of them start: {base['error_percent']:.2f}%, "
-        f"NLL {base['nll']:.3f}. In brackets: standard deviations over the 20 draws."
+        "\nAll runs start at the result of gradient descent: "
+        f"{base['error_percent']:.2f}%, NLL {base['nll']:.3f}. "
+        "In parentheses: standard deviations over the 20 draws."
     )
     text = "\n".join(lines)
     (folder / "table2.md").write_text(text + "\n")
@@ -199,8 +201,8 @@ def plot(by_setting, path):
                 f"h={h:g}",
             )
     for axis, name in zip(axes, ("SGHMC", "AMAGOLD"), strict=True):
-        axis.set(title=name, xlabel="entropy of the prediction, nats", xlim=(0, 2.35))
-        axis.set_ylabel("share of images")
+        axis.set(title=name, xlabel="entropy of the prediction (nats)", xlim=(0, 2.35))
+        axis.set_ylabel("cumulative fraction of images")
         axis.legend(fontsize=7)
     figure.savefig(path, dpi=80)
 
@@ -212,7 +214,9 @@ def main(args):
         return
     data = network.load()
     if data.name != "MNIST" or data.other != "notMNIST":
-        raise SystemExit("NUMPYRO_MINIBATCH_DATA must name a folder with both sets")
+        raise SystemExit(
+            "NUMPYRO_MINIBATCH_DATA must name a folder with both data sets"
+        )
     folder.mkdir(parents=True, exist_ok=True)
     hidden = tuple(args.hidden)
     start = descend(random.key(args.seed), data, hidden, args.cache)

@@ -1,10 +1,10 @@
-"""An inner step of SGHMC against the same step written by hand with optax.
+"""An inner step of SGHMC compared with the same step written by hand in optax.
 
     python benchmarks/bayesian_network/throughput.py --batch 2000 --steps 10 --pairs 12
 
 Both read batches of the same scheme in one compiled scan and draw one normal number per
-parameter and step; pairs are interleaved. Data are random numbers of MNIST's shape.
-Processor time is given beside wall time, for machines that others use as well.
+parameter and step. Pairs are interleaved. Data are random numbers of MNIST's shape. CPU
+time is reported as well as wall time, for machines with other users.
 """
 
 from __future__ import annotations

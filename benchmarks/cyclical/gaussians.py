@@ -1,12 +1,13 @@
-"""Table 4 of the cyclical SG-MCMC paper: how many of 25 Gaussians are found.
+"""Table 4 of the cyclical SG-MCMC paper: the number of modes found of 25.
 
     python -m benchmarks.cyclical.gaussians
 
-50,000 steps a chain, 30 cycles from a step size of 0.09, SGLD with 0.05 k ** -0.55; a
-mode is found if more than 100 draws are within 0.25 of it. Ten runs of four chains from
-N(0, 1). The draws of cSGLD are those of the last fifth of each cycle and, for the
-paper's own collection, of all after its exploration; ``within`` is the variance about
-the nearest mode, whose truth is 0.03. The gradients have no noise, as in the paper.
+50,000 steps per chain, 30 cycles from a step size of 0.09, SGLD with 0.05 k ** -0.55. A
+mode is found if more than 100 draws are within 0.25 of it. There are ten runs of four
+chains from N(0, 1). The draws of cSGLD are those of the last fifth of each cycle and,
+for the paper's own collection, all draws after its exploration phase. ``within`` is the
+variance about the nearest mode, whose true value is 0.03. The gradients have no noise,
+as in the paper.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ from numpyro_minibatch import SGLD, CyclicalSGLD, Target, schedule
 RESULTS = Path(__file__).parent / "results"
 CENTERS = np.array([(x, y) for x in range(-4, 5, 2) for y in range(-4, 5, 2)], float)
 VARIANCE, RADIUS, ENOUGH = 0.03, 0.25, 100
-PAPER = {  # as printed, and with the rows that were very likely swapped put right
+PAPER = {  # as printed, and with the rows corrected that were very likely swapped
     "printed": {"SGLD": 1.8, "cSGLD": 6.7, "4 x SGLD": 18.0, "4 x cSGLD": 24.4},
     "likely": {"SGLD": 1.8, "cSGLD": 18.0, "4 x SGLD": 6.7, "4 x cSGLD": 24.4},
 }
 
 
 def target() -> Target:
-    """The mixture, as a prior; its rows say nothing."""
+    """The mixture, as a prior; its rows carry no information."""
 
     def log_density(z: Any) -> Any:
         square = jnp.square(z - jnp.asarray(CENTERS, z.dtype)).sum(-1)
@@ -43,7 +44,7 @@ def target() -> Target:
 
 
 def kernels(total: int, cycles: int) -> dict[str, Any]:
-    """The samplers, each with the number of its draws."""
+    """The samplers, each with its number of draws."""
     common: dict[str, Any] = {"target": target(), "batch_size": 2}
     length = -(-total // cycles)
     cycle: dict[str, Any] = {"step_size": 0.09, "cycle_length": length, "explore": 0.25}
@@ -65,7 +66,7 @@ def kernels(total: int, cycles: int) -> dict[str, Any]:
 
 
 def modes_found(draws: np.ndarray) -> int:
-    """Of draws, shape ``(draws, 2)``."""
+    """The number of modes found by draws of shape ``(draws, 2)``."""
     distance = np.linalg.norm(draws[:, None] - CENTERS, axis=-1)
     return int(((distance < RADIUS).sum(0) > ENOUGH).sum())
 
@@ -78,7 +79,7 @@ def within(draws: np.ndarray) -> float:
 
 
 def balance(draws: np.ndarray) -> float:
-    """Total variation distance of the shares of the modes from 1 / 25."""
+    """Total variation distance of the fractions in the modes from 1 / 25."""
     nearest = np.square(draws[:, None] - CENTERS).sum(-1).argmin(-1)
     shares = np.bincount(nearest, minlength=25) / len(draws)
     return float(0.5 * np.abs(shares - 1 / 25).sum())

@@ -1,21 +1,22 @@
-"""Ensembles of networks: cyclical samplers beside steady ones, snapshots and descent.
+"""Ensembles of networks: cyclical and other samplers, snapshots and gradient descent.
 
     NUMPYRO_MINIBATCH_DATA=... python -m benchmarks.cyclical.networks mnist
     NUMPYRO_MINIBATCH_DATA=... python -m benchmarks.cyclical.networks cifar
 
-Sections 5.2 and 5.3 of the cyclical SG-MCMC paper, small: a three-layer network on some
-of MNIST, asked about notMNIST, and a small residual network on some of CIFAR-10, with
-filter response normalisation, because batch normalisation has a state that no density
-has. Every method makes as many gradient steps, on one model: descent with a cosine,
-snapshots [Huang et al. 2017] at the ends of four cycles of it, SGLD and SGHMC, without
-noise for the first three quarters as in the paper (one long cycle), and the cyclical
-samplers with four cycles and three samples in each. ``--full`` has the paper's
-settings for CIFAR-10: 200 epochs, a learning rate of 0.5, beta = 0.8, samples at the
-ends of the last three of a cycle's 50 epochs, a network of ResNet-18's width and depth;
-it wants all of CIFAR-10 in place of cifar10_small.npz, and a GPU.
+Sections 5.2 and 5.3 of the cyclical SG-MCMC paper, at a small size: a three-layer
+network on part of MNIST, tested on notMNIST, and a small residual network on part of
+CIFAR-10. It uses filter response normalisation, because batch normalisation has a state
+that no density has. All methods make the same number of gradient steps on one model:
+gradient descent with a cosine schedule; snapshots [Huang et al. 2017] at the ends of
+four cycles of it; SGLD and SGHMC, without noise for the first three quarters as in the
+paper (one long cycle); and the cyclical samplers with four cycles of three samples.
+``--full`` has the paper's settings for CIFAR-10: 200 epochs, a learning rate of 0.5,
+beta = 0.8, samples at the ends of the last three of a cycle's 50 epochs, and a network
+of ResNet-18's width and depth. It needs all of CIFAR-10 in place of cifar10_small.npz,
+and a GPU.
 
-Test error, NLL, entropy and calibration error of ensembles; distances of functions and
-of weights between members, and the loss on the line between two of them.
+Reported are test error, NLL, entropy and calibration error of ensembles; distances of
+functions and of weights between members, and the loss on the line between two of them.
 """
 
 from __future__ import annotations
@@ -66,19 +67,19 @@ UNITS = {
 
 
 class Size(NamedTuple):
-    """How large a run is."""
+    """The size of a run."""
 
     rows: int
     test: int
     batch: int
     epochs: int
     widths: tuple[int, ...]
-    rate: float  # learning rate of descent with momentum, of the mean loss
+    rate: float  # learning rate of gradient descent with momentum, for the mean loss
     rate_sgld: float
     explore: float  # beta
     collect_from: float
-    shrink: int = 1  # pixels that become one, in both directions
-    momentum: float = 0.9  # the share that a step keeps, one minus the paper's eta
+    shrink: int = 1  # pixels averaged into one, in both directions
+    momentum: float = 0.9  # the fraction that a step keeps, one minus the paper's eta
 
 
 SIZES = {
@@ -86,7 +87,7 @@ SIZES = {
     "mnist-full": Size(60_000, 10_000, 100, 200, (400, 400), 0.05, 0.5, 0.8, 0.9),
     "cifar": Size(2000, 1000, 50, 16, (8, 16), 0.02, 0.1, 0.8, 0.9, 4),
     "cifar-full": Size(
-        # eta is not stated; with that of steady momentum 0.9 a rate of 0.5 is too long
+        # eta is not stated; with constant momentum 0.9 a rate of 0.5 is too large
         50_000,
         10_000,
         128,
@@ -139,7 +140,7 @@ class FilterResponse(nn.Module):
 
 
 class Task(NamedTuple):
-    """A network, its data, and images of something else."""
+    """A network, its data, and images of other objects."""
 
     network: Any
     X: Any
@@ -150,7 +151,7 @@ class Task(NamedTuple):
 
 
 def task(name: str, size: Size) -> Task:
-    """Data that were found, as many rows as were asked for."""
+    """The available data, with the requested number of rows."""
     folder = Path(os.environ.get("NUMPYRO_MINIBATCH_DATA", ""))
     rng = np.random.default_rng(0)
     if name == "mnist":
@@ -181,7 +182,7 @@ def task(name: str, size: Size) -> Task:
 
 
 def prior(name: str, shape: tuple[int, ...]) -> dist.Distribution:
-    """As wide as keeps the signal of a layer as large as that of the one before."""
+    """A width that keeps the size of the signal constant from layer to layer."""
     if name.endswith("kernel"):
         return dist.Normal(0.0, (2.0 / np.prod(shape[:-1])) ** 0.5)
     return dist.Normal(1.0 if name.endswith("scale") else 0.0, 1.0)
@@ -199,7 +200,7 @@ def make_model(net: Any, shape: tuple[int, ...]) -> Callable:
 
 
 def first_values(net: Any, X: Any, seed: int) -> dict[str, Any]:
-    """The initial weights of the network's own, by site."""
+    """The network's own initial weights, by site."""
     params = jax.jit(net.init)(random.key(seed), X[:1])["params"]
     flat = jax.tree_util.tree_leaves_with_path(params)
     return {"net/" + ".".join(key.key for key in path): value for path, value in flat}
@@ -218,7 +219,7 @@ def logits_of(net: Any, shape: tuple[int, ...]) -> Callable:
 def descend(
     task: Task, logits: Callable, size: Size, start: Any, cycles: int, seed: int
 ) -> Any:
-    """Descent with momentum to the same posterior; the weights at the cycles' ends."""
+    """Gradient descent with momentum on the posterior; the weights at cycles' ends."""
     steps = size.epochs * size.rows // size.batch
     length = steps // cycles
     rate = schedule.cosine_restarts(size.rate, length)
@@ -300,7 +301,7 @@ def sample(
 
 
 def judge(task: Task, logits: Callable, draws: Any) -> dict[str, Any]:
-    """What an ensemble is worth."""
+    """Scores of an ensemble."""
     found = ensemble.scores(logits, draws, task.X_test, task.y_test)
     other = ensemble.entropy(ensemble.predict(logits, draws, task.X_other))
     inside = ensemble.entropy(ensemble.predict(logits, draws, task.X_test))
@@ -319,7 +320,7 @@ def judge(task: Task, logits: Callable, draws: Any) -> dict[str, Any]:
 
 
 def diversity(task: Task, logits: Callable, draws: Any) -> dict[str, Any]:
-    """Between members in order, and along lines between and within cycles."""
+    """Distances between members, and losses on lines between and within cycles."""
 
     def loss(values: Any) -> Any:
         return optax.softmax_cross_entropy_with_integer_labels(
@@ -402,7 +403,7 @@ def run(
     start: Any,
     seed: int,
 ) -> dict[str, Any]:
-    """One method from one start, and what its ensemble is worth."""
+    """One method from one start, and the scores of its ensemble."""
     begin = time.perf_counter()
     extra: dict[str, Any] = {}
     if name in ("SGD", "Snapshot"):
@@ -423,7 +424,7 @@ def run(
 
 
 def joined(each: list[dict[str, Any]]) -> dict[str, Any]:
-    """What several runs of a method found: means, with their standard errors.
+    """Means over several runs of a method, with standard errors.
 
     Distances and losses along lines are those of the first run.
     """
@@ -463,7 +464,7 @@ def plot(methods: dict[str, Any], name: str, path: Path) -> None:
         )
         for line, style in (("between", "-"), ("within", ":")):
             lines = found.get("diversity", {}).get("lines", {})
-            if line in lines and method not in ("SGLD", "SGHMC"):  # of one cycle
+            if line in lines and method not in ("SGLD", "SGHMC"):  # within one cycle
                 losses.plot(
                     *lines[line],
                     style,
@@ -473,16 +474,18 @@ def plot(methods: dict[str, Any], name: str, path: Path) -> None:
                     label=f"{method}, {line}",
                 )
     others = "notMNIST" if name == "mnist" else "images of shuffled pixels"
-    entropy.set(title=f"Predictions for {others}", ylabel="share of images below")
-    entropy.set_xlabel("entropy of the prediction, nats")
+    entropy.set(
+        title=f"Predictions for {others}", ylabel="cumulative fraction of images"
+    )
+    entropy.set_xlabel("entropy of the prediction (nats)")
     entropy.legend()
     for axis, key in zip(distances, ("function", "weight"), strict=True):
         shown = max(methods, key=METHODS.index)  # cSGHMC, if it ran
         image = axis.imshow(methods[shown]["diversity"][f"{key}_distances"])
         axis.set(title=f"{shown}: distances of {key}s", xlabel="draw", ylabel="draw")
         figure.colorbar(image, ax=axis, label=UNITS[key])
-    losses.set(title="Lines between and within cycles", ylabel="test loss, nats")
-    losses.set_xlabel("place on the line, from draw to draw")
+    losses.set(title="Lines between and within cycles", ylabel="test loss (nats)")
+    losses.set_xlabel("position on the line between two draws")
     low, high = losses.get_ylim()
     losses.set_ylim(low, high + 0.35 * (high - low))  # room for the legend
     losses.legend(loc="upper center", ncols=2, fontsize=9, columnspacing=1)

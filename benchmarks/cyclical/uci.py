@@ -2,27 +2,28 @@
 
     NUMPYRO_MINIBATCH_DATA=... python -m benchmarks.cyclical.uci
 
-Logistic regressions on Australian, German and Heart: 5000 draws after 1000, as many
-gradients for each sampler. The cyclical ones have their 1000 as exploration, a hundred
-in each of ten cycles, which gives the 5000 draws of the table.
+Logistic regressions on Australian, German and Heart, with 5000 draws after 1000 and the
+same number of gradients for each sampler. The cyclical ones use their 1000 as
+exploration, a hundred in each of ten cycles, which leaves the 5000 draws of the table.
 
-The paper states neither prior, batches, step sizes nor the steps of a draw, and its
+The paper states neither prior, batches, step sizes nor the steps per draw, and its
 released program has no regressions. Here covariates are standardised and the prior is
-N(0, 10). ``DESIGNS`` are what it may have done: batches of 32 or all rows, one step or
-several to a draw, and the product c of the largest curvature of the posterior and of
-what multiplies the gradient (SGLD's step, SGHMC's squared) on a grid; that of a cycle's
-beginning is twice as large, so that the means are equal.
+N(0, 10). ``DESIGNS`` are the possibilities: batches of 32 or all rows, one step or
+several per draw, and a grid of the product c of the largest curvature of the posterior
+and the factor of the gradient (SGLD's step, SGHMC's squared). At the start of a cycle c
+is twice as large, so that the means are equal.
 
-What to expect: on a normal posterior, along an eigenvector of curvature l, full-batch
-SGLD draws with the step a have the variance 1 / (l (1 - a l / 2)) and the effective
-size n a l / (2 - a l) of n. Steps that are long enough for a large one are those that
-draw too widely, and they end where a times the largest l is 2. ``expected`` is that for
-each data set. SGHMC with a symmetric integrator has no error there below 4.
+Expected results: on a normal posterior, along an eigenvector of curvature l, full-batch
+SGLD with step a has variance 1 / (l (1 - a l / 2)) and an effective sample size of n a
+l / (2 - a l) for n draws. Steps long enough for a large effective sample size therefore
+give draws that are too wide, and the chain diverges if a times the largest l is 2.
+``expected`` contains this for each data set. SGHMC with a symmetric integrator has no
+such error below 4.
 
-An effective sample size alone rewards long steps, whatever they do to the draws: each
-comes with the error of the posterior's standard deviations, against four chains of
-NUTS. ``best`` has, for each design, the largest one at which that is at most a tenth
-in the median of all coefficients, and the one that is nearest to the paper's.
+An effective sample size alone rewards long steps, whatever their bias, so each is
+reported with the error of the posterior standard deviations, relative to four chains of
+NUTS. ``best`` contains, for each design, the largest one for which the median error of
+all coefficients is at most a tenth, and the one nearest to the paper's.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ EXPECTED_AT = (0.2, 1.4, 1.9)
 
 
 class Design(NamedTuple):
-    """Rows of a batch (``None`` for all), steps of a draw, and c on a grid."""
+    """Rows per batch (``None`` for all), steps per draw, and c on a grid."""
 
     rows: int | None
     num_steps: int
@@ -117,7 +118,7 @@ def curvature(X: np.ndarray, draws: np.ndarray) -> np.ndarray:
 
 
 def expected(hessian: np.ndarray, c: float, draws: int) -> dict[str, float]:
-    """Full-batch SGLD of one step to a draw, were the posterior normal."""
+    """Full-batch SGLD with one step per draw, on a normal posterior."""
     values, vectors = np.linalg.eigh(hessian)
     step, shares = c / values.max(), vectors**2
     wide = 1 / (values * (1 - step * values / 2))
@@ -132,7 +133,7 @@ def expected(hessian: np.ndarray, c: float, draws: int) -> dict[str, float]:
 def samplers(
     design: Design, alpha: float, rows: int, draws: int, burn_in: int
 ) -> dict[str, Any]:
-    """With ``alpha`` what multiplies the gradient, in the mean of a cycle."""
+    """A kernel; ``alpha`` is the mean factor of the gradient over a cycle."""
     total, cycles = draws + burn_in, 10
     share, num_steps = burn_in / total, design.num_steps
     plain: dict[str, Any] = {"num_steps": num_steps}
@@ -187,7 +188,7 @@ def measure(
 
 
 def chosen(runs: list[dict[str, Any]], paper: int) -> dict[str, Any]:
-    """The largest effective size among draws that are right; the paper's, at what."""
+    """The largest ESS among unbiased draws, and the setting nearest to the paper's."""
     right = [run for run in runs if run["sd_error"] <= BEST_AT]
     return {
         "right": max(right, key=lambda run: run["ess"], default=None),

@@ -2,16 +2,16 @@
 
     python -m benchmarks.equi_energy.fifty_modes [--small | --rings | --full | --paper]
 
-The data are draws of a mixture of 50 normals of which one has the mean 2 and all others
-0; the parameters are the 50 means, so that the posterior has 50 modes, one for each
-component that may be the one at 2. Written to ``results/`` for each size: what MINTEE
-visited, and how much; the same of plain Metropolis-Hastings from the same start at the
-same temperature; the rows that each read.
+The data are draws from a mixture of 50 normals, of which one has mean 2 and all others
+mean 0. The parameters are the 50 means, so the posterior has 50 modes, one for each
+component that may be the one at 2. For each size, the modes visited by MINTEE and their
+frequencies are written to ``results/``, with those of plain Metropolis-Hastings from
+the same start at the same temperature, and the rows that each read.
 
 The paper's uniform prior is improper here: a component that goes to infinity costs at
-most ``N log(50 / 49)``, 2020 for 1e5 rows, which is 19.5 at the paper's highest
-temperature, and 100 at the highest one of those used here. The prior is ``N(0, 5)`` for
-each mean, the same for all 50 modes.
+most ``N log(50 / 49)``, which for 1e5 rows is 2020, or 19.5 at the paper's highest
+temperature and 100 at the highest one used here. The prior is ``N(0, 5)`` for each
+mean, the same for all 50 modes.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from numpyro_minibatch import (
 from numpyro_minibatch import proposal as proposals
 
 RESULTS = Path(__file__).parent / "results"
-NEAR = 0.6  # of 2, for a component to be the one that is there
+NEAR = 0.6  # distance from 2 within which a component is at 2
 
 SIZES: dict[str, dict[str, Any]] = {
-    # for a test
+    # for tests
     "small": {
         "rows": 2_000,
         "modes": 5,
@@ -55,7 +55,7 @@ SIZES: dict[str, dict[str, Any]] = {
         "num_samples": 800,
         "num_steps": 2,
     },
-    # the paper's size at temperature 1, from the counts of rounded data; a ring holds
+    # the paper's size at temperature 1, with counts of rounded data; a ring holds
     # states of all energies
     "default": {
         "rows": 100_000,
@@ -82,7 +82,7 @@ SIZES: dict[str, dict[str, Any]] = {
         "num_samples": 8_000,
         "num_steps": 5,
     },
-    # the same row by row; this takes days
+    # the same row by row, which takes days
     "full": {
         "rows": 100_000,
         "modes": 50,
@@ -95,7 +95,7 @@ SIZES: dict[str, dict[str, Any]] = {
         "num_samples": 60_000,
         "num_steps": 5,
     },
-    # the paper's temperatures and batches, for as long as shows what they do
+    # the paper's temperatures and batches, long enough to show their behaviour
     "paper": {
         "rows": 100_000,
         "modes": 50,
@@ -113,7 +113,7 @@ NAMES = [name for name in SIZES if name != "default"]
 
 
 def simulate(rows: int, modes: int, seed: int = 0) -> np.ndarray:
-    """Draws of the mixture with the means ``(2, 0, ..., 0)``."""
+    """Draws from the mixture with means ``(2, 0, ..., 0)``."""
     rng = np.random.default_rng(seed)
     is_first = rng.integers(modes, size=rows) == 0
     return (2.0 * is_first + rng.normal(size=rows)).astype(np.float32)
@@ -122,8 +122,8 @@ def simulate(rows: int, modes: int, seed: int = 0) -> np.ndarray:
 def mixture(x: np.ndarray, modes: int, rounded_to: float | None = None) -> Target:
     """The posterior of the means.
 
-    :param rounded_to: round the data, and have a row for each value that is left, with
-        the number of data that have it: the same posterior but for the rounding.
+    :param rounded_to: round the data, and use one row for each distinct value, with its
+        count: the same posterior except for the rounding.
     """
     if rounded_to is None:
         values, counts = x, np.ones_like(x)
@@ -142,18 +142,17 @@ def mixture(x: np.ndarray, modes: int, rounded_to: float | None = None) -> Targe
 
 
 def mode_of(z: np.ndarray) -> np.ndarray:
-    """Which component is at 2, none of the others being there; -1 if there is none."""
+    """The only component at 2; -1 if there is none or more than one."""
     near = np.abs(z - 2.0) < NEAR
     return np.where(near.sum(-1) == 1, near.argmax(-1), -1)
 
 
 def shares(labels: np.ndarray, modes: int) -> dict[str, Any]:
-    """How evenly the draws of several chains lie on the modes.
+    """How evenly the draws of several chains are distributed over the modes.
 
-    How many independent draws they are worth, the scatter between chains says: the
-    rings of a chain remember which modes it has seen for longer than the
-    autocorrelation of its draws shows. Chi-square by its degrees of freedom has then
-    the law of F.
+    The effective number of draws comes from the differences between chains: the rings
+    of a chain remember visited modes for longer than the autocorrelation of its draws
+    shows. Chi-square divided by its degrees of freedom then has an F distribution.
 
     :param labels: shape ``(chains, draws)``.
     """
@@ -182,10 +181,10 @@ def shares(labels: np.ndarray, modes: int) -> dict[str, Any]:
 def rounding(
     draws: np.ndarray, data: np.ndarray, target: Target, modes: int, temperature: float
 ) -> dict[str, float]:
-    """What weights of draws would correct for the rounding: how far they are from one.
+    """The variation of the weights that would correct draws for the rounding.
 
-    :param draws: of the posterior of the rounded data, ``(draws, D)``.
-    :param data: what was rounded, all of whose rows are evaluated here.
+    :param draws: draws from the posterior of the rounded data, ``(draws, D)``.
+    :param data: the data before rounding, all rows of which are evaluated here.
     """
     every = mixture(data, modes)
 

@@ -1,1 +1,1 @@
-"""What long runs cost, and what is left of them when they are killed."""
+"""Costs of long runs, and recovery after a kill."""

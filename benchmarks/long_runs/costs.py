@@ -2,8 +2,8 @@
 
     python -m benchmarks.long_runs.costs
 
-Each case runs in a process of its own where memory is measured; what is compared in
-time runs alternately in one process.
+Cases that measure memory run in a process of their own; cases that compare times run
+alternately in one process.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from numpyro_minibatch.sampling import _sample
 
 
 def memory() -> dict[str, float]:
-    """Megabytes of this process: most of all times, and what is its own now."""
+    """Megabytes of this process: the peak, and its own memory now."""
     lines = Path("/proc/self/status").read_text().splitlines()
     found = {line.split(":")[0]: line.split()[1] for line in lines if " kB" in line}
     return {
@@ -38,7 +38,7 @@ def memory() -> dict[str, float]:
 
 
 def in_one_process(case: str, *arguments: Any) -> dict[str, Any]:
-    """What a case returns, run alone."""
+    """The result of a case, run alone."""
     command = [sys.executable, "-m", __spec__.name, case, *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
@@ -89,7 +89,7 @@ def large_file(gigabytes: str, folder: str, steps: str) -> dict[str, Any]:
 
 
 def chunk_overhead(draws: int, repeats: int) -> dict[str, Any]:
-    """The same draws in one chunk, and in chunks as they are."""
+    """The same draws in one chunk, and in chunks of the usual length."""
     pace = _sample._Pace.saw
     steps: list[int] = []
 
@@ -121,10 +121,10 @@ def chunk_overhead(draws: int, repeats: int) -> dict[str, Any]:
 
 
 def second_call() -> dict[str, Any]:
-    """What a second call with the same kernel and shapes traces and compiles.
+    """Traces and compilations of a second call with the same kernel and shapes.
 
-    To trace is to run the model's Python code: the checks of a model do that too, on
-    descriptions of arrays, and compile nothing.
+    Tracing runs the model's Python code. The checks of a model do so too, on abstract
+    arrays, and compile nothing.
     """
     seen: list[tuple[str, str, float]] = []
 
@@ -147,7 +147,7 @@ def second_call() -> dict[str, Any]:
 
 
 def where_rows_are(draws: int, repeats: int) -> dict[str, Any]:
-    """Microseconds a step with data in memory, and with rows of a file."""
+    """Microseconds per step with data in memory, and with rows of a file."""
     with tempfile.TemporaryDirectory() as folder:
         for name, array in (("x", X), ("y", Y)):
             np.save(f"{folder}/{name}.npy", array)
@@ -177,7 +177,7 @@ def where_rows_are(draws: int, repeats: int) -> dict[str, Any]:
 
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
-    """Run it; returns what is written."""
+    """Run the benchmark; returns the recorded numbers."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("case", nargs="*")
     parser.add_argument("--small", action="store_true")
@@ -194,7 +194,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     def note(name: str, result: Any) -> None:
         found[name] = result
         if not small:
-            save("costs", found)  # what there is, if a later case is killed
+            save("costs", found)  # partial results, in case a later case is killed
 
     note("second_call", second_call())
     times = (100, 1) if small else (100_000, 14)

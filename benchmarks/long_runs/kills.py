@@ -1,11 +1,11 @@
-"""Kill runs again and again at random moments, and see what is left of them.
+"""Kill runs repeatedly at random moments, and check what remains of them.
 
     python -m benchmarks.long_runs.kills
 
-Runs of several chunk lengths and kinds of keys are started in processes of their own,
-killed (SIGKILL), opened, gone on with and killed again; what each did at that moment is
-recorded. A write is held open for five milliseconds, so that kills meet it. At the end
-each run is finished and compared bit by bit with one that nobody interrupted.
+Runs with several chunk lengths and kinds of keys are started in processes of their own,
+killed (SIGKILL), opened, resumed and killed again; the activity of each at that moment
+is recorded. Each write is held open for five milliseconds, so that some kills hit it.
+At the end each run is finished and compared bit by bit with an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def noted(function, mark):
         function(self, *args)
         if mark == b"a":
             for file in self._files.values():
-                file.flush()  # so that there is something that does not count yet
-            time.sleep(0.005)  # or hardly any of the kills would meet it
+                file.flush()  # so that there are draws that are not committed yet
+            time.sleep(0.005)  # otherwise hardly any kill would hit it
         doing[:] = b"d"
     return wrapped
 
@@ -64,7 +64,7 @@ DOING = {b"a": "writing draws", b"c": "committing", b"d": "drawing"}
 
 
 def in_chunks_of(steps: int) -> None:
-    """Every chunk of so many steps; a commit after each."""
+    """Make every chunk this many steps, with a commit after each."""
 
     def saw(self: Any, _: int) -> None:
         self.steps = steps
@@ -74,7 +74,7 @@ def in_chunks_of(steps: int) -> None:
 
 
 def start(steps: int, impl: str, draws: int, out: str | None, resume: bool) -> Any:
-    """The run, or what is missing of it."""
+    """Start or resume the run."""
     return sample(
         KERNEL,
         X,
@@ -103,7 +103,7 @@ def values(idata: Any) -> dict[str, np.ndarray]:
 def attack(
     out: Path, cache: Path, steps: int, impl: str, number: int, rng: Any
 ) -> dict[str, Any]:
-    """Kill a run so many times, finish it, and compare it with an uninterrupted one."""
+    """Kill a run several times, finish it, and compare it with an uninterrupted one."""
     store, moments, kept, opened = Store(out), [], 0, []
     doing = out.with_suffix(".doing")
     doing.write_bytes(b"d")
@@ -127,7 +127,7 @@ def attack(
             child.wait()
         phase = "warmup" if store.counts()["steps"] < WARMUP * steps else "sampling"
         moments.append(f"{phase}, {DOING[doing.read_bytes()]}")
-        # nothing that counted is gone
+        # no committed draw is lost
         assert store.counts()["steps"] >= seen
         draws = store.counts().get("posterior", 0)
         assert draws >= kept
@@ -157,7 +157,7 @@ def attack(
 
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
-    """Run it; returns what is written."""
+    """Run the benchmark; returns the recorded numbers."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=6, help="of each run")
     parser.add_argument("--small", action="store_true", help="one run, two kills")

@@ -1,4 +1,4 @@
-"""A small regression, and where results go."""
+"""A small regression, and the folder of the results."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ KERNEL = MINT(model, temperature=100.0)
 
 
 def save(name: str, found: dict[str, Any]) -> None:
-    """Write what was measured, and where.
+    """Write the measurements with a description of the machine.
 
-    :param name: of the file.
+    :param name: name of the file.
     :param found: the numbers.
     """
     RESULTS.mkdir(exist_ok=True)

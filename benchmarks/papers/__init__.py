@@ -1,1 +1,1 @@
-"""Figures of the papers that no other benchmark has: one module for each."""
+"""Figures of the papers that are not in other benchmarks: one module each."""

@@ -3,17 +3,17 @@
     python -m benchmarks.papers.amagold_plane step_sizes     # figure 2
     python -m benchmarks.papers.amagold_plane iterations     # figure 3
 
-The densities are the paper's (appendix G.2.1): a banana, ``z2 ~ N(0, 4)`` and ``z1 ~
-N(z2 ** 2 / 4, 1)``, and a cross, two centred normal laws of equal weight with
-variances 2 and covariances 1.8 and -1.8. So is the noise of the gradients, ``N(0, I)``:
-that of the rows of a data plate, which carry linear terms that add up to nothing, so
-that no kernel is treated specially.
+The densities are the paper's (appendix G.2.1): a banana, ``z2 ~ N(0, 4)`` and
+``z1 ~ N(z2 ** 2 / 4, 1)``, and a cross, two centred normal distributions of equal
+weight with variances 2 and covariances 1.8 and -1.8. The noise of the gradients,
+``N(0, I)``, is the paper's too. It comes from the rows of a data plate, which have
+linear terms that sum to zero, so no kernel is treated specially.
 
 The error is the symmetric Kullback-Leibler divergence over 12 x 12 cells of equal
-probability. Cells have the distribution functions of ``z2`` and of ``z1`` given ``z2``
-(for the cross, the other way round) as their sides, which are known in closed form; the
-paper does not say how it computes the divergence. Independent draws would have 143 over
-their number.
+probability. The sides of the cells are quantiles of ``z2`` and of ``z1`` given ``z2``
+(for the cross, the other way round), which are known in closed form; the paper does not
+say how it computes the divergence. Independent draws would have 143 divided by their
+number.
 
 Ruqi Zhang, A. Feder Cooper, Christopher De Sa (2020), AMAGOLD: amortized Metropolis
 adjustment for efficient stochastic gradient MCMC, figures 2 and 3.
@@ -44,8 +44,8 @@ CELLS = SIDE**2
 SIZE, WIDTH = 40, 8  # rows, and rows of a batch
 FRICTION, NUM_STEPS = 0.5, 10  # twice the paper's beta of 0.25, its T
 STEP_SIZES = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.35, 0.5)
-STEP_SIZE = 0.15  # of figure 3
-FLOOR = 0.5  # draws that each cell is given, so that no share is 0
+STEP_SIZE = 0.15  # for figure 3
+FLOOR = 0.5  # pseudo-counts of each cell, so that no fraction is 0
 FIGURES = {
     "amagold_plane_step_sizes": DOCS / "_static" / "amagold_plane.png",
     "amagold_plane_iterations": DOCS / "_static" / "amagold_convergence.png",
@@ -117,7 +117,7 @@ def target(log_density: Callable[[Array], Array]) -> Target:
 
 
 def methods(log_density: Callable[[Array], Array]) -> dict[str, Callable[[Dial], Any]]:
-    """The kernels, each of a schedule; all but SGHMC draw new momenta, as in [1]."""
+    """The kernels by schedule; all but SGHMC draw new momenta, as in [1]."""
     posterior = target(log_density)
     fixed: dict[str, Any] = {"target": posterior, "num_steps": NUM_STEPS}
     fixed |= {"step_size": 0.1, "adapt_step_size": False, "adapt_mass_matrix": False}
@@ -144,20 +144,20 @@ def methods(log_density: Callable[[Array], Array]) -> dict[str, Callable[[Dial],
 
 
 def symmetric_kl(counts: np.ndarray) -> np.ndarray:
-    """Between shares of the cells and equal ones; cells are the last axis."""
+    """Divergence between fractions in the cells and equal ones; cells are last."""
     smooth = counts + FLOOR
     found = smooth / smooth.sum(-1, keepdims=True)
     return ((found - 1 / CELLS) * np.log(found * CELLS)).sum(-1)
 
 
 def jackknife(counts: np.ndarray) -> float:
-    """Standard error of the divergence of all chains, the first axis, together."""
+    """Standard error of the divergence of all chains (the first axis) pooled."""
     alone = symmetric_kl(counts.sum(0) - counts)
     return float(alone.std() * math.sqrt(len(counts) - 1))
 
 
 def observer(uniform: Callable[[Array], Array]) -> Callable[[Any], dict[str, Array]]:
-    """What is averaged over draws: where they are, and how many were accepted."""
+    """The quantities averaged over draws: their cells, and acceptances."""
 
     def observe(state: Any) -> dict[str, Array]:
         # outside of all cells: a row of zeros
@@ -170,7 +170,7 @@ def observer(uniform: Callable[[Array], Array]) -> Callable[[Any], dict[str, Arr
 
 
 def by_step_size(draws: int, chains: int, sizes: list[float]) -> list[dict[str, Any]]:
-    """Figure 2: chains that start in the target, and stay there or do not."""
+    """Figure 2: bias of chains that start in the target."""
     runs = []
     blocks, burn = 10, 2
     length = max(1, draws // (chains * blocks))
@@ -210,10 +210,10 @@ def by_step_size(draws: int, chains: int, sizes: list[float]) -> list[dict[str, 
 
 
 def by_iteration(iterations: int, chains: int, crowd: int) -> list[dict[str, Any]]:
-    """Figure 3: chains that start together at 0, on the banana.
+    """Figure 3: convergence of chains that start at 0, on the banana.
 
-    Of ``chains`` long ones the divergence of what each has drawn so far, and of a
-    crowd of short ones that of where they are at one iteration.
+    For ``chains`` long chains, the divergence of the draws that each has made so far;
+    for many short chains, that of their positions at one iteration.
     """
     runs = []
     log_density, uniform, _ = DENSITIES["banana"]
@@ -269,13 +269,13 @@ def by_iteration(iterations: int, chains: int, crowd: int) -> list[dict[str, Any
 
 
 def slowdown(runs: list[dict[str, Any]]) -> list[float]:
-    """How many iterations AMAGOLD needs for one of L2MC's, at equal divergences."""
+    """Iterations of AMAGOLD per iteration of L2MC, at equal divergences."""
     curves = {run["method"]: np.array(run["so_far"]).T for run in runs}
     (n, error, _), (n_full, error_full, _) = curves["AMAGOLD"], curves["L2MC"]
     n, error = n[n >= 5 * CELLS], error[n >= 5 * CELLS]
     inside = error >= error_full[-1]
     falling = slice(int(error_full.argmax()), None)
-    # both axes of np.interp have to rise
+    # np.interp needs increasing axes
     at = np.interp(
         -np.log(error[inside]),
         -np.log(error_full[falling]),
@@ -328,7 +328,7 @@ def draw_step_sizes(content: dict[str, Any], path: Path) -> None:
 
 
 def draw_iterations(content: dict[str, Any], path: Path) -> None:
-    """What a chain has drawn so far, and where many chains are."""
+    """All draws of a chain so far, and positions of many chains."""
     from matplotlib import pyplot
 
     figure, (left, right) = pyplot.subplots(
@@ -337,7 +337,7 @@ def draw_iterations(content: dict[str, Any], path: Path) -> None:
     lines = dict(zip(STYLES, zip(COLOURS, ("-", "-.", "--", ":"), strict=False)))  # noqa: B905
     for run in content["runs"]:
         colour, line = lines[run["method"]]
-        # with few draws to a cell the half draw that each is given is what is seen
+        # with few draws per cell the pseudo-counts dominate
         enough = [point for point in run["so_far"] if point[0] >= 5 * CELLS]
         n, mean, error = np.array(enough or run["so_far"]).T
         left.errorbar(n, mean, error, color=colour, ls=line, label=run["method"])
@@ -358,10 +358,10 @@ def draw_iterations(content: dict[str, Any], path: Path) -> None:
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("figure", choices=["step_sizes", "iterations"])
-    parser.add_argument("--draws", type=int, default=400_000, help="of a step size")
+    parser.add_argument("--draws", type=int, default=400_000, help="per step size")
     parser.add_argument("--chains", type=int, default=64)
     parser.add_argument("--step-sizes", type=float, nargs="+", default=STEP_SIZES)
-    parser.add_argument("--iterations", type=int, default=30_000, help="of a chain")
+    parser.add_argument("--iterations", type=int, default=30_000, help="per chain")
     parser.add_argument("--crowd", type=int, default=20_000, help="short chains")
     parser.add_argument("--report", action="store_true", help="the figure only")
     parser.add_argument("--folder", type=Path, default=RESULTS)

@@ -2,19 +2,20 @@
 
     NUMPYRO_MINIBATCH_DATA=... python -m benchmarks.papers.mint_network
 
-Figure 3 of Dangna Li, Wing H. Wong (2017), Mini-batch Tempered MCMC, small: 784-50-10
-instead of 784-200-10, 10,000 images instead of 50,000, and fewer passes. Batches are
-the paper's 200; MINT has its temperature, ``N ** (1 - 0.99 tau)``, and proposes by
-Langevin steps on a minibatch gradient, whose length adapts to what is accepted. All
-have the prior of ``benchmarks.cyclical.networks`` (the paper: none for MINT, gamma
-mixtures for the others) and the same start, before any descent.
+Figure 3 of Dangna Li, Wing H. Wong (2017), Mini-batch Tempered MCMC, at a small size:
+784-50-10 instead of 784-200-10, 10,000 images instead of 50,000, and fewer passes.
+Batches are the paper's 200. MINT has its temperature, ``N ** (1 - 0.99 tau)``, and
+proposes by Langevin steps on a minibatch gradient, whose length adapts to the
+acceptance rate. All samplers have the prior of ``benchmarks.cyclical.networks`` (the
+paper: none for MINT, gamma mixtures for the others) and the same start, before any
+gradient descent.
 
-The paper compares MINT with samplers at temperature 1. Beside them stands SGHMC at
-MINT's own temperature: the same law by gradients alone.
+The paper compares MINT with samplers at temperature 1. This script adds SGHMC at MINT's
+own temperature, which samples the same distribution by gradients alone.
 
-A decision reads 200 images, and each of the two gradients that a Langevin step needs
-another 200. A pass is as many images as there are, whatever they were read for; the
-paper counts decisions.
+An accept/reject step reads 200 images, and each of the two gradients of a Langevin step
+another 200. A pass is as many images as there are, whatever they are read for; the
+paper counts accept/reject steps.
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ from numpyro_minibatch import MINT, SGHMC, SGLD, CyclicalMINT, proposal
 from .record import COLOURS, DOCS, RESULTS, load, save
 
 BATCH, ALPHA = 200, 0.99
-RATE, MOMENTUM = 0.05, 0.9  # of descent and of SGHMC, per mean loss
+RATE, MOMENTUM = 0.05, 0.9  # for gradient descent and SGHMC, per mean loss
 RATE_SGLD = 0.05
-STEP = 1e-3  # of MINT, before it adapts
-MEMBERS = 20  # draws of the second half that make an ensemble
+STEP = 1e-3  # for MINT, before it adapts
+MEMBERS = 20  # draws of the second half in an ensemble
 CYCLES = 5
 FIGURE = DOCS / "_static" / "mint_network.png"
 
@@ -53,7 +54,7 @@ def temperature(size: int, batch: int) -> float:
 def kernels(
     model: Callable, size: int, batch: int, start: Any
 ) -> dict[str, tuple[Any, bool]]:
-    """The samplers, each draw one pass, and whether they adapt at first."""
+    """The samplers, with one pass per draw, and whether they adapt at first."""
     shared = {"init_strategy": init_to_value(values=start), "batch_size": batch}
     gradients = {**shared, "num_steps": size // batch}
     hot = temperature(size, batch)
@@ -82,7 +83,7 @@ def kernels(
 def descend(
     logits: Callable, images: Any, start: Any, passes: int, batch: int
 ) -> dict[str, Any]:
-    """Descent with momentum on the likelihood: weights after each pass."""
+    """Gradient descent with momentum on the likelihood: weights after each pass."""
     size = len(images.X)
     optimizer = optax.sgd(RATE, momentum=MOMENTUM)
 
@@ -109,7 +110,7 @@ def descend(
 
 
 def sample(kernel: Any, images: Any, passes: int, adapts: bool) -> dict[str, Any]:
-    """A draw a pass; with ``adapts``, a quarter of them are warmup."""
+    """One draw per pass; with ``adapts``, a quarter of them are warmup."""
     warmup = passes // 4 if adapts else 0
     mcmc = MCMC(
         kernel,
@@ -171,7 +172,7 @@ def cyclical(
 
 
 def judged(logits: Callable, found: dict[str, Any], images: Any) -> dict[str, Any]:
-    """Test errors of draws and of their ensemble, and their fit, without the draws."""
+    """Test errors and fit of draws and of their ensemble."""
     draws = found.pop("draws")
     logs = jax.jit(
         lambda draws: jax.lax.map(
@@ -240,7 +241,7 @@ def main(argv: list[str] | None = None) -> None:
     if options.report:
         draw(load("mint_network", options.folder), path)
         return
-    # here, because the module looks for the examples
+    # imported here, because the module looks for the examples
     from benchmarks.cyclical import networks
 
     size = networks.SIZES["mnist"]

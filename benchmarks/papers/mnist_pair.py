@@ -1,4 +1,4 @@
-"""MNIST's ones against its sevens: is a batch normal, and who is right how soon?
+"""MNIST's ones against its sevens: normality of batches, and speed of convergence.
 
     NUMPYRO_MINIBATCH_DATA=... python -m benchmarks.papers.mnist_pair normality
     NUMPYRO_MINIBATCH_DATA=... python -m benchmarks.papers.mnist_pair passes
@@ -7,23 +7,23 @@
 The first two are figure 2, left and right, of Dangna Li, Wing H. Wong (2017),
 Mini-batch Tempered MCMC; the third is figure 1, left, of Daniel Seita, Xinlei Pan,
 Haoyu Chen, John Canny (2017), An Efficient Minibatch Acceptance Test for
-Metropolis-Hastings. All are a logistic regression of 13,007 images under a flat prior,
-sampled by random walks from zero, and judged by 2,163 other images.
+Metropolis-Hastings. All use a logistic regression of 13,007 images under a flat prior,
+sampled by random walks from zero, and tested on 2,163 other images.
 
-normality: 5000 batches of 100 images, as in the paper, whose fixed position is not
-given. Here it is a draw of a tempered chain soon after its start at zero, where all
-images have one log likelihood, its last draw, and that of a chain at temperature 1.
-Beside the paper's mean of log likelihoods stands the mean of their differences between
-two positions of the chain, on which decisions rest.
+normality: 5000 batches of 100 images, as in the paper, which does not give its fixed
+position. Here three positions are used: a draw of a tempered chain soon after its start
+at zero, where all images have one log likelihood; its last draw; and that of a chain at
+temperature 1. In addition to the paper's mean of log likelihoods, the mean of their
+differences between two positions of the chain is shown, which determines acceptance.
 
-passes: MINT at the paper's temperature, ``N ** (1 - 0.99 tau)``, batches of 100, beside
-Metropolis on all images at that temperature and at 1. Steps have the mean lengths that
-the paper reports, 1.71, 1.50 and 0.05, times ``--longer``. All make as many decisions,
-so that the last ones can be compared; the mean log likelihood of the training images
-says which law a chain came to, which accuracy does not.
+passes: MINT at the paper's temperature, ``N ** (1 - 0.99 tau)``, with batches of 100,
+compared with Metropolis on all images at that temperature and at 1. Steps have the mean
+lengths that the paper reports, 1.71, 1.50 and 0.05, times ``--longer``. All chains make
+the same number of steps, so that their ends can be compared. The mean log likelihood of
+the training images shows which distribution a chain reached, which accuracy does not.
 
-rows: all at temperature 100, with steps of standard deviation 0.05, as in
-``benchmarks/batch_sizes.py``, which measures the sizes of the batches.
+rows: all samplers at temperature 100, with steps of standard deviation 0.05, as in
+``benchmarks/batch_sizes.py``, which measures the batch sizes.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ from .record import COLOURS, DOCS, RESULTS, load, save
 BATCH = 100
 ALPHA = 0.99  # lambda / tau
 LENGTHS = {"MINT": 1.71, "tempered MCMC": 1.50, "MCMC": 0.05}
-REACHED = 0.97  # share of test images right, that "how soon" is about
+REACHED = 0.97  # accuracies on test images whose times are reported
 EARLY = 20  # a draw of the tempered chain, not far from zero
-ROWS_ERROR = 0.005  # of one look of AusterityMH
+ROWS_ERROR = 0.005  # error per test of AusterityMH
 FIGURES = {
     "mnist_pair_normality": DOCS / "_static" / "mint_normality.png",
     "mnist_pair_passes": DOCS / "_static" / "mint_passes.png",
@@ -68,7 +68,7 @@ FIGURES = {
 
 
 class Images(NamedTuple):
-    """What is sampled, and by what it is judged; labels are 0 and 1."""
+    """The training and the test images; labels are 0 and 1."""
 
     model: Callable[..., None]
     data: tuple[Array, Array]
@@ -77,7 +77,7 @@ class Images(NamedTuple):
 
 def images() -> Images:
     """Ones and sevens of MNIST."""
-    # here, because the module looks for the data set and the examples
+    # imported here, because the module looks for the data set and the examples
     from benchmarks.batch_size_problems import flat, logistic, ones_and_sevens
 
     data, test = ones_and_sevens()
@@ -91,13 +91,13 @@ def walk(step: float, temperature: float) -> dict[str, Any]:
 
 
 class Drawn(NamedTuple):
-    """What chains drew: ``beta (chains, draws, D)``, and rows a decision."""
+    """The draws of chains, ``beta (chains, draws, D)``, and rows read per step."""
 
     beta: np.ndarray
     num_rows: np.ndarray
 
     def moved(self) -> float:
-        """Share of the draws that are not where the one before was."""
+        """Fraction of draws that differ from the previous one."""
         return float((np.diff(self.beta, axis=1) != 0).any(-1).mean())
 
 
@@ -126,13 +126,13 @@ def sample(
 
 @jax.jit
 def right(beta: Array, x: Array, y: Array) -> Array:
-    """Share of right answers of each of many positions."""
+    """Accuracy at each of many positions."""
     return (((beta @ x.T) > 0) == y).mean(-1)
 
 
 @jax.jit
 def mean_log_likelihood(beta: Array, x: Array, y: Array) -> Array:
-    """Of an image, at each of many positions."""
+    """Mean log likelihood of an image, at each of many positions."""
     logits = beta @ x.T
     return (y * logits - jax.nn.softplus(logits)).mean(-1)
 
@@ -186,7 +186,7 @@ def _error(values: np.ndarray) -> float | None:
 
 
 def is_normal(problem: Images, draws: int, num_batches: int) -> list[dict[str, Any]]:
-    """Figure 2 left: means of batches against the normal law."""
+    """Figure 2 left: means of batches compared with the normal distribution."""
     x, y = problem.data
     hot = temperature(len(y))
     side = math.sqrt(x.shape[1])
@@ -216,7 +216,7 @@ def is_normal(problem: Images, draws: int, num_batches: int) -> list[dict[str, A
 
 
 def measured(rows: np.ndarray, num_batches: int) -> dict[str, Any]:
-    """How normal the means of batches of these rows are."""
+    """Distance of batch means of these rows from the normal distribution."""
     rows = np.asarray(rows, float)
     square = np.square(rows - rows.mean())
     return {
@@ -234,7 +234,7 @@ LEVELS = norm.cdf(np.linspace(-3.2, 3.2, 65))
 
 
 def standardised_means(rows: np.ndarray, num_batches: int) -> np.ndarray:
-    """Means of batches without replacement, minus the true one, over its error."""
+    """Standardised means of batches drawn without replacement."""
     rng = np.random.default_rng(11)
     size = len(rows)
     means = np.array(
@@ -267,7 +267,7 @@ def over_passes(
     runs = []
     for name, kernel in cases.items():
         run = sample(kernel, problem, chains, draws, side_by_side=True)
-        # the images of a decision, as the paper counts: a batch, or all
+        # the images per step, as the paper counts: a batch, or all
         read = np.arange(1, draws + 1) * float(BATCH if "MINT" in name else size)
         found = learned(run, problem, np.broadcast_to(read, (chains, draws)))
         runs.append({"method": name, "temperature": float(kernel.temperature), **found})
@@ -323,7 +323,7 @@ def tell(run: dict[str, Any]) -> None:
 
 
 def draw_normality(content: dict[str, Any], path: Path) -> None:
-    """Quantiles of the means of batches against those of the normal law."""
+    """Quantiles of batch means against those of the normal distribution."""
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(
@@ -355,7 +355,7 @@ def _curves(
     lines = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
     for run, colour, line in zip(runs, COLOURS, lines, strict=False):
         rows, values = np.array(run["rows"]) / unit, sign * np.array(run[key])
-        # chains read different numbers of rows: at the same number, what each had last
+        # chains read different numbers of rows: use the last value before each number
         at = np.geomspace(rows[:, 0].max(), rows[:, -1].min(), 80)
         pairs = zip(rows, values, strict=True)
         seen = np.array(
@@ -379,12 +379,12 @@ def draw_passes(content: dict[str, Any], path: Path) -> None:
     for axis, key, sign in ((left, "accuracy", 1), (right_, "log_likelihood", -1)):
         _curves(axis, content["runs"], key, size, sign)
         axis.set(xscale="log", xlabel="passes over the training images")
-    left.set(ylabel="share of test images right", ylim=(0.4, 1.0))
+    left.set(ylabel="test accuracy", ylim=(0.4, 1.0))
     right_.set_yscale("log")
     ticks = 0.02, 0.05, 0.1, 0.2, 0.5
     right_.set_yticks(ticks, [str(tick) for tick in ticks])
     right_.minorticks_off()
-    right_.set_ylabel("minus log likelihood\nof a training image (nats)")
+    right_.set_ylabel("negative log likelihood\nper training image (nats)")
     left.legend(fontsize=9, loc="lower right")
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
@@ -397,7 +397,7 @@ def draw_rows(content: dict[str, Any], path: Path) -> None:
     figure, axis = pyplot.subplots(figsize=(6.4, 4), layout="constrained")
     _curves(axis, content["runs"], "accuracy", 1.0)
     axis.set(xscale="log", xlabel="training images read, with repetitions")
-    axis.set(ylabel="share of test images right", ylim=(0.4, 1.0))
+    axis.set(ylabel="test accuracy", ylim=(0.4, 1.0))
     axis.legend(fontsize=9, loc="lower right")
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
@@ -409,10 +409,12 @@ DRAWN = {"normality": draw_normality, "passes": draw_passes, "rows": draw_rows}
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("figure", choices=list(DRAWN))
-    parser.add_argument("--draws", type=int, help="of a chain; passes 13000, else 3000")
+    parser.add_argument("--draws", type=int, help="per chain; passes 13000, else 3000")
     parser.add_argument("--batches", type=int, default=5000, help="of normality")
-    parser.add_argument("--longer", type=float, default=1.0, help="steps of passes")
-    parser.add_argument("--name", help="of the results, to keep others")
+    parser.add_argument(
+        "--longer", type=float, default=1.0, help="factor of the step lengths of passes"
+    )
+    parser.add_argument("--name", help="name of the results, to keep others")
     parser.add_argument("--trials", type=int, default=4)
     parser.add_argument("--report", action="store_true", help="the figure only")
     parser.add_argument("--folder", type=Path, default=RESULTS)

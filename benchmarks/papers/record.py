@@ -1,4 +1,4 @@
-"""Results as JSON, where figures go, and the colours that all figures share."""
+"""Results as JSON, the folder of figures, and the colours of all figures."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["COLOURS", "DOCS", "RESULTS", "load", "machine", "save"]
 
 RESULTS = Path(__file__).parent / "results"
 DOCS = Path(__file__).parents[2] / "docs"
-# of Okabe and Ito, which the colour-blind tell apart
+# by Okabe and Ito, distinguishable for the colour-blind
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 
 

@@ -1,1 +1,1 @@
-"""Benchmarks of replica exchange: a mixture with known weights, rivals, tables."""
+"""Benchmarks of replica exchange: known mixtures, other packages, tables."""

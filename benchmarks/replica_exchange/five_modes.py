@@ -1,19 +1,19 @@
-"""The paper's mixture of five modes under gradient noise: RENHD and what it is beside.
+"""The paper's mixture of five modes with gradient noise: RENHD and other samplers.
 
     python -m benchmarks.replica_exchange.five_modes
 
-Seven rungs, each 1.5 times as hot as the one before, from temperature 1. The noise is
-that of the rows of a data plate, which carry linear terms that add up to nothing: it is
-in gradients and in swaps, and no kernel is treated specially. Noise of variance 0.25
-is the paper's; 25 is where a friction that does not adapt is far too hot.
+Seven rungs, each 1.5 times as hot as the one before, start at temperature 1. The noise
+comes from the rows of a data plate, which have linear terms that sum to zero: it
+affects gradients and swaps, and no kernel is treated specially. Noise of variance 0.25
+is the paper's; with 25, constant friction leads to a far too high temperature.
 
-All chains begin in the middle mode. One rung alone makes as many gradients, in draws
-of seven times as many steps.
+All chains start in the middle mode. Samplers on one rung make the same number of
+gradients, in draws of seven times as many steps.
 
-The paper's 4.16e3 effective samples of 1e5 draws come without a word on how they are
-counted. Here the smallest of the two coordinates counts: for "alone", 1e5 draws by the
-integrated autocorrelation of each chain by itself, which is what one long chain as in
-the paper can be asked for; for "ArviZ", ``az.ess(method="mean")`` over all chains.
+The paper does not say how its 4.16e3 effective samples of 1e5 draws are computed. Here
+the coordinate with the smaller value is used. "Alone" is for 1e5 draws by the
+integrated autocorrelation of each chain separately, which is all that one long chain as
+in the paper allows; "ArviZ" is ``az.ess(method="mean")`` over all chains.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ FIGURE = DOCS / "_static" / "replica_exchange_five_modes.png"
 
 
 def methods(variance: float) -> dict[str, Callable[[], Any]]:
-    """What is compared, by name; ``variance`` is that of the noise."""
+    """The samplers by name; ``variance`` is that of the noise."""
     shared: dict[str, Any] = {
         "target": mixture.target(variance),
         "batch_size": mixture.WIDTH,
@@ -67,7 +67,7 @@ def methods(variance: float) -> dict[str, Callable[[], Any]]:
 
 
 def sample(kernel: Any, chains: int, draws: int, warmup: int, seed: int = 0) -> Any:
-    """A run, every chain from the middle mode."""
+    """A run with all chains started in the middle mode."""
     mcmc = MCMC(
         kernel,
         num_warmup=warmup,
@@ -81,7 +81,7 @@ def sample(kernel: Any, chains: int, draws: int, warmup: int, seed: int = 0) -> 
 
 
 def measured(mcmc: Any) -> tuple[dict[str, Any], np.ndarray, np.ndarray | None]:
-    """Numbers of a run, its draws, and where the replicas were."""
+    """Numbers of a run, its draws, and the rungs of its replicas."""
     draws = np.asarray(mcmc.get_samples(group_by_chain=True))
     fields = mcmc.get_extra_fields(group_by_chain=True)
     found = mixture.held_against(draws)
@@ -98,7 +98,7 @@ def measured(mcmc: Any) -> tuple[dict[str, Any], np.ndarray, np.ndarray | None]:
 
 
 def checks(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What the issue asks of RENHD, and whether it holds."""
+    """The requirements on RENHD, and whether they hold."""
     found = {(run["noise"], run["method"]): run for run in runs}
 
     def check(what: str, value: float, bound: float, holds: bool) -> dict[str, Any]:
@@ -132,16 +132,16 @@ def text(content: dict[str, Any]) -> str:
     runs = sorted(
         content["runs"], key=lambda run: (run["noise"], names.index(run["method"]))
     )
-    law = ["noise", "method", "total variation", "expected of right draws"]
-    law += ["variance ratio", "modes a chain", "diverging"]
+    head = ["noise", "method", "total variation", "expected if exact"]
+    head += ["variance ratio", "modes per chain", "diverging"]
     worth = ["noise", "method", "ESS alone", "ArviZ", "bulk", "of modes"]
     worth += ["swap rates", "unreliable", "round trips"]
-    laws, worths = [], []
+    accuracy, worths = [], []
     for run in runs:
         of = [f"{run['noise']:g}", run["method"]]
         rates = run.get("swap_rates")
         ratio, error = run["variance_ratio"], run["variance_ratio_error"]
-        laws.append(
+        accuracy.append(
             [
                 *of,
                 f"{run['total_variation']:.4f}",
@@ -169,15 +169,15 @@ def text(content: dict[str, Any]) -> str:
     ]
     return "\n\n".join(
         [
-            table(law, laws),
+            table(head, accuracy),
             table(worth, worths),
-            table(["asked", "found", "bound", "holds"], asked),
+            table(["check", "value", "bound", "holds"], asked),
         ]
     )
 
 
 def draw(kept: dict[str, Any], noise: float, path: Path) -> None:
-    """Shares of the modes, draws, and the ways of two replicas."""
+    """Fractions in the modes, draws, and paths of two replicas."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -199,7 +199,7 @@ def draw(kept: dict[str, Any], noise: float, path: Path) -> None:
             color=colour,
             label=name,
         )
-    axes[0].set(xlabel="mode", ylabel="share of the draws")
+    axes[0].set(xlabel="mode", ylabel="fraction of draws")
     axes[0].set_title(f"Weights, gradient noise {noise:g}")
     axes[0].legend(fontsize=8)
     for name, colour in (("RENHD", colours[0]), ("SGNHT alone", colours[2])):
@@ -213,7 +213,7 @@ def draw(kept: dict[str, Any], noise: float, path: Path) -> None:
         for replica, style in ((0, "-"), (6, "--")):
             path_ = rung[0, :300, min(replica, rung.shape[-1] - 1)]
             axes[2].step(np.arange(len(path_)), path_, style, lw=0.9, where="post")
-    axes[2].set(xlabel="draw", ylabel="rung, 0 the coldest", title="Two replicas")
+    axes[2].set(xlabel="draw", ylabel="rung (0: coldest)", title="Two replicas")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
@@ -222,13 +222,13 @@ def draw(kept: dict[str, Any], noise: float, path: Path) -> None:
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--chains", type=int, default=32)
-    parser.add_argument("--draws", type=int, default=100_000, help="of all chains")
-    parser.add_argument("--warmup", type=int, default=300, help="draws of a chain")
+    parser.add_argument("--draws", type=int, default=100_000, help="total over chains")
+    parser.add_argument("--warmup", type=int, default=300, help="draws per chain")
     parser.add_argument("--noise", type=float, nargs="+", default=[PAPER_NOISE, 25.0])
     parser.add_argument("--methods", nargs="+", help="all, unless named")
     parser.add_argument("--figure", type=Path, default=FIGURE)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--resume", action="store_true", help="what is not there yet")
+    parser.add_argument("--resume", action="store_true", help="only missing runs")
     parser.add_argument("--out", default="five_modes")
     options = parser.parse_args(argv)
     length = options.draws // options.chains
@@ -242,7 +242,7 @@ def main(argv: list[str] | None = None) -> None:
     if options.resume:
         recorded = load(options.out, RESULTS)
         if recorded["settings"] != settings:
-            raise SystemExit("what is recorded has other settings")
+            raise SystemExit("the recorded results have other settings")
         runs = recorded["runs"]
     known = {(run["noise"], run["method"]) for run in runs}
     for noise in options.noise:

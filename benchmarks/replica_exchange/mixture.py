@@ -1,4 +1,4 @@
-"""The five modes as rows of data with noise, and how draws are held against them."""
+"""The five modes as rows of data with noise, and scores of draws."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ SIZE, WIDTH = 200, 20  # rows, and rows of a batch
 
 
 def slopes(variance: float, size: int = SIZE, width: int = WIDTH) -> np.ndarray:
-    """Linear terms of the rows, which add up to nothing.
+    """Linear terms of the rows, which sum to zero.
 
-    They give the gradient of ``width`` rows, drawn without replacement, noise of this
-    variance in each coordinate and none in common.
+    They give the gradient of ``width`` rows, drawn without replacement, noise with this
+    variance in each coordinate and no correlation.
     """
     quantiles = norm.ppf((np.arange(size) + 0.5) / size)
     rng = np.random.default_rng(0)
@@ -33,7 +33,7 @@ def slopes(variance: float, size: int = SIZE, width: int = WIDTH) -> np.ndarray:
 
 
 def target(variance: float) -> Target:
-    """The mixture as rows of data, whose batches are noisy; all of it is tempered."""
+    """The mixture as rows of data with noisy batches; the whole density is tempered."""
     terms = jnp.asarray(slopes(variance), jnp.result_type(float))
 
     def log_likelihood(z: Array, rows: Array) -> Array:
@@ -44,9 +44,10 @@ def target(variance: float) -> Target:
 
 @cache
 def truth(count: int = 401) -> tuple[np.ndarray, float]:
-    """Shares of the cells and mean squared distance to the nearest mode, a coordinate.
+    """Masses of the cells, and mean squared distance to the nearest mode.
 
-    By quadrature; with modes this far apart they are the weights and the variance.
+    Both are per coordinate, by quadrature; with modes this far apart they are the
+    weights and the variance.
     """
     axis = np.linspace(-8.0, 8.0, count)
     points = np.stack(np.meshgrid(axis, axis, indexing="ij"), -1).reshape(-1, 2)
@@ -63,23 +64,23 @@ def _mean_and_error(per_chain: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def alone(values: np.ndarray) -> float:
-    """Effective samples of all draws, each chain taken by itself; ``(chains, n)``.
+    """Effective sample size of all draws, each chain separately; ``(chains, n)``.
 
-    The sum of autocorrelations ends where that of a pair is negative. A chain that
-    stays where it began looks well mixed by itself: this is not a diagnostic.
+    The sum of autocorrelations ends at the first negative pair. A chain that stays
+    where it started appears well mixed by itself, so this is not a diagnostic.
     """
     return float(sum(effective_sample_size(chain[None]) for chain in values))
 
 
 def together(values: np.ndarray, method: str = "mean") -> float:
-    """ArviZ's effective samples of all draws, which chains that differ make few of."""
+    """ArviZ's effective sample size of all draws, small if chains differ."""
     import arviz as az
 
     return float(az.ess(values, method=method))
 
 
 def held_against(draws: np.ndarray) -> dict[str, Any]:
-    """What is wrong with draws of shape ``(chains, n, 2)``, with Monte Carlo errors."""
+    """Errors of draws of shape ``(chains, n, 2)``, with Monte Carlo errors."""
     draws = np.asarray(draws, np.float64)
     weights, variance = truth()
     nearest = cells(draws)
@@ -94,7 +95,7 @@ def held_against(draws: np.ndarray) -> dict[str, Any]:
         "shares": shares.tolist(),
         "shares_error": error.tolist(),
         "total_variation": float(0.5 * np.abs(shares - weights).sum()),
-        # of right draws as correlated as these: half the mean of |error| of each share
+        # for exact draws as correlated as these: half the mean |error| of each fraction
         "total_variation_expected": float(0.5 * np.sqrt(2 / np.pi) * error.sum()),
         "variance_ratio": float(ratio),
         "variance_ratio_error": float(ratio_error),
@@ -106,7 +107,7 @@ def held_against(draws: np.ndarray) -> dict[str, Any]:
         * min(together(draws[..., i], "bulk") for i in range(2)),
         "ess_modes": scale
         * min(
-            # a mode that was never seen has no effective sample
+            # a mode that was never visited has no effective sample
             together(one.astype(float)) if 0 < one.mean() < 1 else 0.0
             for one in np.moveaxis(inside, -1, 0)
         ),

@@ -1,10 +1,10 @@
-"""The five modes, and what every rival is told: jax and numpy only.
+"""The five modes, and the arguments of every method: jax and numpy only.
 
-The paper says that its mixture has five isolated modes in two dimensions and draws them
+The paper says that its mixture has five isolated modes in two dimensions and shows them
 in a figure without numbers, so the numbers here are ours: one mode in the middle and
-one at each corner of a square, of different weights. Between the middle and a corner
-there is a barrier of 16 nats at temperature 1, and of 1.4 at the hottest of the paper's
-seven rungs.
+one at each corner of a square, with different weights. The barrier between the middle
+and a corner is 16 nats at temperature 1, and 1.4 at the hottest of the paper's seven
+rungs.
 
 Rui Luo, Qiang Zhang, Yaodong Yang, Jun Wang (2020), Replica-exchange Nosé-Hoover
 dynamics for Bayesian learning on large datasets, section 4.1.
@@ -27,7 +27,7 @@ TEMPERATURES = 1.5 ** np.arange(7)
 
 
 def log_density(z: Any) -> Any:
-    """Of the mixture, up to a constant; the last axis is the coordinates'."""
+    """Log density of the mixture, up to a constant; coordinates are the last axis."""
     square = jnp.square((z[..., None, :] - CENTERS) / SD).sum(-1)
     return jax.scipy.special.logsumexp(jnp.log(WEIGHTS) - 0.5 * square, axis=-1)
 
@@ -38,14 +38,14 @@ def cells(z: np.ndarray) -> np.ndarray:
 
 
 def round_trips(rung: np.ndarray) -> int:
-    """How often replicas went from the coldest rung to the hottest and back.
+    """The number of round trips between the coldest and the hottest rung.
 
-    :param rung: where each replica is after each draw, ``(..., draws, R)``.
+    :param rung: the rung of each replica after each draw, ``(..., draws, R)``.
     """
     hottest = rung.shape[-1] - 1
     paths = np.moveaxis(rung, -2, -1).reshape(-1, rung.shape[-2])
-    # of the visits to either end only those that follow the other end are a turn; a
-    # path's turns alternate, and every second one ends a trip
+    # of the visits to either end, only those that follow the other end are turning
+    # points; they alternate along a path, and every second one completes a round trip
     count = 0
     for path in paths:
         ends = path[(path == 0) | (path == hottest)]
@@ -56,7 +56,7 @@ def round_trips(rung: np.ndarray) -> int:
 
 
 def worker_options(argv: list[str] | None = None) -> argparse.Namespace:
-    """What the process of a rival is told."""
+    """The arguments of a method's process."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--file", type=Path, required=True)
     parser.add_argument("--method", default="")

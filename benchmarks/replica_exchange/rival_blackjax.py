@@ -1,9 +1,9 @@
 """Adaptive tempered sequential Monte Carlo of blackjax, in a process of its own.
 
-blackjax 1.7 has no parallel tempering; this is its tempering. It needs a proper law to
-begin with, and goes from a normal law with standard deviation 6 to the mixture, so it
-takes another path than the ladder. A "chain" is a whole run, whose particles are its
-draws. Nothing of this package is imported.
+blackjax 1.7 has no parallel tempering; this is its tempering. It needs a proper initial
+distribution and goes from a normal distribution with standard deviation 6 to the
+mixture, so its path differs from the ladder. A "chain" is a whole run, whose particles
+are its draws. Nothing of this package is imported.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def log_prior(z: jax.Array) -> jax.Array:
 
 def main() -> None:
     options = worker_options()
-    # as many gradients as the ladder has in all; a run has about 8 temperatures
+    # the number of gradients of the ladder; a run has about 8 temperatures
     particles = options.draws * len(TEMPERATURES) // (8 * MOVES)
     smc = blackjax.adaptive_tempered_smc(
         log_prior,
@@ -71,7 +71,7 @@ def main() -> None:
     np.savez(
         options.file,
         draws=np.stack([np.asarray(z) for z, _ in found]),
-        # of a particle that is kept in the end
+        # for a particle that is kept in the end
         gradients=count * MOVES * options.num_steps,
         densities=count,
         temperatures=count,

@@ -1,4 +1,4 @@
-"""Replica exchange of this package on all rows, and the same thing in ten lines."""
+"""Replica exchange of this package on all rows, and the same in ten lines."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def model() -> None:
     flat = dist.ImproperUniform(dist.constraints.real, (), (2,))
     z = numpyro.sample("z", flat)
     with numpyro.plate("rows", ROWS) as rows:
-        # observed, and so a part of the likelihood, which is what is tempered
+        # observed, so that it belongs to the likelihood, which is tempered
         part = dist.Unit(log_density(z) / ROWS + 0.0 * rows)
         numpyro.sample("row", part, obs=jnp.empty((ROWS, 0)))
 
@@ -64,7 +64,7 @@ def plain(
         z = jnp.where(
             (jnp.log(random.uniform(keys[1], T.shape)) < ratio)[:, None], new, z
         )
-        low = jnp.arange(number - 1)  # swaps, the even and the odd pairs by turns
+        low = jnp.arange(number - 1)  # swaps, of even and odd pairs alternately
         gain = (1 / T[1:] - 1 / T[:-1]) * (log_p(z)[:-1] - log_p(z)[1:])
         swap = (jnp.log(random.uniform(keys[2], low.shape)) < gain) & (low % 2 == i % 2)
         up = jnp.append(swap, False) * 1 - jnp.append(False, swap) * 1
@@ -82,7 +82,7 @@ def plain(
 
 
 def kernel(name: str, step: float, steps: int) -> tuple[Any, int, Any]:
-    """A kernel, the gradients of a rung at a draw, and the name of its site."""
+    """A kernel, the gradients per rung and draw, and the name of its site."""
     ladder = {"temperatures": TEMPERATURES.tolist()}
     if name == "AMAGOLD":
         # full batches and no friction: Hamiltonian Monte Carlo
@@ -107,7 +107,7 @@ def kernel(name: str, step: float, steps: int) -> tuple[Any, int, Any]:
         )
         # gradients at both ends of a move
         return ReplicaExchange(inner, swap="exact", **ladder), 2 * moves, None
-    # momenta have variance one at every rung, so steps must adapt to its temperature
+    # momenta have variance one at every rung, so steps adapt to the temperature
     inner = HMC(
         model,
         step_size=step,
@@ -115,7 +115,7 @@ def kernel(name: str, step: float, steps: int) -> tuple[Any, int, Any]:
         trajectory_length=None,
         adapt_mass_matrix=False,
     )
-    # one more where a swap may have brought a position
+    # one more because a swap may have changed the position
     return ReplicaExchange(inner, **ladder), steps + 1, "z"
 
 

@@ -1,7 +1,7 @@
 """Parallel tempering of TensorFlow Probability on JAX, in a process of its own.
 
-HMC at every rung with even and odd swaps by turns. TensorFlow Probability 0.25 needs a
-JAX older than 0.5; nothing of this package is imported.
+HMC at every rung, with alternating even and odd swaps. TensorFlow Probability 0.25
+needs a JAX older than 0.5; nothing of this package is imported.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def main() -> None:
     number, chains = len(TEMPERATURES), options.chains
     inverse = jnp.asarray(1.0 / TEMPERATURES, jnp.float32)
     # in TFP momenta have variance one and the density is tempered: at temperature T a
-    # step is sqrt(T) of one whose momenta have variance T
+    # step is sqrt(T) times one with momenta of variance T
     steps = options.step_size * jnp.sqrt(1.0 / inverse)[:, None, None]
     kernel = tfp.mcmc.ReplicaExchangeMC(
         target_log_prob_fn=log_density,

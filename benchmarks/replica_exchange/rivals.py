@@ -2,14 +2,16 @@
 
     python -m benchmarks.replica_exchange.rivals --tfp PYTHON --blackjax PYTHON
 
-The five modes without noise, the same ladder, Hamiltonian Monte Carlo with the same
-step and number of steps at every rung, every chain from the middle mode. Each method is
-a process of its own, in the environment that has it; what is counted is counted here,
-of the draws and of the rungs of the replicas, by one rule for all.
+The target has the five modes without noise. All methods use the same ladder,
+Hamiltonian Monte Carlo with the same step size and number of steps at every rung, and
+chains started in the middle mode. Each method is a process of its own, in the
+environment that has it. All counts are made here, from the draws and the rungs of the
+replicas, by one rule for all.
 
-Effective samples of the modes are p (1 - p) over the mean squared error of a run's
-shares of the modes, summed over modes: how many independent draws would have been as
-good. That needs no autocorrelations, and holds for sequential Monte Carlo as well.
+The effective sample size of the modes is p (1 - p) divided by the mean squared error of
+a run's fractions of draws in the modes, summed over modes: the number of independent
+draws with the same error. It needs no autocorrelations, and applies to sequential Monte
+Carlo as well.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from .modes import CENTERS, TEMPERATURES, cells, round_trips
 from .record import RESULTS, load, machine, save, table
 
 ROOT = Path(__file__).parents[2]
-#: what runs where, and by which module
+#: the module and the argument of each method
 METHODS = {
     "ReplicaExchange(AMAGOLD), full batch, no friction": ("ours", "AMAGOLD"),
     "ReplicaExchange(MinibatchMH), Langevin": ("ours", "MinibatchMH"),
@@ -41,7 +43,7 @@ METHODS = {
 
 
 def scores(z: np.ndarray, rung: np.ndarray | None, found: dict[str, Any]) -> Any:
-    """What draws of shape ``(chains, n, 2)`` are worth, by gradients."""
+    """Scores of draws of shape ``(chains, n, 2)``, per gradient."""
     truth, variance = mixture.truth()
     chains, number = z.shape[:2]
     nearest = cells(z)
@@ -68,7 +70,7 @@ def scores(z: np.ndarray, rung: np.ndarray | None, found: dict[str, Any]) -> Any
 
 
 def measured(name: str, python: str, options: argparse.Namespace) -> dict[str, Any]:
-    """One rival in a process of its own."""
+    """One method in a process of its own."""
     where, method = METHODS[name]
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "draws.npz"
@@ -88,8 +90,9 @@ def measured(name: str, python: str, options: argparse.Namespace) -> dict[str, A
 
 
 def text(content: dict[str, Any]) -> str:
-    """The results as tables: how the methods were run, and what came out."""
-    how = ["method", "gradients a draw", "densities", "acceptance", "of"]
+    """Two tables: the settings of the methods, and their results."""
+    how = ["method", "gradients per draw", "densities per draw", "acceptance rate"]
+    how += ["package"]
     found = ["method", "ESS", "of the rarest mode", "of modes, by error"]
     found += ["round trips", "total variation", "variance ratio"]
     keys = ("coordinate_ess", "indicator_ess", "modes_ess", "round_trips")
@@ -124,12 +127,12 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--blackjax", help="interpreter that has blackjax")
     parser.add_argument("--methods", nargs="+", default=list(METHODS))
     parser.add_argument("--chains", type=int, default=32)
-    parser.add_argument("--draws", type=int, default=3000, help="of a chain")
+    parser.add_argument("--draws", type=int, default=3000, help="per chain")
     parser.add_argument("--warmup", type=int, default=300)
     parser.add_argument("--step-size", type=float, default=0.27)
     parser.add_argument("--num-steps", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--keep", action="store_true", help="what is recorded already")
+    parser.add_argument("--keep", action="store_true", help="keep recorded results")
     parser.add_argument("--out", default="rivals")
     options = parser.parse_args(argv)
     pythons = {"ours": sys.executable, "tfp": options.tfp, "blackjax": options.blackjax}

@@ -5,9 +5,10 @@
 where PYTHON is the interpreter of an environment made from
 ``benchmarks/temperature_one/envs/old.txt``, because jax-sgmc does not run on a later
 JAX. Each measurement is a process of its own; the two take turns. Both run the
-irreversible chain with the same step size, friction, batch and number of steps, as one
-compiled ``lax.scan``; of jax-sgmc that is its solver without its driver, which compiles
-anew at every run, with the data on the device and all rows as one batch in the test.
+irreversible chain with the same step size, friction, batch size and number of steps, as
+one compiled ``lax.scan``. For jax-sgmc, only the solver is timed, without its driver,
+which compiles anew in every run; the data are on the device and all rows are one batch
+in the test.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ def ours(name: str) -> tuple[Callable, Any, Any]:
 
 
 def jax_sgmc(name: str) -> tuple[Callable, Any, Any]:
-    """The same of jax-sgmc."""
+    """The same for jax-sgmc."""
     from jax_sgmc import data as data_
     from jax_sgmc import integrator, potential, scheduler, solver
     from jax_sgmc.data.numpy_loader import DeviceNumpyDataLoader
@@ -147,7 +148,7 @@ def worker(name: str, method: str, draws: int) -> dict[str, Any]:
         state, part = jax.block_until_ready(compiled(state, args))
         times.append(time.perf_counter() - begin)
         parts.append(part)
-    # the fastest part, because others may use the machine at the same time
+    # the fastest part, because other processes may use the machine
     seconds = min(times)
     w, accept = (np.concatenate(x) for x in zip(*parts, strict=True))
     ess = effective_sample_size(np.asarray(w, np.float64)[None]) / len(parts)

@@ -1,12 +1,12 @@
-"""Bias of SGLD, SGHMC and SGNHT on a conjugate model, beside the leading order.
+"""Bias of SGLD, SGHMC and SGNHT on a conjugate model, and its leading order.
 
     python -m benchmarks.stochastic_gradient.bias
 
-Rows are normal with a known variance, so that the posterior of their mean is normal, of
-a curvature near one, and the gradient of a batch has noise of the same variance ``V``
-everywhere. To leading order that noise raises the temperature ``T``: by ``h V / 2`` for
+Rows are normal with a known variance, so the posterior of their mean is normal with
+curvature near one, and the gradient of a batch has noise of the same variance ``V``
+everywhere. To leading order the noise raises the temperature ``T``: by ``h V / 2`` for
 SGLD, by ``h V / (2 friction)`` for SGHMC, and not at all for SGNHT, whose friction
-adapts. SGLD's own error at a finite step divides the variance by ``1 - h k / 2``.
+adapts. SGLD's own discretisation error divides the variance by ``1 - h k / 2``.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ KEYS = ("sampler", "batch_size", "temperature", "friction")
 def data() -> np.ndarray:
     """Rows whose coordinates all have the same variance, exactly, and no correlation.
 
-    So that the noise of gradients is the same in all, and one number tells it.
+    The noise of gradients is then the same in all coordinates, and one number describes
+    it.
     """
     x = np.random.default_rng(0).normal(size=(N, DIM))
     x -= x.mean(0)
@@ -60,8 +61,8 @@ def theory(
 ) -> dict[str, float]:
     """The exact variance, the noise of a gradient, and the leading order.
 
-    Forces are gradients of ``T`` times the log posterior: the prior's share of the
-    curvature is multiplied by ``T``, the likelihood's is what it is.
+    Forces are gradients of ``T`` times the log posterior: the curvature of the prior is
+    multiplied by ``T``, that of the likelihood is unchanged.
     """
     curvature = N / SD**2 + temperature / PRIOR_SD**2
     noise = N**2 / batch * (1 - batch / N) / SD**2
@@ -79,7 +80,7 @@ def theory(
 
 
 def makers(batch: int, temperature: float, friction: float) -> dict[str, Callable]:
-    """The kernels, each of a schedule."""
+    """The kernels, each a function of a schedule."""
     shared: dict[str, Any] = {
         "batch_size": batch,
         "temperature": temperature,
@@ -99,7 +100,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[10, 50])
     parser.add_argument("--temperatures", type=float, nargs="+", default=[1.0, 4.0])
     parser.add_argument("--frictions", type=float, nargs="+", default=FRICTIONS)
-    parser.add_argument("--resume", action="store_true", help="what is not there yet")
+    parser.add_argument("--resume", action="store_true", help="only missing runs")
     parser.add_argument("--out", default="bias")
     options = parser.parse_args(argv)
     y = jnp.asarray(data())
@@ -108,7 +109,7 @@ def main(argv: list[str] | None = None) -> None:
     rng = np.random.default_rng(1)
 
     def observe(state: Any) -> dict[str, Array]:
-        z = state.z["mu"]  # the posterior's mean is zero, as the data's is
+        z = state.z["mu"]  # the posterior mean is zero, like that of the data
         found = {"square": jnp.square(z).mean(), "mean": z.mean()}
         if hasattr(state.memory, "friction"):
             found["friction"] = state.memory.friction

@@ -2,10 +2,10 @@
 
     python -m benchmarks.stochastic_gradient.double_well
 
-The noise is that of the rows of a data plate, which carry linear terms that add up to
-nothing, so that no kernel is treated specially. The error is the symmetric
-Kullback-Leibler divergence over 86 bins of equal probability; with 100,000 independent
-draws it would be 0.00085 on average.
+The noise comes from the rows of a data plate, which have linear terms that sum to zero,
+so no kernel is treated specially. The error is the symmetric Kullback-Leibler
+divergence over 86 bins of equal probability; with 100,000 independent draws it would be
+0.00085 on average.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def target() -> Target:
 
 
 def methods(num_steps: int) -> dict[str, Callable]:
-    """The kernels, each of a schedule."""
+    """The kernels, each a function of a schedule."""
     shared: dict[str, Any] = {
         "target": target(),
         "batch_size": WIDTH,
@@ -83,7 +83,7 @@ def methods(num_steps: int) -> dict[str, Callable]:
 
 
 def symmetric_kl(shares: np.ndarray, draws: int) -> float:
-    """Between shares of the bins, of so many draws, and equal ones."""
+    """Divergence between the fractions of draws in the bins and equal fractions."""
     found = (shares * draws + 0.5) / (draws + 0.5 * BINS)
     return float(((found - 1 / BINS) * np.log(found * BINS)).sum())
 

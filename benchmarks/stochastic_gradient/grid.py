@@ -1,4 +1,4 @@
-"""One kernel at many step sizes at once: averages of its draws, chain by chain."""
+"""One kernel at many step sizes at once: averages of its draws for each chain."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from jax import Array
 
 
 class Dial:
-    """A schedule that reads a number which is set from outside.
+    """A schedule whose value is set from outside.
 
-    Set to a traced number, one compiled program serves all step sizes.
+    With a traced value, one compiled program serves all step sizes.
     """
 
     def __init__(self, value: float) -> None:
@@ -35,17 +35,17 @@ def averages(
     args: tuple = (),
     seed: int = 0,
 ) -> Any:
-    """Means of what is observed over blocks of draws.
+    """Means of observed quantities over blocks of draws.
 
-    :param make: the kernel, of a schedule; AMAGOLD's step size is set in its state.
+    :param make: the kernel for a schedule; AMAGOLD's step size is set in its state.
     :param step_sizes: the grid of ``S`` step sizes.
     :param starts: a pytree of first positions, with a leading axis of ``C`` chains.
-    :param observe: what to average, of a state.
+    :param observe: the quantities to average, a function of a state.
     :param blocks: number of blocks.
-    :param length: draws of a block.
+    :param length: draws per block.
     :param args: the model's arguments.
     :param seed: seed of all keys.
-    :return: what is observed, with leading axes ``(S, C, blocks)``.
+    :return: the observed quantities, with leading axes ``(S, C, blocks)``.
     """
     dial = Dial(float(step_sizes[0]))
     kernel = make(dial)

@@ -3,10 +3,10 @@
     NUMPYRO_MINIBATCH_DATA=... python -m benchmarks.stochastic_gradient.logistic
 
 Bayesian logistic regression with standard normal priors on the standardised columns and
-an intercept. The folder that the variable names holds the publisher's files
-``australian.dat`` and ``heart.dat``, or both as ``uci_classification.npz``. Errors are
-against a long NUTS run in double precision, of the posterior mean and of the posterior
-standard deviations.
+an intercept. The folder named by the variable holds the publisher's files
+``australian.dat`` and ``heart.dat``, or both as ``uci_classification.npz``. Errors of
+the posterior mean and of the posterior standard deviations are relative to a long NUTS
+run in double precision.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def reference(X: np.ndarray, y: np.ndarray, draws: int) -> np.ndarray:
 
 
 def methods(rows: int, friction: float) -> dict[str, Callable]:
-    """The kernels, each of a schedule."""
+    """The kernels, each a function of a schedule."""
     fixed: dict[str, Any] = {
         "step_size": 0.1,
         "adapt_step_size": False,
@@ -125,7 +125,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--chains", type=int, default=8)
     parser.add_argument("--friction", type=float, default=10.0)
     parser.add_argument("--step-sizes", type=float, nargs="+", default=STEP_SIZES)
-    parser.add_argument("--resume", action="store_true", help="what is not there yet")
+    parser.add_argument("--resume", action="store_true", help="only missing runs")
     parser.add_argument("--out", default="logistic")
     options = parser.parse_args(argv)
     blocks, burn = 10, 2
@@ -176,11 +176,11 @@ def main(argv: list[str] | None = None) -> None:
             )
             found = {key: x[:, :, burn:].mean(2) for key, x in found.items()}
             of_mean = np.square(found["mean"]).mean(-1)
-            # of a chain that is stuck, rounding may make it negative
+            # rounding may make it negative if a chain is stuck
             variance = found["square"] - np.square(found["mean"])
             spread = np.sqrt(np.maximum(variance, 0.0))
             of_sd = np.square(spread - sd).mean(-1)
-            # of all chains together the Monte Carlo error of the variance is less
+            # pooling all chains reduces the Monte Carlo error of the variance
             pooled = np.sqrt(found["square"].mean(1) - found["mean"].mean(1) ** 2)
             for i, step_size in enumerate(options.step_sizes):
                 root = np.sqrt(options.chains)

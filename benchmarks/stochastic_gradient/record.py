@@ -1,4 +1,4 @@
-"""Results as files, with what is needed to read them: versions, machine, load."""
+"""Results as files, with versions, machine and load."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PACKAGES = ("jax", "numpyro", "blackjax", "jax-sgmc", "optax")
 
 
 def machine() -> dict[str, Any]:
-    """The machine in words, the load of its processors, and versions."""
+    """A description of the machine, its load, and versions."""
     found: dict[str, Any] = {
         "processor": platform.machine(),
         "cores": os.cpu_count(),

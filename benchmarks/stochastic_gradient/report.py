@@ -1,4 +1,4 @@
-"""Write the page, its tables and its figures, of the recorded results.
+"""Write the page, its tables and its figures from the recorded results.
 
 python -m benchmarks.stochastic_gradient.report
 """
@@ -17,7 +17,7 @@ FIGURES = {
     "double_well": "_static/stochastic_gradient_double_well.png",
     "logistic": "_static/stochastic_gradient_logistic.png",
 }
-# of Okabe and Ito, which the colour-blind tell apart; markers differ besides
+# colours by Okabe and Ito, distinguishable for the colour-blind; markers differ too
 STYLES = {
     "AMAGOLD": ("#0072B2", "o"),
     "AMAGOLD, reversible": ("#56B4E9", "v"),
@@ -51,8 +51,9 @@ def step_speed(results: dict[str, Any]) -> str:
             [run["problem"], run["sampler"].upper(), str(run["num_steps"])]
             + [*speeds, *ratios]
         )
-    head = ["problem", "sampler", "steps a draw", "blackjax, steps/s", "ours, steps/s"]
-    return _table([*head, "ours / blackjax", "ours, with replacement"], rows)
+    head = ["problem", "sampler", "steps per draw", "blackjax, steps/s"]
+    head += ["ours, steps/s", "ours / blackjax", "ours, with replacement"]
+    return _table(head, rows)
 
 
 def amagold_speed(results: dict[str, Any]) -> str:
@@ -78,7 +79,7 @@ _RATIOS = ("steps", "min_ess")
 
 
 def double_well(results: dict[str, Any]) -> str:
-    """The symmetric divergence by step size."""
+    """Symmetric divergence by step size."""
     runs = results["runs"]
     methods = list(dict.fromkeys(run["method"] for run in runs))
     sizes = sorted({run["step_size"] for run in runs})
@@ -97,7 +98,7 @@ def double_well(results: dict[str, Any]) -> str:
 
 
 def bias(results: dict[str, Any]) -> str:
-    """The variance over the exact one, measured and to leading order."""
+    """Ratio of the variance to the exact one, measured and to leading order."""
     rows = [
         [
             run["sampler"],
@@ -119,7 +120,7 @@ def bias(results: dict[str, Any]) -> str:
             ),
         )
     ]
-    head = ["sampler", "T", "batch", "friction", "step size", "measured"]
+    head = ["sampler", "T", "batch size", "friction", "step size", "measured"]
     return _table([*head, "leading order"], rows)
 
 
@@ -140,7 +141,7 @@ def logistic(results: dict[str, Any]) -> str:
         for run in results["runs"]
     ]
     head = ["data", "method", "step size", "MSE of the mean", "MSE of the sd"]
-    return _table([*head, "sd over the true sd", "acceptance"], rows)
+    return _table([*head, "sd / true sd", "acceptance"], rows)
 
 
 TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
@@ -220,73 +221,79 @@ def draw_logistic(results: dict[str, Any], path: Path) -> None:
 
 
 TEXTS = {
-    "step_speed": """## Gradient steps per second, beside blackjax
+    "step_speed": """## Gradient steps per second compared with blackjax
 
 `python -m benchmarks.stochastic_gradient.step_speed --steps 5000 --rounds 15`, in one
-environment with NumPyro and blackjax. Euler's scheme in all, batches of 100 of 100,000
-rows, a fresh one for each gradient, one chain, all steps in one compiled `lax.scan`.
-blackjax's SGHMC reads one batch in all of its integration steps and draws a new
-momentum at each call; here its integrator is called with the momentum carried along and
-a fresh batch. Its rows are drawn with replacement, as its users draw them; ours are
-without replacement (the default), and in the last column with. Ours also report the log
-density, the ratio of noises and divergences. The ratios are medians over rounds in
-which the methods took turns, because the machine was shared.""",
-    "amagold_speed": """## AMAGOLD, beside jax-sgmc
+environment with NumPyro and blackjax. All samplers use Euler's scheme and batches of
+100 of 100,000 rows, with a fresh batch for each gradient. One chain makes all steps in
+one compiled `lax.scan`. blackjax's SGHMC reads one batch in all of its integration
+steps and draws a new momentum at each call; here its integrator is called with the
+momentum carried over and a fresh batch. Its rows are drawn with replacement, as its
+users draw them. Ours are drawn without replacement (the default), and with replacement
+in the last column. Ours also report the log density, the noise ratio and divergences.
+The ratios are medians over rounds in which the methods took turns, because the machine
+was shared.""",
+    "amagold_speed": """## AMAGOLD compared with jax-sgmc
 
 `python -m benchmarks.stochastic_gradient.amagold_speed --old PYTHON`, with the
-interpreter of an environment that has jax-sgmc 0.1.5, which needs JAX 0.4.25. The
-irreversible chain of ten inner steps on a logistic regression, same step size, friction
-and batch; *small*: 1,000 rows, 15 columns, batches of 32; *tall*: 100,000 rows, 20
-columns, batches of 1,000. Each measurement is a process of its own, the two packages
-take turns; a process reports the fastest of ten runs. Of jax-sgmc it is the solver
-without its driver. The two problems are of two runs, `--problems small --draws 3000`
-and `--problems tall --draws 100 --rounds 3`. ESS is the effective sample size of the
-coordinate where it is smallest.""",
+interpreter of an environment that has jax-sgmc 0.1.5, which needs JAX 0.4.25. Both
+packages run the irreversible chain with ten inner steps on a logistic regression, with
+the same step size, friction and batch size. *Small* has 1,000 rows, 15 columns and
+batches of 32; *tall* has 100,000 rows, 20 columns and batches of 1,000. Each
+measurement is a process of its own, and the two packages take turns; a process reports
+the fastest of ten runs. For jax-sgmc, only the solver is timed, without its driver. The
+two problems were run separately, with `--problems small --draws 3000` and
+`--problems tall --draws 100 --rounds 3`. ESS is the smallest effective sample size over
+the coordinates.""",
     "double_well": """## The double well
 
-`python -m benchmarks.stochastic_gradient.double_well`: the energy
-`(x + 4)(x + 1)(x - 1)(x - 3) / 14 + 0.5` with gradient noise of variance one, draws of
-ten steps, friction 0.5 (the paper's beta is half of it), 16 chains that start from the
-target. The error is the symmetric Kullback-Leibler divergence from the truth over 86
-bins of equal probability; independent draws would have 0.00085. What is given beside it
-is its standard error by a jackknife over chains. AMAGOLD's error is that of a finite
-number of draws, at small steps of few visits to each well; SGHMC's grows with the step,
-as `h V / (2 friction)` heats it. The last column is the acceptance rate of the
-irreversible AMAGOLD.""",
+`python -m benchmarks.stochastic_gradient.double_well`. The energy is
+`(x + 4)(x + 1)(x - 1)(x - 3) / 14 + 0.5`, with gradient noise of variance one. A draw
+has ten steps, with friction 0.5 (the paper's beta is half of it); 16 chains start from
+the target. The error is the symmetric Kullback-Leibler divergence from the exact
+distribution over 86 bins of equal probability; independent draws would have 0.00085.
+Its standard error is by a jackknife over chains. AMAGOLD's error comes from the finite
+number of draws, and at small steps from few visits to each well. SGHMC's error grows
+with the step size, because the gradient noise raises the temperature by
+`h V / (2 friction)`. The last column is the acceptance rate of the irreversible
+AMAGOLD.""",
     "logistic": """## Australian and Heart
 
 `python -m benchmarks.stochastic_gradient.logistic --draws 10000 --full-draws 2000
---reference-draws 5000`: Bayesian logistic regression
-(standard normal prior, standardised columns and an intercept), after figure 4 of
-AMAGOLD's paper. Batches of 32 of 690 rows and of 16 of 270; draws of ten steps,
-friction 10, eight chains that start from the posterior; L2MC is AMAGOLD with all rows,
-HMC the same without friction and with new momenta; both make fewer draws. The step size
-is the paper's epsilon, and `h` in its second parametrisation is the step size squared.
-MSE is the squared error of one chain's estimate, averaged over coordinates and chains,
-with the standard error over chains; so it falls with longer chains until what is left
-is bias. The errors of standard deviations are where the heat of gradient noise shows;
-the ratio of the pooled standard deviation to the true one says its size.
+--reference-draws 5000`. The model is a Bayesian logistic regression (standard normal
+prior, standardised columns and an intercept), as in figure 4 of the AMAGOLD paper.
+Batches have 32 of 690 rows and 16 of 270. A draw has ten steps, with friction 10; eight
+chains start from the posterior. L2MC is AMAGOLD with all rows, and HMC is the same
+without friction and with new momenta for each draw; both make fewer draws. The step
+size is the paper's epsilon, and `h` in its second parametrisation is the step size
+squared. MSE is the squared error of one chain's estimate, averaged over coordinates and
+chains, with the standard error over chains; with longer chains it decreases to the
+squared bias. Gradient noise mainly affects standard deviations; the ratio of the pooled
+standard deviation to the true one shows by how much.
 
-At the smallest steps nothing has moved far enough; at large ones the acceptance of
-AMAGOLD on minibatches collapses, because its test has to undo the noise of ten
-gradients, while SGHMC goes on, too hot. The paper's figure, where the error of the mean
-is smaller for AMAGOLD than for SGHMC, does not come out here. Chains have 10,000 draws
-and not five million, so that the error of the mean is mostly Monte Carlo error, in
-which SGHMC, which rejects nothing, is ahead. Its bias is in the spread: AMAGOLD's ratio
-of standard deviations stays at one as long as it accepts, SGHMC's rises with the step.
-With all rows the steps can be about ten times as long and more. The acceptance at the
-paper's larger steps is a matter of the noise of the batches, not of the posterior's
-scale; `stuck` says that too little was accepted for a standard deviation.""",
+At the smallest step sizes no chain has moved far enough. At large ones the acceptance
+rate of AMAGOLD on minibatches collapses, because its test corrects for the noise of ten
+gradients, while SGHMC keeps moving at too high a temperature. In the paper's figure the
+error of the mean is smaller for AMAGOLD than for SGHMC; this is not reproduced here.
+The chains have 10,000 draws instead of five million, so the error of the mean is mostly
+Monte Carlo error, and SGHMC has less of it because it rejects nothing. SGHMC's bias is
+in the standard deviation: AMAGOLD's ratio of standard deviations stays at one as long
+as moves are accepted, while SGHMC's increases with the step size. With all rows, steps
+can be ten or more times as long. Acceptance at the paper's larger step sizes is limited
+by the noise of the batches, not by the scale of the posterior. `stuck` means that too
+few moves were accepted to estimate a standard deviation.""",
     "bias": """## Bias on a conjugate model
 
-`python -m benchmarks.stochastic_gradient.bias --draws 1000`: the variance of the draws
-over the exact one, for the mean of 200 normal rows in ten dimensions, beside the
-leading order in the step size. For SGLD the formula is exact on this model. For SGHMC
-(BAOAB) and SGNHT it is the first term, and measured and predicted part where `friction
-* step size`, or the friction `h V / (2 T)` by which SGNHT's thermostat takes the heat
-out, times the step size, is no longer small. SGNHT's variance is even too small once
-the noise of a single kick, of variance `h ** 2 * V`, is more than the momentum's own,
-`T`: with batches of 10, `V` is 19 and `h ** 2 * V` at a step of 0.3 is 1.7.""",
+`python -m benchmarks.stochastic_gradient.bias --draws 1000`. The table compares the
+ratio of the variance of the draws to the exact variance with its leading order in the
+step size, for the mean of 200 normal rows in ten dimensions. For SGLD the formula is
+exact on this model. For SGHMC (BAOAB) and SGNHT it is the first term of an expansion.
+Measured and predicted values diverge once the product of step size and friction is no
+longer small; for SGNHT, the friction is the `h V / (2 T)` with which the thermostat
+removes the heat of the gradient noise. SGNHT's variance even becomes too small once the
+noise of a single kick, with variance `h ** 2 * V`, exceeds the variance of the
+momentum, `T`: with batches of 10, `V` is 19, and `h ** 2 * V` at a step size of 0.3 is
+1.7.""",
 }
 DRAWN = {"double_well": draw_double_well, "logistic": draw_logistic}
 
@@ -301,10 +308,11 @@ def _machine(machine: dict[str, Any]) -> str:
 def main() -> None:
     parts = [
         "# Stochastic gradients: speed and bias\n\nWritten by `python -m "
-        "benchmarks.stochastic_gradient.report` from the results that\nthe commands "
-        "below write. Everything is in single precision, on a virtual machine with\n"
-        "two x86-64 cores that were shared with other work: compare methods within a "
-        "table, not numbers\nacross machines. A load above two means that they waited."
+        "benchmarks.stochastic_gradient.report` from the results of the\ncommands "
+        "below. Everything is in single precision, on a virtual machine with two "
+        "x86-64\ncores that were shared with other work. Compare methods within a "
+        "table, not numbers\nacross machines. A load above two means that processes "
+        "waited for a core."
     ]
     for name, table in TABLES.items():
         try:

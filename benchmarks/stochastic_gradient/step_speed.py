@@ -3,10 +3,10 @@
     python -m benchmarks.stochastic_gradient.step_speed
 
 needs one environment with NumPyro and blackjax 1.7. Every method is one compiled
-``lax.scan`` of equally many gradient steps, each on a fresh batch of 100 rows that is
-drawn inside, with the data as arguments of the compiled function. Methods take turns,
-and what is reported are medians over the rounds: of the time, and of the ratio to
-blackjax within a round.
+``lax.scan`` with the same number of gradient steps, each on a fresh batch of 100 rows
+that is drawn inside, with the data as arguments of the compiled function. Methods take
+turns. Reported are medians over the rounds, of the time and of the ratio to blackjax
+within a round.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Run = Callable[[], Any]
 
 
 class Problem(NamedTuple):
-    """A model in both packages' words, and its data."""
+    """A model for both packages, and its data."""
 
     model: Callable
     args: tuple[Array, ...]
@@ -139,8 +139,8 @@ def theirs(name: str, problem: Problem, steps: int, num_steps: int, scheme: Any)
 
     elif name == "sghmc":
         # its kernel reads one batch in all of its integration steps and draws a new
-        # momentum whenever it is called; a fresh batch for each gradient takes its
-        # integrator, with the momentum carried along
+        # momentum at each call; for a fresh batch per gradient, its integrator is
+        # called with the momentum carried over
         integrate = diffusions.sghmc(alpha=FRICTION)
         start = problem.position, jax.tree.map(jnp.zeros_like, problem.position)
 
@@ -183,7 +183,7 @@ def theirs(name: str, problem: Problem, steps: int, num_steps: int, scheme: Any)
 
 
 def paired(runs: dict[str, Run], rounds: int) -> dict[str, list[float]]:
-    """Seconds of each run, taken in turns; the first round compiles and is left out."""
+    """Seconds of each run, in turns; the first round compiles and is omitted."""
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for number in range(rounds + 1):
         for name, run in runs.items():
@@ -197,7 +197,7 @@ def paired(runs: dict[str, Run], rounds: int) -> dict[str, list[float]]:
 def measure(
     problem: Problem, name: str, num_steps: int, steps: int, rounds: int
 ) -> dict[str, Any]:
-    """One sampler: ours with both ways to draw rows, and blackjax's."""
+    """One sampler: ours with both schemes of drawing rows, and blackjax's."""
     runs = {
         "blackjax": theirs(name, problem, steps, num_steps, None),
         "ours": ours(name, problem, steps, num_steps, None),

@@ -1,1 +1,1 @@
-"""Kernels at temperature one: speed, always with the bias that was paid for it."""
+"""Kernels at temperature one: speed, always reported with the bias."""

@@ -4,10 +4,10 @@
     python -m benchmarks.temperature_one --all
     python -m benchmarks.temperature_one --all --method nuts ours --chains 4
 
-Results are written to benchmarks/temperature_one/results, one file a pair; then
-`python -m benchmarks.temperature_one.report` makes the table and the figure. The rival
-packages need environments of their own, made from the files in `envs`:
-`--blackjax` and `--old` name the Python interpreters in them.
+Results are written to benchmarks/temperature_one/results, one file per pair; then
+`python -m benchmarks.temperature_one.report` makes the table and the figure. The other
+packages need environments of their own, made from the files in `envs`: `--blackjax` and
+`--old` name the Python interpreters in them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def measure(name: str, method: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Run one pair and judge it; a method that fails leaves its reason."""
+    """Run one pair and score it; if a method fails, record the reason."""
     python = getattr(options, MODULES[method].environment)
     if python is None:
         environment = MODULES[method].environment
@@ -53,7 +53,7 @@ def measure(name: str, method: str, options: argparse.Namespace) -> dict[str, An
                 command, cwd=ROOT, timeout=options.limit, capture_output=True, text=True
             )
         except subprocess.TimeoutExpired:
-            return {"failed": f"not done within {options.limit:g} s"}
+            return {"failed": f"not finished within {options.limit:g} s"}
         if done.returncode:
             print(done.stderr[-2000:], file=sys.stderr)
             lines = [line for line in done.stderr.splitlines() if "Error: " in line]
@@ -79,9 +79,11 @@ def main() -> None:
     parser.add_argument("--method", nargs="+", choices=MODULES, default=list(MODULES))
     parser.add_argument("--all", action="store_true", help="all problems")
     parser.add_argument("--seconds", type=float, default=60.0, help="of sampling")
-    parser.add_argument("--limit", type=float, default=600.0, help="for a process")
+    parser.add_argument("--limit", type=float, default=600.0, help="per process")
     parser.add_argument("--x64", action="store_true", help="double precision")
-    parser.add_argument("--chains", type=int, default=1, help="side by side")
+    parser.add_argument(
+        "--chains", type=int, default=1, help="vectorised in one program"
+    )
     parser.add_argument("--cache", type=Path, default=default_cache())
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--main", default=sys.executable, help="interpreter")
@@ -90,7 +92,7 @@ def main() -> None:
     options = parser.parse_args()
     names = list(PROBLEMS) if options.all else options.data
     if not names:
-        parser.error("say which data: --data covertype, or --all")
+        parser.error("name the data: --data covertype, or --all")
     options.results.mkdir(parents=True, exist_ok=True)
     for name in names:
         if not (options.cache / name / "info.json").is_file():

@@ -1,6 +1,6 @@
-"""The data: simulated from a stated truth, or published sets read from a folder.
+"""The data: simulated with known parameters, or published sets in a folder.
 
-No truth depends on the number of rows, so that sizes can be compared.
+The true parameters do not depend on the number of rows, so that sizes can be compared.
 """
 
 from __future__ import annotations

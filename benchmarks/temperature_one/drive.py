@@ -18,13 +18,13 @@ Read = Callable[[Any], tuple[Any, Any, Any]]
 class Sampler(NamedTuple):
     """A Markov chain.
 
-    :param state: where it starts.
+    :param state: the initial state.
     :param step: ``step(state, args)``, the next state.
-    :param read: what a state says: a flat unconstrained position, the number of rows
-        that the step read, and its acceptance probability.
-    :param warmup: steps that are thrown away.
+    :param read: the record of a state: a flat unconstrained position, the number of
+        rows that the step read, and its acceptance probability.
+    :param warmup: steps that are discarded.
     :param thin: steps from one kept draw to the next.
-    :param settings: what was chosen for it, to be kept with the result.
+    :param settings: its settings, to be recorded with the result.
     """
 
     state: Any
@@ -36,7 +36,7 @@ class Sampler(NamedTuple):
 
 
 class Run(NamedTuple):
-    """What a run gave.
+    """The result of a run.
 
     :param draws: positions, shape ``(draws, size)``, or ``(draws, chains, size)``;
         float32.
@@ -44,7 +44,7 @@ class Run(NamedTuple):
     :param rows: rows of data read while sampling.
     :param accept: mean acceptance probability.
     :param steps: number of steps while sampling.
-    :param settings: what was chosen for the sampler.
+    :param settings: settings of the sampler.
     """
 
     draws: np.ndarray
@@ -63,7 +63,7 @@ def drive(
     :param build: makes the sampler; the time it takes is counted as set-up.
     :param args: the data, which compiled steps take as an argument.
     :param seconds: how long to sample.
-    :param max_draws: stop after so many draws.
+    :param max_draws: stop after this many draws.
     """
     times, clock = {}, time.perf_counter
     start = clock()
@@ -98,7 +98,8 @@ def drive(
     state = jax.block_until_ready(warm(state, args, max(1, sampler.warmup)))
     times["warmup"] = clock() - start
     # A chain that is still adapting, or checked on all rows, is slower than afterwards;
-    # and a call costs a copy of the state, with its tables, which few steps show.
+    # and a call copies the state with its tables, a cost that a few steps would
+    # exaggerate.
     tried, took = 5, 0.0
     while took < seconds / 20:
         tried, start = 2 * tried, clock()

@@ -17,10 +17,10 @@ from numpyro.distributions import biject_to
 class Flat:
     """The log density of a model over a vector of its unconstrained latent sites.
 
-    The sites follow each other in alphabetical order, as `ravel_pytree` puts them.
+    The sites are in alphabetical order, like those of `ravel_pytree`.
 
     :param model: a model with one data plate and no subsampling.
-    :param args: its arguments; only their first rows are looked at.
+    :param args: its arguments; only their first rows are read.
     """
 
     def __init__(self, model: Callable[..., Any], args: tuple[Any, ...]) -> None:

@@ -51,7 +51,7 @@ def laplace(
         decrement, scale = float(gradient @ step), 1.0
         if 0 <= decrement < tolerance:
             return z, np.linalg.cholesky(np.linalg.inv(-hessian))
-        while True:  # halve until the density grows
+        while True:  # halve until the density increases
             moved = everything(z + scale * step)
             if np.isfinite(moved[0]) and moved[0] > value - 1e-9 * abs(value):
                 break

@@ -8,9 +8,9 @@ from typing import NamedTuple
 class Method(NamedTuple):
     """Where a method is found.
 
-    :param module: the module of this folder that has it.
+    :param module: the module of this folder that contains it.
     :param environment: its Python environment: ``main``, ``blackjax`` or ``old``.
-    :param title: what tables call it.
+    :param title: its name in tables.
     """
 
     module: str
@@ -32,7 +32,7 @@ MODULES = {
     "hmcecs_1000": _main("HMCECS, Taylor, whitened, m=1000"),
     "hmcecs_example": _main("HMCECS, Taylor, m=1000, as in its example"),
     "ours": _main("MinibatchMH, taylor2"),
-    "ours_uniform": _main("the same, uniform batches"),
+    "ours_uniform": _main("MinibatchMH, taylor2, uniform batches"),
     "blackjax_sgld": _blackjax("SGLD, m=1000"),
     "blackjax_sghmc": _blackjax("SGHMC, m=1000"),
     "blackjax_sgld_cv": _blackjax("SGLD-CV, m=100"),

@@ -1,7 +1,7 @@
 """The models: each has one data plate, and arguments with one row per observation.
 
-Without ``subsample_size`` the plate holds all rows. `numpyro.subsample` picks the rows
-of a smaller batch and costs nothing when there is none, which matters to NUTS.
+Without ``subsample_size`` the plate holds all rows. `numpyro.subsample` selects the
+rows of a smaller batch and costs nothing without one, which matters for NUTS.
 """
 
 from __future__ import annotations

@@ -18,11 +18,11 @@ from .flat import Flat
 from .prepare import Prepared
 from .problems import Problem
 
-WARMUP = 200  # the mass matrix is given, so that only a step size is to be found
+WARMUP = 200  # the mass matrix is given, so only the step size is adapted
 
 
 def nuts(problem: Problem, prepared: Prepared, chains: int = 1) -> Sampler:
-    """NUTS on all rows; the given mass matrix is the same as whitened coordinates."""
+    """NUTS on all rows; the given mass matrix is equivalent to whitened coordinates."""
     num_rows = len(prepared.args[0])
     flat = Flat(problem.model, prepared.args)
     kernel = NUTS(problem.model, **_tuned(flat, prepared))
@@ -45,16 +45,16 @@ def hmcecs(
 ) -> Sampler:
     """HMCECS with its second-order Taylor proxy at the mode, where it starts.
 
-    :param size: rows of a batch.
+    :param size: rows per batch.
     :param blocks: parts of the batch, of which one is proposed anew at each step.
-    :param whitened: whether the mass matrix is given, as to NUTS here, or the diagonal
-        one that NumPyro finds in warmup.
+    :param whitened: whether the mass matrix is given, as for NUTS here, or NumPyro
+        adapts a diagonal one in warmup.
     """
     kernel = hmcecs_kernel(problem, prepared, size, blocks, whitened)
 
     def read(state: Any) -> tuple[Any, Array, Array]:
         inner = state.hmc_state
-        rows = inner.num_steps * size + 2.0 * size  # and the new batch's two energies
+        rows = inner.num_steps * size + 2.0 * size  # and two energies for the new batch
         return inner.z, rows, state.accept_prob
 
     return _sampler(kernel, prepared, read, WARMUP if whitened else 1000, chains)
@@ -78,7 +78,7 @@ def hmcecs_kernel(
 def ours(
     problem: Problem, prepared: Prepared, chains: int = 1, **settings: Any
 ) -> Sampler:
-    """`MinibatchMH` with second-order control variates, at its defaults."""
+    """`MinibatchMH` with second-order control variates and default settings."""
     from numpyro_minibatch import MinibatchMH
 
     kernel: Any = MinibatchMH(problem.model, control_variate="taylor2", **settings)
@@ -92,7 +92,7 @@ def ours(
 
 
 def ours_uniform(problem: Problem, prepared: Prepared, chains: int = 1) -> Sampler:
-    """The same with uniform batches, which miss the rows that matter."""
+    """The same with uniform batches, which miss the important rows."""
     from numpyro_minibatch import batch
 
     size = min(100, len(prepared.args[0]) - 1)
@@ -121,11 +121,11 @@ def _sampler(
     warmup: int,
     chains: int,
 ) -> Sampler:
-    """A kernel whose chains run side by side in one program."""
+    """A kernel whose chains are vectorised in one program."""
     args = tuple(jnp.asarray(np.asarray(arg)) for arg in prepared.args)
 
     def init(key: Array) -> Any:
-        # by keywords, as NumPyro's driver calls it
+        # keywords, as in calls by NumPyro's driver
         state = kernel.init(
             key, warmup, init_params=None, model_args=args, model_kwargs={}
         )
@@ -143,7 +143,7 @@ def _sampler(
     if chains == 1:
         return Sampler(init(key), step, total, warmup)
     keys = random.split(key, chains)
-    if hasattr(type(kernel), "plates"):  # of this package: they take many chains
+    if hasattr(type(kernel), "plates"):  # kernels of this package take many chains
         return Sampler(init(keys), step, total, warmup)
     states = jax.tree.map(lambda *x: jnp.stack(x), *map(init, keys))
     return Sampler(states, jax.vmap(step, (0, None)), total, warmup)

@@ -1,4 +1,4 @@
-"""What all methods of a problem share: its data, centre, scales and reference.
+"""Data, centre, scales and reference of a problem, shared by all methods.
 
     python -m benchmarks.temperature_one.prepare --data covertype
 
@@ -19,10 +19,10 @@ from .problems import PROBLEMS
 
 
 class Prepared(NamedTuple):
-    """A problem made ready.
+    """A prepared problem.
 
     :param args: the model's arguments.
-    :param center: unconstrained mode, or posterior mean where there is no good mode.
+    :param center: unconstrained mode, or posterior mean if there is no suitable mode.
     :param root: whitening: draws look like ``center + root @ standard_normal``.
     :param mean: reference means of the reported quantities.
     :param sd: reference standard deviations.
@@ -50,7 +50,7 @@ def default_cache() -> Path:
 
 
 def load(name: str, cache: Path) -> Prepared:
-    """Read back what :func:`prepare` wrote."""
+    """Read the results of :func:`prepare`."""
     folder = cache / name
     args = tuple(np.load(path) for path in sorted(folder.glob("arg_*.npy")))
     with np.load(folder / "prepared.npz") as arrays:
@@ -59,7 +59,7 @@ def load(name: str, cache: Path) -> Prepared:
 
 
 def prepare(name: str, cache: Path, num_draws: int, seconds: float) -> None:
-    """Make and keep everything that the methods of problem ``name`` share."""
+    """Compute and store everything that the methods of problem ``name`` share."""
     import jax
 
     jax.config.update("jax_enable_x64", True)
@@ -94,7 +94,7 @@ def prepare(name: str, cache: Path, num_draws: int, seconds: float) -> None:
         else:
             sites = reference.nuts(PROBLEMS[source].model, args)
             kept.parent.mkdir(parents=True, exist_ok=True)
-            entries: dict[str, Any] = {**sites}  # savez's own options are no arrays
+            entries: dict[str, Any] = {**sites}  # savez's own options are not arrays
             np.savez(kept, **entries)
         flatten = {k: v.reshape(-1, *v.shape[2:]) for k, v in sites.items()}
         z = np.asarray(jax.jit(jax.vmap(flat.ravel))(flatten))

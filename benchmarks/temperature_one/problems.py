@@ -1,4 +1,4 @@
-"""The benchmark's problems: a model, its data, and what its draws are judged by."""
+"""The benchmark's problems: a model, its data, and the scored quantities."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from . import data, models
 class Problem:
     """One model of one data set.
 
-    :param title: what tables call it.
+    :param title: its name in tables.
     :param model: a NumPyro model with one data plate.
     :param data: makes the model's arguments, one row per observation in each.
-    :param report: sites whose bias, spread and effective sample size are reported.
+    :param report: sites whose bias, sd and effective sample size are reported.
     :param parent: the problem whose posterior this is in other coordinates.
     :param near_normal: whether the posterior has one mode that Newton's method finds;
         otherwise a long NUTS run gives the centre and the scales.

@@ -1,4 +1,4 @@
-"""The posterior that methods are judged by: moments with their own Monte Carlo error.
+"""The reference posterior: moments with their own Monte Carlo error.
 
 Everything here is in double precision and reads all rows.
 """
@@ -26,7 +26,7 @@ Arrays = tuple[np.ndarray, ...]
 class Reference(NamedTuple):
     """Moments of the reported quantities.
 
-    :param how: the method, in words.
+    :param how: a description of the method.
     :param mean: posterior means.
     :param sd: posterior standard deviations.
     :param mcse: Monte Carlo standard errors of the means, in the same units.
@@ -48,9 +48,9 @@ def importance(
     report: Callable[[Array], Array],
     num_draws: int,
 ) -> Reference | None:
-    """Importance sampling from the normal approximation; None if it is too far off.
+    """Importance sampling from the normal approximation; None if it is too coarse.
 
-    Only the difference to the approximation is estimated, whose own moments are
+    Only the difference from the approximation is estimated, because its own moments are
     known nearly exactly: the error is that of ``(weight - 1) * quantity``.
     """
     rng, prior_rows = np.random.default_rng(1), tuple(arg[:1] for arg in args)
@@ -85,7 +85,7 @@ def importance(
 
 
 def pareto_shape(weight: np.ndarray) -> float:
-    """The shape of the generalised Pareto law of the largest weights."""
+    """The shape of the generalised Pareto distribution of the largest weights."""
     count = int(min(0.2 * len(weight), 3 * len(weight) ** 0.5))
     top = np.sort(weight)[-count - 1 :]
     return float(genpareto.fit(top[1:] - top[0], floc=0)[0])
@@ -174,6 +174,6 @@ def _moments(how: str, draws: np.ndarray) -> Reference:
 
 
 def from_draws(sites: dict[str, np.ndarray], names: tuple[str, ...]) -> Reference:
-    """The reference that a long NUTS run gives."""
+    """The reference from a long NUTS run."""
     parts = [sites[n].reshape(*sites[n].shape[:2], -1) for n in names]
     return _moments("NUTS, 4 chains", np.concatenate(parts, 2))

@@ -1,4 +1,4 @@
-"""Write the tables and the figure of the results, README's among them.
+"""Write the tables, including README's, and the figure from the results.
 
 python -m benchmarks.temperature_one.report
 """
@@ -44,53 +44,59 @@ PAGE, FIGURE = "benchmarks-temperature-one.md", "_static/temperature_one.png"
 
 INTRODUCTION = f"""# Temperature one: speed and bias
 
-Written by `python -m benchmarks.temperature_one.report`; the results are made by
-`python -m benchmarks.temperature_one --all`, every method in a process of its own, on
-the same data, in single precision: one chain, or four side by side in one program
-(`--chains 4`), as one runs them to compare them by R-hat. Not every method was run on
-all data: with 10,000, 2 million and 10 million rows and on the larger centred hierarchy
-there are NUTS and MinibatchMH only. Of the samplers without a decision SGHMC and those
-of jax-sgmc are on the simulated data with 200,000 rows only, and none is on a9a, the
-centred hierarchies and those with 500 rows.
-`--method` and `--data` choose among them, `--seconds` sets for how long a method
-samples (the files of results have what it took), and `--blackjax PYTHON` and
+Written by `python -m benchmarks.temperature_one.report` from the results of
+`python -m benchmarks.temperature_one --all`. Every method runs in a process of its own,
+on the same data and in single precision, with one chain or with four chains vectorised
+in one program (`--chains 4`), as users run them to compute R-hat. Not every method was
+run on all data sets. With 10,000, 2 million and 10 million rows and on the larger
+centred hierarchy there are only NUTS and MinibatchMH. Among the samplers without an
+accept/reject step, SGHMC and the samplers of jax-sgmc were run only on the simulated
+data with 200,000 rows; none was run on a9a, the centred hierarchies and the data with
+500 rows.
+
+`--method` and `--data` select methods and data sets, `--seconds` sets the sampling time
+of a method (the result files state the time taken), and `--blackjax PYTHON` and
 `--old PYTHON` name interpreters of environments with the other packages
 (`benchmarks/temperature_one/envs/`).
 
-No speed stands without a bias. Sampling the wrong law is easily fast: a method that
-returns the normal approximation at the mode accepts all that it proposes.
+Every speed is reported together with a bias. Sampling the wrong distribution can be
+fast: a method that returns the normal approximation at the mode accepts every proposal.
 
-- **ESS/s**: the smallest bulk effective sample size of the reported quantities, a
-  second of sampling. Set-up, compilation and warmup are not in it, and are in **to
-  first draw**.
-- **to NUTS**: the ratio to NUTS, which is given the covariance of the Laplace
-  approximation as its mass matrix; to the faster of one chain and four, where there
-  are both, and for one chain to one chain.
-- **bias**: the largest error of a posterior mean, in posterior standard deviations by
-  a reference run; **noise** is the largest Monte Carlo standard error of those means,
-  so that among 20 quantities a bias of about two and a half times it is to be expected
-  of an exact method.
-- **accepted**: the share of moves that were, or the mean of their probabilities. It
-  does not show a bias: HMCECS accepts nearly all on the data where it misses the rows
-  that matter.
-- **sd ratio**: smallest and largest ratio of standard deviations to the reference's.
-- **load**: the machine's load average when the run began and ended. It has two cores;
-  a run at a load above two shared them with others, and its speed is too low. The rows
-  of MinibatchMH with four chains are newer than those with one and with uniform
-  batches, which have neither over-relaxed draws nor the cheaper steps.
+- **ESS/s**: the smallest bulk effective sample size of the reported quantities, per
+  second of sampling. Set-up, compilation and warmup are excluded; they are included in
+  **to first draw**.
+- **to NUTS**: the ratio to the ESS/s of NUTS with the covariance of the Laplace
+  approximation as its mass matrix. Methods with one chain are compared with one chain
+  of NUTS, those with four chains with the faster of one and four chains, if both were
+  run.
+- **bias**: the largest error of a posterior mean, in posterior standard deviations of a
+  reference run. **noise** is the largest Monte Carlo standard error of those means;
+  with 20 quantities, an exact method is expected to have a bias of about two and a half
+  times the noise.
+- **accepted**: the fraction of accepted moves, or the mean acceptance probability. It
+  does not indicate bias: HMCECS accepts nearly all moves on the data in which its
+  batches miss the important rows.
+- **sd ratio**: the smallest and the largest ratio of a standard deviation to that of
+  the reference.
+- **load**: the machine's load average at the start and end of the run. The machine has
+  two cores; with a load above two, a run shared them with other processes, and its
+  speed is underestimated. The rows of MinibatchMH with four chains are newer than those
+  with one chain and with uniform batches, which have neither over-relaxed draws nor the
+  cheaper steps.
 
-The stochastic gradient samplers have no decision, so a step size is a choice of bias.
-All have the largest that should leave standard deviations 3 percent too large, in
-coordinates whitened by the Laplace approximation (`tuning.py`). CV: with control
-variates at the mode.
+The stochastic gradient samplers have no accept/reject step, so their step size
+determines their bias. All of them use the largest step size for which standard
+deviations should be at most 3 percent too large, in coordinates whitened by the Laplace
+approximation (`tuning.py`). CV means control variates at the mode.
 
-More chains, on devices of one thread each, use the machine better than four chains
-do: those are the first tables. Two runs of a setting differ by 20 to 40 percent on
-these cores.
+More than four chains, on devices with one thread each, use the machine better; the
+first two tables show such runs. Two runs with the same settings differ by 20 to 40
+percent on these cores.
 
-`kernel.pilot["sizes"]` says how many rows a decision of MinibatchMH reads, and ESS/row
-what they are worth. Below a thousand rows it reads all, as NUTS does: then a step is a
-trajectory of a known length, without a tree to build.
+`kernel.pilot["sizes"]` gives the number of rows that MinibatchMH reads per
+accept/reject step, and ESS/row the effective draws per row read. With fewer than a
+thousand rows it reads all of them, as NUTS does; a draw is then a trajectory of fixed
+length, without a tree to build.
 
 ```{{image}} {FIGURE}
 :alt: ESS per second against bias, a panel for each problem
@@ -136,9 +142,9 @@ def row(result: dict[str, Any], nuts: float | None) -> str:
     )
 
 
-def page(results: dict[Key, dict[str, Any]], beside: list[str]) -> str:
+def page(results: dict[Key, dict[str, Any]], side_by_side_tables: list[str]) -> str:
     """The page of the documentation."""
-    lines = [INTRODUCTION, *beside]
+    lines = [INTRODUCTION, *side_by_side_tables]
     for name, problem in PROBLEMS.items():
         keys = [(name, m, c) for m in MODULES for c in CHAINS]
         found = [results[key] for key in keys if key in results]
@@ -171,23 +177,24 @@ def page(results: dict[Key, dict[str, Any]], beside: list[str]) -> str:
 SIDE_BY_SIDE = """
 ## Side by side
 
-What two cores give when each method has the number of chains and of devices that suits
-it: `python -m benchmarks.temperature_one.side_by_side --data NAME`, one setting after
-the other, by {py:func}`~numpyro_minibatch.sample`, sampling alone, all methods of a
-problem in one run. Each is shown at the fastest of its settings;
-[Threads](performance.md#threads) has them all for the simulated data, and says how
-devices of one thread are set up. Successive draws of NUTS, of HMCECS and, on a normal
-surrogate, of MinibatchMH are negatively correlated, which is good for means; **by
-tails** is the ratio of the smallest tail effective sample sizes, those of the 5% and
-95% quantiles.
+This table compares methods on two cores, each with the number of chains and devices
+that suits it best: `python -m benchmarks.temperature_one.side_by_side --data NAME`. One
+run of this command measures all settings of all methods for a problem, one after the
+other, with {py:func}`~numpyro_minibatch.sample`; only sampling is timed. The table
+shows the fastest setting of each method. [Threads](performance.md#threads) lists all
+settings for the simulated data, and describes how to set up devices with one thread.
+Successive draws of NUTS, of HMCECS and, on a normal surrogate, of MinibatchMH are
+negatively correlated, which makes means more precise. **by tails** is the ratio of the
+smallest tail effective sample sizes per second, those of the 5% and 95% quantiles.
 
 | data | MinibatchMH | chains | bias | noise | sd ratio | NUTS | chains | ratio \
 | by tails |
 |---|---|---|---|---|---|---|---|---|---|"""
 
 RIVAL = """
-The same for HMCECS with its Taylor proxy (batches of 100 rows, the mass matrix of the
-Laplace approximation). Where its bias is many times its noise it samples another law.
+The same comparison with HMCECS with its Taylor proxy (batches of 100 rows, the mass
+matrix of the Laplace approximation). A bias many times its noise means that it samples
+another distribution.
 
 | data | MinibatchMH | HMCECS | chains | bias | noise | sd ratio | ratio | by tails |
 |---|---|---|---|---|---|---|---|---|"""
@@ -278,7 +285,7 @@ def with_table(text: str, table: str) -> str:
 
 
 def style(method: str) -> dict[str, Any]:
-    """A colour for a package and a marker for a method, told apart in grey, too."""
+    """A colour for a package and a marker for a method, distinct in grey too."""
     package = next(p for p in COLOURS if method.startswith(p))
     members = [m for m in MODULES if m.startswith(package)]
     shape = MARKERS[package][members.index(method) % len(MARKERS[package])]
@@ -304,12 +311,11 @@ def figure(results: dict[Key, dict[str, Any]], path: Path) -> None:
             if "failed" in result:
                 continue
             axis.errorbar(
-                min(max(result["bias"], 1.1 * LOWEST), 0.9),  # nobody falls off
+                min(max(result["bias"], 1.1 * LOWEST), 0.9),  # stay inside the axes
                 result["ess_per_second"],
                 xerr=result["bias_noise"],
                 fillstyle="full" if chains == 1 else "none",
-                label=MODULES[method].title.replace("the same", MODULES["ours"].title)
-                + ("" if chains == 1 else ", 4 chains"),
+                label=MODULES[method].title + ("" if chains == 1 else ", 4 chains"),
                 **style(method),
             )
         axis.set(xscale="log", yscale="log")
@@ -317,8 +323,8 @@ def figure(results: dict[Key, dict[str, Any]], path: Path) -> None:
         axis.set_xlim(LOWEST, 1.0)
         low, high = axis.get_ylim()  # whole decades, so that there is always a label
         axis.set_ylim(10 ** np.floor(np.log10(low)), 10 ** np.ceil(np.log10(high)))
-        axis.set_xlabel("largest bias, in posterior sd")
-        axis.set_ylabel("effective draws a second")
+        axis.set_xlabel("largest bias (posterior sd)")
+        axis.set_ylabel("ESS per second")
         axis.grid(color="0.9")
         axis.set_axisbelow(True)
     for axis in list(axes.flat)[len(names) :]:
@@ -332,7 +338,7 @@ def figure(results: dict[Key, dict[str, Any]], path: Path) -> None:
         loc="outside lower center",
         ncols=columns,
         fontsize=10,
-        title="left and up is better; bars: Monte Carlo standard error of the bias",
+        title="top left is best; bars: Monte Carlo standard error of the bias",
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     fig.savefig(path, dpi=120)

@@ -21,16 +21,16 @@ from .whitened import Whitened
 def sampler(
     problem: Problem, prepared: Prepared, batch: int, control: bool, momentum: bool
 ) -> Sampler:
-    """One of the four.
+    """One of the four samplers.
 
-    :param batch: rows of a batch.
+    :param batch: rows per batch.
     :param control: whether to use control variates at the mode.
     :param momentum: SGHMC rather than SGLD.
     """
     white = Whitened(problem, prepared)
     batch = min(batch, white.num_rows // 2)
     v = white.noise_variance(batch, control)
-    # one batch serves all steps of a trajectory, which is explicit Euler's scheme
+    # one batch for all steps of a trajectory, with the explicit Euler scheme
     setting = hamiltonian(v, fresh=False, symplectic=False) if momentum else langevin(v)
     gradient = gradients.grad_estimator(
         white.log_prior, lambda w, row: white.log_row(w, *row), white.num_rows

@@ -1,4 +1,4 @@
-"""jax-sgmc's SGLD and SGHMC, by its own driver; needs the old environment."""
+"""jax-sgmc's SGLD and SGHMC, with its own driver; needs the old environment."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ BATCH = 1000
 
 
 def run(build: Any, problem: Problem, prepared: Prepared, seconds: float) -> Run:
-    """Run for about ``seconds``: a short run to learn the speed, then a long one.
+    """Run for about ``seconds``: a short run to measure the speed, then a long one.
 
-    The driver compiles anew for every run, so the difference of the two runs is what
-    the additional steps cost; it is the time that is reported as sampling.
+    The driver compiles anew for every run. The difference of the two runs is therefore
+    the cost of the additional steps, which is reported as the sampling time.
     """
     times, clock = {}, time.perf_counter
     start = clock()
@@ -42,7 +42,8 @@ def run(build: Any, problem: Problem, prepared: Prepared, seconds: float) -> Run
 
     first, _ = timed(20, 20)
     short, longer = 500, first
-    while longer < first + 0.1 * seconds:  # less is lost in the compiler's own noise
+    # shorter times are lost in the variation of the compiler
+    while longer < first + 0.1 * seconds:
         short *= 4
         longer, _ = timed(short, 20)
     each = (longer - first) / short
@@ -54,7 +55,7 @@ def run(build: Any, problem: Problem, prepared: Prepared, seconds: float) -> Run
     times["warmup"] = warmup * each
     times["sampling"] = max(total - first - times["warmup"], steps * each / 2)
     positions = np.asarray(jax.vmap(white.position)(jnp.asarray(draws)), np.float32)
-    # its random thinning may keep draws of the warmup; the first part is cut
+    # its random thinning may keep draws of the warmup, so the first part is cut
     cut = int(len(positions) * warmup / (steps + warmup))
     rows = float(steps * batch * setting.num_steps)
     chosen = {"gradient_noise": v, **setting._asdict()}
@@ -64,9 +65,9 @@ def run(build: Any, problem: Problem, prepared: Prepared, seconds: float) -> Run
 def sampler(
     white: Whitened, batch: int, momentum: bool
 ) -> tuple[Callable[[int, int], np.ndarray], Setting, float]:
-    """SGLD or SGHMC: how to sample, the setting, and the gradient noise.
+    """SGLD or SGHMC: the sampler, its setting, and the gradient noise.
 
-    :param batch: rows of a batch.
+    :param batch: rows per batch.
     :param momentum: SGHMC rather than SGLD.
     """
     names = [f"arg_{i}" for i in range(len(white.args))]

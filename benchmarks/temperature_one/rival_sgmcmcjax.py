@@ -22,7 +22,7 @@ def sampler(
 ) -> Sampler:
     """SGLD-CV or SGHMC-CV.
 
-    :param batch: rows of a batch.
+    :param batch: rows per batch.
     :param momentum: SGHMC rather than SGLD.
     """
     white = Whitened(problem, prepared)
@@ -30,7 +30,7 @@ def sampler(
     v = white.noise_variance(batch, control=True)
     mode = jnp.zeros(white.size)
     log_row, data = white.log_row, white.args
-    if len(data) > 2:  # it takes two arrays at most: give it the rows' numbers
+    if len(data) > 2:  # it takes at most two arrays, so it gets the indices of the rows
 
         def log_row(w: Array, i: Array) -> Array:  # type: ignore[misc]
             return white.log_row(w, *(arg[i] for arg in white.args))
@@ -40,7 +40,7 @@ def sampler(
     if momentum:
         setting = hamiltonian(v, fresh=True, symplectic=False)
         e = setting.step_size
-        # its momentum is ours times the step size, so that it takes the square
+        # its momentum is ours times the step size, so its step size is the square
         init, kernel, position = kernels.build_sghmcCV_kernel(
             e**2, setting.num_steps, *shared, alpha=FRICTION * e
         )

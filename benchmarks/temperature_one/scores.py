@@ -1,4 +1,4 @@
-"""How good draws are: effective sample size, and bias and spread by the reference."""
+"""Scores of draws: effective sample size, bias and sd relative to the reference."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from .prepare import Prepared
 
 
 def scores(draws: np.ndarray, prepared: Prepared, seconds: float, rows: float) -> Any:
-    """Judge the draws of one chain or of several.
+    """Score the draws of one or several chains.
 
     :param draws: reported quantities, shape ``(chains, draws, quantities)``.
     :param prepared: the problem with its reference.
     :param seconds: the time that sampling took.
     :param rows: the rows of data that were read.
     :returns: the scores; ``bias_noise`` is the largest Monte Carlo standard error of a
-        mean, below which a bias cannot be seen. Bias and noise are in posterior
+        mean, below which a bias cannot be detected. Bias and noise are in posterior
         standard deviations.
     """
     if not np.isfinite(draws).all():

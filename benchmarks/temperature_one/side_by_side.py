@@ -1,13 +1,13 @@
-"""Many chains on all cores: what a thread for each device gives, by `sample`.
+"""Many chains on all cores with `sample`: one thread per device.
 
     python -m benchmarks.temperature_one.side_by_side --data logistic_2e5
     python -m benchmarks.temperature_one.side_by_side --data a9a --method nuts
 
-Each method runs in a process of its own, in every setting of `SETTINGS` that is its:
-threads of JAX's CPU runtime, devices that its chains are spread over, and chains. The
-time of sampling is the difference of two runs that differ in their number of draws
-alone, so that set-up, compilation and warmup are not in it. Results are written to
-results/side_by_side, one file a problem.
+Each method runs in a process of its own, in each of its settings in `SETTINGS`: threads
+of JAX's CPU runtime, devices among which its chains are divided, and chains. The time
+of sampling is the difference of two runs that differ only in their number of draws, so
+that set-up, compilation and warmup are excluded. Results are written to
+results/side_by_side, one file per problem.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from .problems import PROBLEMS
 from .scores import scores
 
 RESULTS = Path(__file__).parent / "results" / "side_by_side"
-# (threads, devices, chains); no threads: as many as there are cores
+# (threads, devices, chains); no threads: one per core
 SETTINGS = {
     "ours": [(None, 1, 4), (1, 2, 8), (1, 2, 16), (1, 2, 32), (1, 2, 64)],
     "nuts": [(None, 1, 1), (None, 1, 4), (1, 2, 8)],
     "hmcecs": [(None, 1, 4), (1, 2, 8), (1, 2, 32)],
 }
-FIRST = {"ours": 500, "nuts": 40, "hmcecs": 100}  # draws of the shorter run
+FIRST = {"ours": 500, "nuts": 40, "hmcecs": 100}  # draws in the shorter run
 WARMUP = {"ours": 1000, "nuts": 200, "hmcecs": 200}
 
 
 def kernel_of(method: str, name: str, prepared: Any) -> Any:
-    """The kernel of the other benchmark, with the same settings."""
+    """The kernel of the main benchmark, with the same settings."""
     from numpyro.infer import NUTS
 
     from numpyro_minibatch import MinibatchMH
@@ -84,7 +84,7 @@ def work(options: argparse.Namespace) -> dict[str, Any]:
     few = FIRST[method]
     first, _ = run(few)
     short = min(run(few)[0] for _ in range(2))
-    # as many as take about the time asked for, found by doubling
+    # as many as take about the requested time, found by doubling
     draws = 4 * few
     while True:
         longer, found = run(draws)
@@ -97,7 +97,7 @@ def work(options: argparse.Namespace) -> dict[str, Any]:
     posterior = [np.asarray(found.posterior[s]) for s in sites]
     values = np.concatenate([x.reshape(*x.shape[:2], -1) for x in posterior], -1)
     judged = scores(values, prepared, 1.0, 1.0)
-    share = (draws - few) / draws  # of the draws whose time was taken
+    share = (draws - few) / draws  # for the timed draws
     return {
         "threads": options.threads,
         "devices": options.devices,
@@ -119,7 +119,7 @@ def main() -> None:
     parser.add_argument("--data", required=True, choices=PROBLEMS)
     parser.add_argument("--method", choices=SETTINGS, help="by default each")
     parser.add_argument("--seconds", type=float, default=6.0, help="of sampling")
-    parser.add_argument("--limit", type=float, default=60.0, help="for one run")
+    parser.add_argument("--limit", type=float, default=60.0, help="per run")
     parser.add_argument("--cache", type=Path, default=default_cache())
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--threads", type=int, help=argparse.SUPPRESS)

@@ -1,10 +1,10 @@
-"""Step sizes for the samplers that never decide, by one rule for all of them.
+"""Step sizes for the samplers without an accept/reject step, by one rule.
 
-Their stationary law is too wide: by the noise of the gradient, and by the error of the
-integrator. In whitened coordinates the target is close to a standard normal, for which
-both are known exactly. So every sampler gets the setting that mixes fastest per
-gradient among those whose variance is at most `EXCESS` away from one: a standard
-deviation 3 percent off, the same tolerance as for everything else here.
+Their stationary distribution is too wide, because of the noise of the gradient and the
+error of the integrator. In whitened coordinates the target is close to a standard
+normal, for which both are known exactly. Every sampler gets the setting that mixes
+fastest per gradient among those whose variance differs from one by at most `EXCESS`: a
+standard deviation 3 percent off, the same tolerance as for everything else here.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ FRICTION = 0.01  # per unit of time; small, as trajectories refresh the momentum
 
 
 class Setting(NamedTuple):
-    """How a sampler is set.
+    """The setting of a sampler.
 
     :param step_size: step size of the diffusion in whitened coordinates.
     :param num_steps: steps, each with a gradient, from one draw to the next.
-    :param relaxation: draws in which a chain forgets its position.
+    :param relaxation: relaxation time of a chain, in draws.
     """
 
     step_size: float
@@ -52,7 +52,7 @@ def hamiltonian(v: float, fresh: bool, symplectic: bool) -> Setting:
     best, found = 0.0, None
     for num_steps in (3, 5, 10, 20, 40, 80):
         for step_size in np.geomspace(1e-4, 0.5, 150):
-            keep, variance = _normal_law(step_size, num_steps, v, fresh, symplectic)
+            keep, variance = _stationary(step_size, num_steps, v, fresh, symplectic)
             speed = (1 - keep) / (1 + keep) / num_steps
             if 0 <= keep < 1 and abs(variance - 1) <= EXCESS and speed > best:
                 best = speed
@@ -62,14 +62,14 @@ def hamiltonian(v: float, fresh: bool, symplectic: bool) -> Setting:
     return found
 
 
-def _normal_law(
+def _stationary(
     e: float, num_steps: int, v: float, fresh: bool, symplectic: bool
 ) -> tuple[float, float]:
-    """What a trajectory keeps of its start, and the stationary variance."""
+    """The autocorrelation of a trajectory's end, and the stationary variance."""
     step = np.array([[1.0, e], [-e, 1.0 - (e * e if symplectic else 0.0)]])
     whole, kicks = np.eye(2), np.empty(num_steps)
     for k in range(num_steps):
-        kicks[k] = whole[0, 1] * e  # of the noise in the k-th gradient from the end
+        kicks[k] = whole[0, 1] * e  # factor of the noise k gradients before the end
         whole = whole @ step
     noise = v * ((kicks**2).sum() if fresh else kicks.sum() ** 2)
     keep = whole[0, 0]

@@ -1,4 +1,4 @@
-"""A problem's densities in whitened coordinates, in the form that rivals take them."""
+"""A problem's densities in whitened coordinates, as other packages need them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from .problems import Problem
 class Whitened:
     """Densities over ``w``, where unconstrained positions are ``center + root @ w``.
 
-    The posterior is close to a standard normal here, which is the most that a
-    preconditioner could do for a sampler.
+    The posterior is close to a standard normal here, the best that a preconditioner
+    could do for a sampler.
     """
 
     def __init__(self, problem: Problem, prepared: Prepared) -> None:
@@ -41,7 +41,7 @@ class Whitened:
         return self.flat.terms(self.position(w), *rows)[1]
 
     def log_row(self, w: Array, *row: Array) -> Array:
-        """The log likelihood of one row, whose arguments have no axis for it."""
+        """The log likelihood of one row, with arguments that have no axis of rows."""
         return self.log_rows(w, *(part[None] for part in row))[0]
 
     def noise_variance(
@@ -49,10 +49,10 @@ class Whitened:
     ) -> float:
         """The largest variance over coordinates of a minibatch gradient.
 
-        Taken over all rows, as a few rare ones can make most of it, and averaged over
-        positions from a standard normal, where most of the chain will be.
+        The variance is over all rows, since a few rare ones can dominate it, and
+        averaged over positions from a standard normal, where most of the chain will be.
 
-        :param batch: rows of a batch, drawn with replacement.
+        :param batch: rows per batch, drawn with replacement.
         :param control: whether it is the difference to the gradient at the mode.
         :param num_positions: number of positions.
         """

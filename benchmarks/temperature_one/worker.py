@@ -1,7 +1,7 @@
 """One method on one problem, in a process of its own; started by the command line.
 
-Writes the draws and the times. Nothing here needs more than NumPyro and the method's
-own package, so that every package can have an environment of its own.
+Writes the draws and the times. It needs only NumPyro and the method's own package, so
+that every package can have an environment of its own.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PACKAGES = ("jax", "numpyro", "numpyro-minibatch", "blackjax", "jax-sgmc", "sgmc
 
 
 def versions() -> dict[str, str]:
-    """The versions of what is installed here."""
+    """The versions of the installed packages."""
     found = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
