@@ -52,12 +52,14 @@ if TYPE_CHECKING:
         ensemble,
         evidence,
         inference_data,
+        marginal,
         plots,
         sampling,
     )
     from numpyro_minibatch.diagnostics import diagnose
     from numpyro_minibatch.evidence import log_evidence
     from numpyro_minibatch.inference_data import to_inference_data
+    from numpyro_minibatch.marginal import marginalize
     from numpyro_minibatch.sampling import export_run, open_run, sample
 
 _LAZY_MODULES = frozenset(
@@ -68,6 +70,7 @@ _LAZY_MODULES = frozenset(
         "ensemble",
         "evidence",
         "inference_data",
+        "marginal",
         "plots",
         "sampling",
     }
@@ -76,6 +79,7 @@ _LAZY_FUNCTIONS = {
     "diagnose": "diagnostics",
     "export_run": "sampling",
     "log_evidence": "evidence",
+    "marginalize": "marginal",
     "open_run": "sampling",
     "sample": "sampling",
     "to_inference_data": "inference_data",
@@ -121,6 +125,8 @@ __all__ = [
     "inference_data",
     "ladder",
     "log_evidence",
+    "marginal",
+    "marginalize",
     "open_run",
     "plots",
     "preconditioner",
