@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from numpyro_minibatch.diagnostics import diagnose
     from numpyro_minibatch.evidence import log_evidence
     from numpyro_minibatch.inference_data import to_inference_data
-    from numpyro_minibatch.marginal import marginalize
+    from numpyro_minibatch.marginal import by_group, marginalize, recover_marginals
     from numpyro_minibatch.sampling import export_run, open_run, sample
 
 _LAZY_MODULES = frozenset(
@@ -76,11 +76,13 @@ _LAZY_MODULES = frozenset(
     }
 )
 _LAZY_FUNCTIONS = {
+    "by_group": "marginal",
     "diagnose": "diagnostics",
     "export_run": "sampling",
     "log_evidence": "evidence",
     "marginalize": "marginal",
     "open_run": "sampling",
+    "recover_marginals": "marginal",
     "sample": "sampling",
     "to_inference_data": "inference_data",
 }
@@ -112,6 +114,7 @@ __all__ = [
     "Target",
     "accept",
     "batch",
+    "by_group",
     "control_variate",
     "cycles",
     "datasets",
@@ -131,6 +134,7 @@ __all__ = [
     "plots",
     "preconditioner",
     "proposal",
+    "recover_marginals",
     "sample",
     "sampling",
     "schedule",

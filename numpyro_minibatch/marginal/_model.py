@@ -38,7 +38,7 @@ from numpyro_minibatch.marginal._sites import (
     static_copy,
 )
 
-__all__ = ["LevelModel", "Marginalized", "Rows", "marginalize"]
+__all__ = ["HideRows", "LevelModel", "Marginalized", "Rows", "marginalize"]
 
 
 def marginalize(
@@ -152,7 +152,8 @@ class Marginalized:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model; what it returns depends on no site that is integrated out."""
         args, kwargs = jax.tree.map(indexable, (args, kwargs))
-        return self.nested(args, kwargs)(*args, **kwargs)
+        models = self.chain(args, kwargs)
+        return (models[-1] if models else self.fn)(*args, **kwargs)
 
     def levels(self, args: tuple, kwargs: Mapping[str, Any]) -> tuple[Level, ...]:
         """What is integrated out, the innermost plates first."""
@@ -165,7 +166,8 @@ class Marginalized:
         return known[key]
 
     def _find_levels(self, args: tuple, kwargs: Mapping[str, Any]) -> tuple[Level, ...]:
-        model, levels = self.fn, []
+        model: Callable = self.fn
+        levels: list[Level] = []
         for level in find_levels(self.fn, args, kwargs, self.sites):
             one = LevelModel(model, level, self.num_nodes)
             one = LevelModel(model, one.checked(args, kwargs), self.num_nodes)
@@ -173,12 +175,13 @@ class Marginalized:
             model = one
         return tuple(levels)
 
-    def nested(self, args: tuple, kwargs: Mapping[str, Any]) -> Callable:
-        """The model with each of its levels integrated out in turn."""
-        model = self.fn
+    def chain(self, args: tuple, kwargs: Mapping[str, Any]) -> list[LevelModel]:
+        """The model with one level after the other integrated out."""
+        models: list[LevelModel] = []
         for level in self.levels(args, kwargs):
-            model = LevelModel(model, level, self.num_nodes)
-        return model
+            below = models[-1] if models else self.fn
+            models.append(LevelModel(below, level, self.num_nodes))
+        return models
 
 
 # what was found of models and arguments of these shapes; it holds no data
@@ -231,7 +234,7 @@ class _Observed(NamedTuple):
     infer: Mapping[str, Any]
 
 
-class _Hide(Messenger):
+class HideRows(Messenger):
     """Keep the sites of the rows from the handlers around the model, and note them.
 
     :param level: what is integrated out.
@@ -387,14 +390,14 @@ class LevelModel:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model, and observe the marginal likelihood of each row."""
-        seen = _Hide(None, self.level)
+        seen = HideRows(None, self.level)
         with seen:
             returned = self.fn(*args, **kwargs)
         rows = Rows.of(self, seen, args, kwargs)
         self._observe(seen, rows, rows.log_marginal())
         return returned
 
-    def _observe(self, seen: _Hide, rows: Rows, log_marginal: Array) -> None:
+    def _observe(self, seen: HideRows, rows: Rows, log_marginal: Array) -> None:
         """The marginal likelihood of the rows as a site in their plates."""
         name = "_".join(site.name for site in seen.observed)
         first = seen.observed[0]
@@ -429,7 +432,7 @@ class LevelModel:
 
         def run(values: Mapping[str, Array]) -> list[Any]:
             outputs.clear()
-            trace = run_hidden(_Hide(self.fn, self.level, values), args, kwargs)
+            trace = run_hidden(HideRows(self.fn, self.level, values), args, kwargs)
             found = []
             for name, site in trace.items():
                 if site["type"] == "sample" and name not in names:
@@ -445,7 +448,7 @@ class LevelModel:
                         found.append(site["value"])
             return found
 
-        hidden_run = _Hide(self.fn, self.level)
+        hidden_run = HideRows(self.fn, self.level)
 
         def values() -> dict[str, Array]:
             run_hidden(hidden_run, args, kwargs)
@@ -514,7 +517,7 @@ class Rows:
 
     @classmethod
     def of(
-        cls, model: LevelModel, seen: _Hide, args: tuple, kwargs: Mapping[str, Any]
+        cls, model: LevelModel, seen: HideRows, args: tuple, kwargs: Mapping[str, Any]
     ) -> Rows:
         """The rows of a model that has run."""
         shape = tuple(seen.sizes[name] for name in model.level.plates)
@@ -559,14 +562,17 @@ class Rows:
         return np.array(joint, np.int32).reshape(len(joint), len(ranges))
 
     def state_values(self, state: Array) -> dict[str, Array]:
-        """The values of the discrete sites in a joint state, the same for all rows."""
+        """The values of the discrete sites in a joint state.
+
+        :param state: one for all rows, shape ``(sites,)``, or with the rows in front.
+        """
         values = {}
         for k, site in enumerate(self.discrete):
             fn = self.fns[site.name]
             support = fn.enumerate_support(expand=False)
             support = support.reshape(site.size, *fn.event_shape)
             values[site.name] = jnp.broadcast_to(
-                support[state[k]], self.shape + fn.event_shape
+                support[state[..., k]], self.shape + fn.event_shape
             )
         return values
 
@@ -605,7 +611,7 @@ class Rows:
 
         With respect to unconstrained values of the continuous ones.
 
-        :param state: a joint state of the discrete sites, the same for all rows.
+        :param state: a joint state of the discrete sites, of all rows or of each.
         :param u: unconstrained values, shape ``rows + (d,)``.
         """
         total: Any = jnp.zeros(self.shape)
