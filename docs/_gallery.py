@@ -7,6 +7,7 @@ import tempfile
 ORDER = (
     "covertype",
     "hierarchical_poisson",
+    "random_intercepts",
     "robust_regression",
     "tied_means",
     "batch_sizes",

@@ -52,12 +52,14 @@ if TYPE_CHECKING:
         ensemble,
         evidence,
         inference_data,
+        marginal,
         plots,
         sampling,
     )
     from numpyro_minibatch.diagnostics import diagnose
     from numpyro_minibatch.evidence import log_evidence
     from numpyro_minibatch.inference_data import to_inference_data
+    from numpyro_minibatch.marginal import by_group, marginalize, recover_marginals
     from numpyro_minibatch.sampling import export_run, open_run, sample
 
 _LAZY_MODULES = frozenset(
@@ -68,15 +70,19 @@ _LAZY_MODULES = frozenset(
         "ensemble",
         "evidence",
         "inference_data",
+        "marginal",
         "plots",
         "sampling",
     }
 )
 _LAZY_FUNCTIONS = {
+    "by_group": "marginal",
     "diagnose": "diagnostics",
     "export_run": "sampling",
     "log_evidence": "evidence",
+    "marginalize": "marginal",
     "open_run": "sampling",
+    "recover_marginals": "marginal",
     "sample": "sampling",
     "to_inference_data": "inference_data",
 }
@@ -108,6 +114,7 @@ __all__ = [
     "Target",
     "accept",
     "batch",
+    "by_group",
     "control_variate",
     "cycles",
     "datasets",
@@ -121,10 +128,13 @@ __all__ = [
     "inference_data",
     "ladder",
     "log_evidence",
+    "marginal",
+    "marginalize",
     "open_run",
     "plots",
     "preconditioner",
     "proposal",
+    "recover_marginals",
     "sample",
     "sampling",
     "schedule",

@@ -398,7 +398,7 @@ MODELS = [
         ValueError,
         "'effect'",
         "'data'",
-        "move it out of the plate",
+        "marginalize",
     ),
     refuse(
         "obs_mask",

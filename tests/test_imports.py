@@ -71,6 +71,8 @@ ALLOWED: dict[str, set[str]] = {
         "target",
     },
     "evidence": {"diagnostics", "inference_data"},
+    # a transformation of NumPyro's models
+    "marginal": {"_internal", "_model", "inference_data", "target"},
     "cycles": {"_internal", "_model", "inference_data"},
     "ensemble": {"_internal", "inference_data"},
     "plots": {"diagnostics", "estimate", "inference_data"},
@@ -90,6 +92,7 @@ ALLOWED: dict[str, set[str]] = {
         "host_rows",
         "inference_data",
         "kernels",
+        "marginal",
         "plots",
         "sampling",
     },

@@ -679,10 +679,7 @@ def _why_no_rows(sites: list[Site], plates: Mapping[str, tuple[Any, ...]]) -> st
             if s.type == "sample" and not s.observed and s.inside({name})
         ]
         if local and any(s.inside({name}) for s in observed):
-            return (
-                f"Plate {name!r} has observations, but "
-                f"{_local_latent(local[0].name, name, local[0].discrete)}"
-            )
+            return f"Plate {name!r} has observations, but {_local_latent(local, name)}"
     in_scan = [s for s in observed if s.in_scan]
     if in_scan:
         return (
@@ -799,8 +796,12 @@ def _check_sites(
             continue
         latents.append(site.name)
         if inside:
-            latent = _local_latent(site.name, inside[0].name, site.discrete)
-            raise ValueError(latent)
+            local = [
+                s
+                for s in sites
+                if s.type == "sample" and not s.observed and s.inside({inside[0].name})
+            ]
+            raise ValueError(_local_latent(local, inside[0].name))
         if site.discrete:
             raise ValueError(
                 f"{who} samples continuous parameters, but latent site {site.name!r} "
@@ -841,16 +842,20 @@ def _check_plate_names(sites: list[Site], plates: Mapping[str, int]) -> None:
             )
 
 
-def _local_latent(site: str, plate: str, discrete: bool) -> str:
+def _local_latent(sites: list[Site], plate: str) -> str:
+    """What to write where latent sites have a value for each row."""
+    first = sites[0]
+    site = first.name
+    names = ", ".join(f'"{s.name}"' for s in sites)
     message = (
         f"latent site {site!r} is inside the subsampled plate {plate!r}: it has one "
         "value per row, and most rows are not in a minibatch."
     )
-    if discrete:
+    if first.discrete:
         return (
-            f"{message} It is discrete: sum it out inside of each row, for example "
-            "with dist.MixtureSameFamily(dist.Categorical(weights), parts). Enumerated "
-            "sites are not supported."
+            f"{message} It is discrete: sum it out of each row by "
+            f"numpyro_minibatch.marginalize(model, sites=[{names}]), or write the sum "
+            "yourself, as dist.MixtureSameFamily(dist.Categorical(weights), parts)."
         )
     if site.endswith("_unobserved"):
         return (
@@ -859,7 +864,8 @@ def _local_latent(site: str, plate: str, discrete: bool) -> str:
         )
     return (
         f"{message} If it holds the observations, pass them: it got obs=None. "
-        "Otherwise sum it out, or move it out of the plate."
+        "Otherwise integrate it out of each row by "
+        f"numpyro_minibatch.marginalize(model, sites=[{names}])."
     )
 
 

@@ -1,0 +1,21 @@
+"""Rows with latent variables of their own, which are integrated out of each row.
+
+:func:`marginalize` turns a model with such sites into one that every kernel samples,
+and :func:`recover_marginals` draws the sites afterwards. :func:`by_group` arranges long
+data so that a group is a row, and :func:`quadrature_error` measures the quadrature.
+"""
+
+from numpyro_minibatch.marginal._error import QuadratureError, quadrature_error
+from numpyro_minibatch.marginal._groups import Groups, by_group
+from numpyro_minibatch.marginal._model import Marginalized, marginalize
+from numpyro_minibatch.marginal._recover import recover_marginals
+
+__all__ = [
+    "Groups",
+    "Marginalized",
+    "QuadratureError",
+    "by_group",
+    "marginalize",
+    "quadrature_error",
+    "recover_marginals",
+]

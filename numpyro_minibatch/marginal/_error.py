@@ -1,0 +1,198 @@
+"""The error of the quadrature, measured against finer nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from numpyro_minibatch._internal.checks import check_count, check_positive
+from numpyro_minibatch.marginal._model import Marginalized, Rows
+from numpyro_minibatch.marginal._quadrature import Place, log_integral, log_sum_exp
+from numpyro_minibatch.marginal._recover import chosen_rows, values_of
+from numpyro_minibatch.marginal._visit import RowsAt, check_marginalized
+
+__all__ = ["QuadratureError", "quadrature_error"]
+
+_TRIED = {1: (7, 11, 15, 21, 31), 2: (5, 7, 9, 13, 17), 3: (5, 7, 9, 11)}
+_FINE = {1: 61, 2: 31, 3: 15}
+_WIDE = 2.5  # standard deviations of the mode's that another check spreads its nodes by
+
+
+class QuadratureError(NamedTuple):
+    """What the quadrature of a marginalized model is worth; of logarithms.
+
+    :param largest: the largest error of the log likelihood of a row, over the rows and
+        draws that were looked at.
+    :param spread: the standard deviation over the draws of the summed error of all
+        rows, relative to its mean: what it does to log ratios between posterior draws.
+    :param row: the row with the largest error.
+    :param by_nodes: the largest error by the number of nodes of each dimension.
+    :param num_nodes: the smallest number of nodes of these with an error below
+        ``tolerance``; ``None`` where there is none.
+    :param elsewhere: how much of a row's likelihood the finest nodes at the mode miss:
+        the largest difference from nodes that are spread 2.5 times as wide. A second
+        mode or a heavy tail makes it large.
+    :param unconverged: rows and draws without a mode that the search ended at.
+    :param tolerance: the error that was asked for.
+    """
+
+    largest: float
+    spread: float
+    row: int
+    by_nodes: dict[int, float]
+    num_nodes: int | None
+    elsewhere: float
+    unconverged: int
+    tolerance: float
+
+    def __str__(self) -> str:
+        lines = [
+            f"quadrature error of a row's log likelihood: {self.largest:.1e} at most "
+            f"(row {self.row}); standard deviation of the sum over rows between draws: "
+            f"{self.spread:.1e}",
+            "by number of nodes: "
+            + ", ".join(f"{n}: {e:.1e}" for n, e in self.by_nodes.items()),
+        ]
+        if self.num_nodes is not None:
+            lines.append(
+                f"below {self.tolerance:.0e}: marginalize(model, num_nodes="
+                f"{self.num_nodes})"
+            )
+        else:
+            lines.append(
+                f"no number of nodes that was tried is below {self.tolerance:.0e}"
+            )
+        if self.elsewhere > 10 * self.tolerance:
+            lines.append(
+                f"nodes spread wider find a difference of {self.elsewhere:.1e}: the "
+                "density of a row has a second mode or a heavy tail"
+            )
+        if self.unconverged:
+            lines.append(f"the search found no mode in {self.unconverged} cases")
+        return "\n".join(lines)
+
+
+def quadrature_error(
+    model: Marginalized,
+    idata: Any,
+    *args: Any,
+    rows: Any = None,
+    num_draws: int = 16,
+    tolerance: float = 1e-4,
+    **kwargs: Any,
+) -> QuadratureError:
+    """Measure the error of a marginalized model's quadrature at draws of a run.
+
+    The log likelihood of each row is compared with that of finer nodes (61 of one
+    dimension, 31 of each of two, 15 of each of three), and with nodes that are spread
+    wider, which see a second mode that the first ones miss.
+
+    :param model: what :func:`marginalize` returned, with continuous sites.
+    :param idata: a run of it, as ``to_inference_data`` returned it.
+    :param args: the arguments of the model, with the data.
+    :param rows: numbers of the rows to look at. Default: all, up to 20,000 of them
+        evenly spaced.
+    :param num_draws: draws of the run to look at, evenly spaced.
+    :param tolerance: the error of a row that is aimed at.
+    :param kwargs: keyword arguments of the model.
+    :raises TypeError: ``model`` is not marginalized.
+    :raises ValueError: it has no continuous site, or other arguments are out of range.
+
+    **Example**
+
+    .. doctest::
+
+        >>> import jax.numpy as jnp, xarray as xr
+        >>> import numpyro, numpyro.distributions as dist
+        >>> from numpyro_minibatch import marginalize
+        >>> from numpyro_minibatch.marginal import quadrature_error
+        >>> def model(y):
+        ...     tau = numpyro.sample("tau", dist.HalfNormal(1.0))
+        ...     with numpyro.plate("data", len(y)) as idx:
+        ...         a = numpyro.sample("a", dist.Normal(0.0, tau))
+        ...         numpyro.sample("y", dist.Bernoulli(logits=a), obs=y[idx])
+        >>> draws = xr.Dataset({"tau": (("chain", "draw"), [[0.5, 1.5]])})
+        >>> idata = xr.DataTree.from_dict({"posterior": draws})
+        >>> found = quadrature_error(marginalize(model), idata, jnp.array([0.0, 1.0]))
+        >>> found.largest < 1e-4, found.num_nodes
+        (True, 7)
+    """
+    who = "quadrature_error"
+    check_marginalized(who, model)
+    check_count(who, "num_draws", num_draws)
+    check_positive(who, "tolerance", tolerance)
+    at = RowsAt.of(who, model, args, kwargs)
+    d = at.level.dimensions
+    if not d:
+        raise ValueError(
+            f"{who}: the discrete sites {', '.join(map(repr, at.level.names))} are "
+            "summed exactly, so there is no quadrature."
+        )
+    numbers = chosen_rows(who, rows, at.size, at.plate)
+    if rows is None and len(numbers) > _MOST_ROWS:
+        numbers = numbers[np.linspace(0, len(numbers) - 1, _MOST_ROWS).astype(int)]
+    draws, _ = values_of(who, idata, at)
+    count = len(next(iter(draws.values())))
+    which = np.unique(np.linspace(0, count - 1, min(num_draws, count)).astype(int))
+    own = model.num_nodes
+    tried = sorted({*_TRIED[d], *([own] if own else [])})
+    found = at(
+        {name: x[which] for name, x in draws.items()},
+        numbers,
+        jax.random.key(0),
+        lambda rows, values, probabilities: _look(rows, tried, at.level.names),
+    )
+    fine = found["fine"].astype(np.float64)
+    errors = {n: np.abs(found[f"nodes {n}"] - fine) for n in tried}
+    by_nodes = {n: float(errors[n].max()) for n in tried}
+    used = own or int(found["used"].flat[0])
+    signed = (found[f"nodes {used}"] - fine).sum(tuple(range(1, fine.ndim)))
+    worst = errors[used].reshape(len(which), len(numbers), -1).max((0, 2))
+    enough = [n for n in tried if max(by_nodes[m] for m in tried if m >= n) < tolerance]
+    return QuadratureError(
+        largest=by_nodes[used],
+        spread=float(signed.std()) * at.size / len(numbers),
+        row=int(numbers[worst.argmax()]),
+        by_nodes=by_nodes,
+        num_nodes=min(enough, default=None),
+        elsewhere=float(np.abs(found["wide"] - fine).max()),
+        unconverged=int((~found["converged"]).sum()),
+        tolerance=tolerance,
+    )
+
+
+_MOST_ROWS = 20_000
+
+
+def _look(rows: Rows, tried: list[int], names: tuple[str, ...]) -> dict[str, Array]:
+    """Log likelihoods of the rows of the outermost plate by several rules."""
+    if rows.model.level.names != names:
+        return {}
+    d = rows.model.level.dimensions
+
+    def one(state: Array) -> Mapping[str, Array]:
+        place = rows.place(state)
+        log_density = lambda u: rows.log_joint(state, u)  # noqa: E731
+        wide = Place(
+            place.mode,
+            _WIDE * place.spread,
+            place.log_det + d * np.log(_WIDE),
+            place.value,
+            place.converged,
+        )
+        found = {f"nodes {n}": log_integral(log_density, place, n) for n in tried}
+        found["fine"] = log_integral(log_density, place, _FINE[d])
+        found["wide"] = log_integral(log_density, wide, _FINE[d])
+        found["converged"] = place.converged
+        return found
+
+    by_state = jax.vmap(one)(jnp.asarray(rows.states))
+    out = {name: log_sum_exp(x) for name, x in by_state.items() if name != "converged"}
+    out["converged"] = jnp.all(by_state["converged"], 0)
+    out["used"] = jnp.full(rows.shape, rows.num_nodes)
+    return out

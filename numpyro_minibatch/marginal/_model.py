@@ -1,0 +1,670 @@
+"""A model whose rows have had their latent variables integrated out."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Integral
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+from jax import Array
+from numpyro.distributions import Distribution, biject_to, constraints
+from numpyro.primitives import CondIndepStackFrame, Messenger
+
+from numpyro_minibatch._internal.static import Static
+from numpyro_minibatch._model.dataflow import inputs_used
+from numpyro_minibatch.marginal._quadrature import (
+    NODES,
+    Place,
+    find_place,
+    log_integral,
+    log_sum_exp,
+)
+from numpyro_minibatch.marginal._sites import (
+    Level,
+    Local,
+    find_levels,
+    indexable,
+    placeholder,
+    plates_of,
+    run_hidden,
+    static_copy,
+)
+
+__all__ = ["HideRows", "LevelModel", "Marginalized", "Rows", "marginalize"]
+
+
+def marginalize(
+    model: Callable,
+    sites: Collection[str] | None = None,
+    *,
+    num_nodes: int | None = None,
+) -> Marginalized:
+    r"""Integrate the latent variables of each row out of a NumPyro model.
+
+    A latent site in the plate of the observations has a value for each row, which no
+    kernel that reads minibatches can carry. The model that this function returns has
+    none of them: each row has its marginal likelihood,
+
+    .. math:: p(y_i \mid \theta) = \sum_{k} \int p(y_i, k, u \mid \theta) \, du.
+
+    Finite discrete sites are summed exactly, all their joint states. Continuous ones,
+    one to three numbers of a row on any support, are integrated by adaptive
+    Gauss-Hermite quadrature at the mode and the curvature of each row, and of each
+    joint state of the discrete ones. Sites of inner plates are integrated out first.
+
+    The result takes the model's arguments, and works with every kernel of this package
+    and with NumPyro's NUTS, SVI and Predictive. Where nothing is observed it runs the
+    model as it was written, so that ``Predictive`` draws new rows.
+
+    :param model: the model. Its latent sites of the rows are in a plate which holds
+        the observations of these rows, directly or in plates inside of it.
+    :param sites: names of the sites to integrate out. Default: all latent sites in
+        plates that hold observations.
+    :param num_nodes: quadrature nodes of each continuous dimension, an odd number.
+        Default: 11 for one dimension, 9 for two, 7 for three.
+        :func:`quadrature_error` measures what they are worth.
+    :return: the marginalized model. Its observed site has the name of the model's (of
+        several, their names joined by ``"_"``), and a log likelihood for each row.
+    :raises TypeError: an argument is of a wrong type.
+    :raises ValueError: an argument is out of range; when the model runs, a site that
+        rows share, that has no finite support or more than three dimensions.
+
+    **References**
+
+    1. J. C. Pinheiro and D. M. Bates. Approximations to the log-likelihood function in
+       the nonlinear mixed-effects model. *Journal of Computational and Graphical
+       Statistics* 4 (1995).
+    2. J. C. Naylor and A. F. M. Smith. Applications of a method for the efficient
+       computation of posterior distributions. *Applied Statistics* 31 (1982).
+
+    **Example**
+
+    .. doctest::
+
+        >>> import jax, jax.numpy as jnp
+        >>> import numpyro, numpyro.distributions as dist
+        >>> from numpyro_minibatch import marginalize
+        >>> def model(y):
+        ...     tau = numpyro.sample("tau", dist.HalfNormal(1.0))
+        ...     with numpyro.plate("data", len(y)) as idx:
+        ...         a = numpyro.sample("a", dist.Normal(0.0, tau))
+        ...         numpyro.sample("y", dist.Normal(a, 1.0), obs=y[idx])
+        >>> y = jnp.array([0.3, -1.2, 2.0])
+        >>> found, _ = numpyro.infer.util.log_density(
+        ...     marginalize(model), (y,), {}, {"tau": 2.0}
+        ... )
+        >>> exact = dist.Normal(0.0, jnp.sqrt(5.0)).log_prob(y).sum()
+        >>> exact += dist.HalfNormal(1.0).log_prob(2.0)
+        >>> bool(abs(found - exact) < 1e-5)
+        True
+    """
+    if not callable(model):
+        raise TypeError(f"marginalize needs a NumPyro model, got {model!r}.")
+    if isinstance(sites, str) or not isinstance(sites, Collection | None):
+        raise TypeError(
+            f'marginalize(sites=...) must be a list of names, such as ["a"], got '
+            f"{sites!r}."
+        )
+    if sites is not None and not sites:
+        raise ValueError(
+            "marginalize(sites=[]) would integrate nothing out. Give the names of "
+            "latent sites, or None for all those in plates that hold observations."
+        )
+    if num_nodes is not None:
+        whole = isinstance(num_nodes, Integral) and not isinstance(num_nodes, bool)
+        if not whole or num_nodes < 3 or num_nodes > 101 or num_nodes % 2 == 0:
+            raise ValueError(
+                "marginalize(num_nodes=...) must be an odd number from 3 to 101, so "
+                f"that a node is at the mode, got {num_nodes!r}."
+            )
+    names = None if sites is None else tuple(sites)
+    return Marginalized(model, names, None if num_nodes is None else int(num_nodes))
+
+
+@dataclass(frozen=True)
+class Marginalized:
+    """A model without the latent variables of its rows; made by :func:`marginalize`.
+
+    :param fn: the model as it was written.
+    :param sites: names of the sites that are integrated out; ``None`` for all.
+    :param num_nodes: quadrature nodes of each dimension.
+    """
+
+    fn: Callable
+    sites: tuple[str, ...] | None = None
+    num_nodes: int | None = None
+
+    def __post_init__(self) -> None:
+        try:  # arguments are called what the model calls them
+            signature = inspect.signature(self.fn)
+        except (TypeError, ValueError):
+            return
+        object.__setattr__(self, "__signature__", signature)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the model; what it returns depends on no site that is integrated out."""
+        args, kwargs = jax.tree.map(indexable, (args, kwargs))
+        models = self.chain(args, kwargs)
+        return (models[-1] if models else self.fn)(*args, **kwargs)
+
+    def levels(self, args: tuple, kwargs: Mapping[str, Any]) -> tuple[Level, ...]:
+        """What is integrated out, the innermost plates first."""
+        static, arrays = Static.split(args, kwargs)
+        shapes = tuple((x.shape, str(x.dtype)) for x in arrays)
+        known = _LEVELS.setdefault(self, {})
+        key = static, shapes
+        if key not in known:
+            known[key] = self._find_levels(args, kwargs)
+        return known[key]
+
+    def _find_levels(self, args: tuple, kwargs: Mapping[str, Any]) -> tuple[Level, ...]:
+        model: Callable = self.fn
+        levels: list[Level] = []
+        for level in find_levels(self.fn, args, kwargs, self.sites):
+            one = LevelModel(model, level, self.num_nodes)
+            one = LevelModel(model, one.checked(args, kwargs), self.num_nodes)
+            levels.append(one.level)
+            model = one
+        return tuple(levels)
+
+    def chain(self, args: tuple, kwargs: Mapping[str, Any]) -> list[LevelModel]:
+        """The model with one level after the other integrated out."""
+        models: list[LevelModel] = []
+        for level in self.levels(args, kwargs):
+            below = models[-1] if models else self.fn
+            models.append(LevelModel(below, level, self.num_nodes))
+        return models
+
+
+# what was found of models and arguments of these shapes; it holds no data
+_LEVELS: WeakKeyDictionary[Marginalized, dict[Any, tuple[Level, ...]]] = (
+    WeakKeyDictionary()
+)
+
+
+class RowMarginal(Distribution):
+    """The marginal distribution of the observations of each row, as its log density.
+
+    :param log_factor: the log density of each row.
+    :param event_dim: axes of the observations of a row.
+    :param event_shape: their lengths.
+    """
+
+    pytree_data_fields = ("log_factor",)
+
+    def __init__(self, log_factor: Array, event_shape: tuple[int, ...]) -> None:
+        self.log_factor = log_factor
+        super().__init__(jnp.shape(log_factor), event_shape)
+
+    @property
+    def support(self) -> Any:
+        """Anything: the values are those that were given."""
+        return constraints.independent(constraints.real, self.event_dim)
+
+    def log_prob(self, value: Any) -> Array:
+        """The log density of each row, at the observations that it was computed of."""
+        return self.log_factor
+
+    def sample(self, key: Any, sample_shape: tuple[int, ...] = ()) -> Array:
+        """Not available: the model without observations draws them."""
+        raise NotImplementedError(
+            "a marginalized row with observations is not drawn from. Run the model "
+            "without them (obs=None), which draws latent sites and observations."
+        )
+
+
+class _Observed(NamedTuple):
+    """An observed site of the rows.
+
+    :param value: the observations, rows first.
+    :param names: of the axes of one row, where they have names.
+    """
+
+    name: str
+    value: Array
+    names: tuple[str | None, ...]
+    infer: Mapping[str, Any]
+
+
+class HideRows(Messenger):
+    """Keep the sites of the rows from the handlers around the model, and note them.
+
+    :param level: what is integrated out.
+    :param values: values of its sites; by default any.
+    """
+
+    def __init__(
+        self, fn: Any, level: Level, values: Mapping[str, Array] | None = None
+    ) -> None:
+        self.level, self.values = level, values or {}
+        self.names = set(level.names)
+        self.fns: dict[str, Any] = {}
+        self.observed: list[_Observed] = []
+        self.globals: dict[str, Any] = {}
+        self.plates: dict[str, tuple[Array, int]] = {}
+        self.sizes: dict[str, int] = {}
+        self._asked: set[int] = set()
+        super().__init__(fn)
+
+    def process_message(self, msg: Any) -> None:
+        kind, name = msg["type"], msg["name"]
+        if kind == "sample" and name in self.names:
+            fn = msg["fn"]
+            self.fns[name] = fn
+            given = self.values.get(name)
+            msg["value"] = placeholder(fn) if given is None else given
+            msg["stop"] = True
+            self.sizes |= {f.name: f.size for f in msg["cond_indep_stack"]}
+        elif kind == "sample" and msg["is_observed"] and self._in_rows(msg):
+            self.observed.append(_observed(msg, self.level.plates))
+            msg["stop"] = True
+        elif kind == "deterministic" and (
+            self._in_rows(msg) or name in self.level.hidden
+        ):
+            msg["stop"] = True
+        elif kind == "param" or (kind == "sample" and msg["value"] is None):
+            self._asked.add(id(msg))
+
+    def postprocess_message(self, msg: Any) -> None:
+        if msg["type"] == "plate":
+            self.plates[msg["name"]] = msg["value"], msg["args"][0]
+        elif id(msg) in self._asked:
+            self._asked.discard(id(msg))
+            self.globals[msg["name"]] = msg["value"]
+
+    def _in_rows(self, msg: Any) -> bool:
+        plates = {frame.name for frame in msg["cond_indep_stack"]}
+        return plates.issuperset(self.level.plates)
+
+
+class _Fill(Messenger):
+    """Set the rows of the plates and the values of the sites that are integrated out.
+
+    :param plates: indices and size of each plate.
+    :param states: values of discrete sites.
+    :param free: unconstrained values of continuous sites.
+    """
+
+    def __init__(
+        self,
+        fn: Callable,
+        plates: Mapping[str, tuple[Array, int]],
+        states: Mapping[str, Array],
+        free: Mapping[str, Array],
+    ) -> None:
+        self.plates, self.states, self.free = plates, states, free
+        super().__init__(fn)
+
+    def process_message(self, msg: Any) -> None:
+        kind, name = msg["type"], msg["name"]
+        if kind == "plate" and name in self.plates:
+            indices, size = self.plates[name]
+            msg["value"] = indices
+            msg["args"] = (size, len(indices))
+            msg["stop"] = True
+        elif kind == "sample" and name in self.states:
+            msg["value"] = self.states[name].reshape(msg["fn"].shape())
+        elif kind == "sample" and name in self.free:
+            fn = msg["fn"]
+            transform = biject_to(fn.support)
+            shape = transform.inverse_shape(fn.shape())
+            msg["value"] = transform(self.free[name].reshape(shape))
+
+
+def _rows_first(
+    value: Array, site: Any, plates: Sequence[str], event_dim: int
+) -> Array:
+    """An array of a site with the axes of the plates in front of all others."""
+    dims = {frame.name: frame.dim for frame in site["cond_indep_stack"]}
+    axes = [dims[name] - event_dim for name in plates]
+    return jnp.moveaxis(value, axes, range(len(axes)))
+
+
+def _observed(msg: Any, plates: Sequence[str]) -> _Observed:
+    fn, value = msg["fn"], jnp.asarray(msg["value"])
+    shape = jnp.broadcast_shapes(value.shape, fn.shape())
+    event_dim = fn.event_dim
+    value = jnp.broadcast_to(value, shape)
+    names: list[str | None] = [None] * len(shape)
+    for frame in msg["cond_indep_stack"]:
+        names[len(shape) - event_dim + frame.dim] = frame.name
+    infer = dict(msg["infer"])
+    own = tuple(infer.pop("event_dims", ()))
+    if own:
+        names[len(names) - len(own) :] = own
+    value = _rows_first(value, msg, plates, event_dim)
+    rest = [name for name in names if name not in plates]
+    # axes of length one that no plate named are there to align shapes
+    kept = [
+        i
+        for i in range(len(rest))
+        if i >= len(rest) - event_dim
+        or rest[i] is not None
+        or value.shape[len(plates) + i] != 1
+    ]
+    rows = value.shape[: len(plates)]
+    inner = tuple(value.shape[len(plates) + i] for i in kept)
+    return _Observed(
+        msg["name"],
+        value.reshape(rows + inner),
+        tuple(rest[i] for i in kept),
+        infer,
+    )
+
+
+def _site_rows(site: Any, plates: Sequence[str], scale: float) -> Array:
+    """The log density of a site for each row; ``scale`` of the plates taken off."""
+    fn = site["fn"]
+    if site["intermediates"]:
+        log_prob = fn.log_prob(site["value"], site["intermediates"])
+    else:
+        log_prob = fn.log_prob(site["value"])
+    own = site["scale"]
+    if own is not None and not (isinstance(own, int | float) and own == scale):
+        log_prob = log_prob * (own / scale)
+    shape = jnp.broadcast_shapes(jnp.shape(log_prob), tuple(fn.batch_shape))
+    rows = _rows_first(jnp.broadcast_to(log_prob, shape), site, plates, 0)
+    return rows.sum(tuple(range(len(plates), rows.ndim)))
+
+
+@dataclass(frozen=True, eq=False)
+class LevelModel:
+    """A model with the sites of one level integrated out.
+
+    :param fn: the model.
+    :param level: the sites and their plates.
+    :param num_nodes: quadrature nodes of each dimension.
+    """
+
+    fn: Callable
+    level: Level
+    num_nodes: int | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the model, and observe the marginal likelihood of each row."""
+        seen = HideRows(None, self.level)
+        with seen:
+            returned = self.fn(*args, **kwargs)
+        rows = Rows.of(self, seen, args, kwargs)
+        self._observe(seen, rows, rows.log_marginal())
+        return returned
+
+    def _observe(self, seen: HideRows, rows: Rows, log_marginal: Array) -> None:
+        """The marginal likelihood of the rows as a site in their plates."""
+        name = "_".join(site.name for site in seen.observed)
+        first = seen.observed[0]
+        shape = rows.shape
+        if len(seen.observed) == 1:
+            value, names, infer = first.value, first.names, dict(first.infer)
+        else:
+            real = jnp.result_type(float)
+            flat = [
+                jnp.asarray(site.value, real).reshape(*shape, -1)
+                for site in seen.observed
+            ]
+            value, names, infer = jnp.concatenate(flat, -1), (None,), {}
+        if names and all(names):
+            infer["event_dims"] = list(names)
+        infer.pop("enumerate", None)
+        fn = RowMarginal(log_marginal, value.shape[len(shape) :])
+        frames = [
+            CondIndepStackFrame(plate, dim, seen.sizes[plate])
+            for dim, plate in enumerate(self.level.plates, -len(self.level.plates))
+        ]
+        with _InPlates(None, name, frames, rows.scale):
+            numpyro.sample(name, fn, obs=value, infer=infer)
+
+    def checked(self, args: tuple, kwargs: Mapping[str, Any]) -> Level:
+        """The level with what depends on its sites, where that is allowed.
+
+        :raises ValueError: something that is not of a row depends on a site of it.
+        """
+        names = self.level.names
+        outputs: list[tuple[str, bool]] = []
+
+        def run(values: Mapping[str, Array]) -> list[Any]:
+            outputs.clear()
+            trace = run_hidden(HideRows(self.fn, self.level, values), args, kwargs)
+            found = []
+            for name, site in trace.items():
+                if site["type"] == "sample" and name not in names:
+                    if set(self.level.plates) <= set(plates_of(site)):
+                        if site["is_observed"]:
+                            continue
+                    log_prob = site["fn"].log_prob(site["value"])
+                    outputs.append((name, False))
+                    found.append(log_prob)
+                elif site["type"] == "deterministic":
+                    if not set(self.level.plates) <= set(plates_of(site)):
+                        outputs.append((name, True))
+                        found.append(site["value"])
+            return found
+
+        hidden_run = HideRows(self.fn, self.level)
+
+        def values() -> dict[str, Array]:
+            run_hidden(hidden_run, args, kwargs)
+            return {n: placeholder(fn) for n, fn in hidden_run.fns.items()}
+
+        given = jax.eval_shape(values)
+        closed = jax.make_jaxpr(run)(given)
+        depends = []
+        for k, (name, deterministic) in enumerate(outputs):
+            alone = closed.jaxpr.replace(outvars=closed.jaxpr.outvars[k : k + 1])
+            used = inputs_used(closed.replace(jaxpr=alone))
+            if not any(used):
+                continue
+            if deterministic:
+                depends.append(name)
+                continue
+            which = sorted(n for n, yes in zip(sorted(given), used, strict=True) if yes)
+            raise ValueError(
+                f"marginalize cannot integrate {', '.join(map(repr, which))} out of "
+                f"each row of plate {self.level.plates[-1]!r}: site {name!r} depends "
+                "on it and is not an observation of that row. Integrate both out "
+                f'(sites=[..., "{name}"]) if it is a latent site of the row; '
+                "otherwise rows share the latent site, which then has no marginal "
+                "likelihood for each row."
+            )
+        return self.level._replace(hidden=tuple(depends))
+
+
+class _InPlates(Messenger):
+    """Put a site into plates, with their scale."""
+
+    def __init__(self, fn: Any, name: str, frames: list[Any], scale: float) -> None:
+        self.name, self.frames, self.scale = name, frames, scale
+        super().__init__(fn)
+
+    def process_message(self, msg: Any) -> None:
+        if msg["type"] == "sample" and msg["name"] == self.name:
+            msg["cond_indep_stack"] = [*msg["cond_indep_stack"], *self.frames]
+            if self.scale != 1.0:
+                scale = 1.0 if msg["scale"] is None else msg["scale"]
+                msg["scale"] = scale * self.scale
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """The latent variables of rows at one position: densities, places, integrals.
+
+    :param model: the level.
+    :param args: positional arguments of the model.
+    :param kwargs: keyword arguments of the model.
+    :param globals: values of the sites that are not of the rows.
+    :param plates: indices and size of each plate.
+    :param fns: the distributions of the sites, given any values of each other.
+    :param shape: the number of rows, along each plate of the level.
+    :param scale: of the rows, where the plates are subsampled.
+    """
+
+    model: LevelModel
+    args: tuple
+    kwargs: Mapping[str, Any]
+    globals: Mapping[str, Any]
+    plates: Mapping[str, tuple[Array, int]]
+    fns: Mapping[str, Any]
+    shape: tuple[int, ...]
+    scale: float
+
+    @classmethod
+    def of(
+        cls, model: LevelModel, seen: HideRows, args: tuple, kwargs: Mapping[str, Any]
+    ) -> Rows:
+        """The rows of a model that has run."""
+        shape = tuple(seen.sizes[name] for name in model.level.plates)
+        scale = 1.0
+        for name in model.level.plates:
+            indices, size = seen.plates[name]
+            scale *= size / len(indices) if size != len(indices) else 1.0
+        rows = int(np.prod(shape, dtype=int))
+        for name, fn in seen.fns.items():
+            entries = int(np.prod(fn.batch_shape, dtype=int))
+            if entries != rows:
+                raise ValueError(
+                    f"marginalize: site {name!r} has batch shape {fn.batch_shape} in "
+                    f"{' and '.join(map(repr, model.level.plates))} of {shape} rows. "
+                    "Make the other axes an event, with .to_event, or put them into a "
+                    "plate."
+                )
+        return cls(
+            model, args, kwargs, seen.globals, seen.plates, seen.fns, shape, scale
+        )
+
+    @property
+    def discrete(self) -> list[Local]:
+        """The sites that are summed."""
+        return [site for site in self.model.level.sites if site.discrete]
+
+    @property
+    def continuous(self) -> list[Local]:
+        """The sites that are integrated by quadrature."""
+        return [site for site in self.model.level.sites if not site.discrete]
+
+    @property
+    def num_nodes(self) -> int:
+        """Quadrature nodes of each dimension."""
+        return self.model.num_nodes or NODES[max(self.model.level.dimensions, 1)]
+
+    @property
+    def states(self) -> np.ndarray:
+        """All joint states of the discrete sites, as numbers: one state a line."""
+        ranges = [range(site.size) for site in self.discrete]
+        joint = list(itertools.product(*ranges))
+        return np.array(joint, np.int32).reshape(len(joint), len(ranges))
+
+    def state_values(self, state: Array) -> dict[str, Array]:
+        """The values of the discrete sites in a joint state.
+
+        :param state: one for all rows, shape ``(sites,)``, or with the rows in front.
+        """
+        values = {}
+        for k, site in enumerate(self.discrete):
+            fn = self.fns[site.name]
+            support = fn.enumerate_support(expand=False)
+            support = support.reshape(site.size, *fn.event_shape)
+            values[site.name] = jnp.broadcast_to(
+                support[state[..., k]], self.shape + fn.event_shape
+            )
+        return values
+
+    def free_values(self, u: Array) -> dict[str, Array]:
+        """The unconstrained values of the continuous sites, in the last axis of u."""
+        values, left = {}, 0
+        for site in self.continuous:
+            values[site.name] = u[..., left : left + site.size]
+            left += site.size
+        return values
+
+    def start(self) -> Array:
+        """Where the search for the modes starts: the means of the sites, if known."""
+        parts = []
+        for site in self.continuous:
+            fn = self.fns[site.name]
+            transform = biject_to(fn.support)
+            free = jnp.zeros(transform.inverse_shape(fn.shape()))
+            try:
+                mean = jnp.broadcast_to(fn.mean, fn.shape())
+                guess = transform.inv(mean)
+                free = jnp.where(jnp.isfinite(guess), guess, free)
+            except (NotImplementedError, AttributeError, ValueError, TypeError):
+                pass
+            parts.append(free.reshape(*self.shape, site.size))
+        return jax.lax.stop_gradient(jnp.concatenate(parts, -1))
+
+    def trace(self, state: Array, u: Array | None) -> dict[str, Any]:
+        """Run the model at given values of the latent sites of the rows."""
+        free = {} if u is None else self.free_values(u)
+        model = _Fill(self.model.fn, self.plates, self.state_values(state), free)
+        return run_hidden(model, self.args, self.kwargs, self.globals)
+
+    def log_joint(self, state: Array, u: Array | None) -> Array:
+        """The log density of observations and latent variables of each row.
+
+        With respect to unconstrained values of the continuous ones.
+
+        :param state: a joint state of the discrete sites, of all rows or of each.
+        :param u: unconstrained values, shape ``rows + (d,)``.
+        """
+        total: Any = jnp.zeros(self.shape)
+        plates = self.model.level.plates
+        for name, site in self.trace(state, u).items():
+            if site["type"] != "sample" or not set(plates) <= set(plates_of(site)):
+                continue
+            if not (site["is_observed"] or name in self.fns):
+                continue
+            total = total + _site_rows(site, plates, self.scale)
+            if u is not None and any(name == s.name for s in self.continuous):
+                free = self.free_values(u)[name]
+                transform = biject_to(site["fn"].support)
+                free = free.reshape(transform.inverse_shape(site["fn"].shape()))
+                found = transform.log_abs_det_jacobian(free, site["value"])
+                total = total + found.reshape(*self.shape, -1).sum(-1)
+        return total
+
+    def stopped(self) -> Rows:
+        """The same rows; derivatives do not pass through what is computed of them."""
+        args, kwargs = static_copy((self.args, dict(self.kwargs)))
+        return Rows(
+            self.model,
+            args,
+            kwargs,
+            static_copy(dict(self.globals)),
+            self.plates,
+            self.fns,
+            self.shape,
+            self.scale,
+        )
+
+    def place(self, state: Array) -> Place:
+        """Mode and curvature of the continuous variables in a joint state."""
+        rows = self.stopped()
+        return find_place(lambda u: rows.log_joint(state, u), self.start())
+
+    def log_by_state(self, num_nodes: int | None = None) -> Array:
+        """The log density of the observations and of each joint state of the rows.
+
+        :return: shape ``(states,) + rows``.
+        """
+        nodes = num_nodes or self.num_nodes
+
+        def one(state: Array) -> Array:
+            if not self.continuous:
+                return self.log_joint(state, None)
+            place = self.place(state)
+            return log_integral(lambda u: self.log_joint(state, u), place, nodes)
+
+        states = jnp.asarray(self.states)
+        return one(states[0])[None] if len(states) == 1 else jax.vmap(one)(states)
+
+    def log_marginal(self, num_nodes: int | None = None) -> Array:
+        """The log marginal likelihood of each row."""
+        return log_sum_exp(self.log_by_state(num_nodes))

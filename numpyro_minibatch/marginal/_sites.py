@@ -1,0 +1,338 @@
+"""Which sites of a model are integrated out, and of which rows they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from numpyro import handlers
+from numpyro.distributions import MaskedDistribution, biject_to
+from numpyro.distributions.distribution import ExpandedDistribution, Independent
+from numpyro.infer import init_to_uniform
+
+__all__ = ["Level", "Local", "find_levels", "run_hidden", "static_copy"]
+
+MOST_DIMENSIONS = 3  # of the continuous latent numbers of one row
+MOST_STATES = 4096  # joint values of the discrete sites of one row
+
+
+class Local(NamedTuple):
+    """A latent site with a value for each row.
+
+    :param name: the site.
+    :param discrete: whether its support is finite.
+    :param size: unconstrained numbers of a row, or states of a row.
+    """
+
+    name: str
+    discrete: bool
+    size: int
+
+
+class Level(NamedTuple):
+    """Latent sites that are integrated out together: those of the same plates.
+
+    :param plates: names of the plates whose elements are the rows, the outermost
+        dimension first.
+    :param sites: the sites.
+    :param hidden: deterministic sites outside of the plates that depend on them, which
+        have no value in the marginalized model.
+    """
+
+    plates: tuple[str, ...]
+    sites: tuple[Local, ...]
+    hidden: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the sites."""
+        return tuple(site.name for site in self.sites)
+
+    @property
+    def dimensions(self) -> int:
+        """The continuous latent numbers of a row."""
+        return sum(site.size for site in self.sites if not site.discrete)
+
+
+class _Found(NamedTuple):
+    """The static part of a site of a trace."""
+
+    name: str
+    type: str
+    observed: bool
+    plates: tuple[str, ...]
+    fn: Any
+    in_scan: bool
+
+
+def indexable(leaf: Any) -> Any:
+    """A NumPy array as a JAX array: NumPy's cannot be indexed by a traced batch."""
+    numeric = isinstance(leaf, np.ndarray) and leaf.dtype.kind in "biufc"
+    return jnp.asarray(leaf) if numeric else leaf
+
+
+def static_copy(tree: Any) -> Any:
+    """The same arguments; derivatives do not pass through them."""
+
+    def stop(leaf: Any) -> Any:
+        numeric = isinstance(leaf, Array) and jnp.issubdtype(leaf.dtype, jnp.floating)
+        return jax.lax.stop_gradient(leaf) if numeric else leaf
+
+    return jax.tree.map(stop, tree)
+
+
+def run_hidden(
+    fn: Callable,
+    args: tuple,
+    kwargs: Mapping[str, Any],
+    data: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """The sites of a model that handlers around it do not see.
+
+    They see only which rows plates and ``numpyro.subsample`` ask for.
+
+    :param fn: the model.
+    :param data: values of global sites; by default any.
+    """
+    shown = ("plate", "subsample")
+    model = handlers.seed(fn, jax.random.PRNGKey(0))
+    if data is None:
+        model = handlers.substitute(model, substitute_fn=init_to_uniform())
+    else:
+        model = handlers.substitute(model, data=dict(data))
+    with handlers.block(hide_fn=lambda msg: msg["type"] not in shown):
+        return handlers.trace(model).get_trace(*args, **kwargs)
+
+
+def plates_of(site: Any) -> tuple[str, ...]:
+    """The plates of a site, the outermost dimension first."""
+    frames = sorted(site["cond_indep_stack"], key=lambda frame: frame.dim)
+    return tuple(frame.name for frame in frames)
+
+
+def placeholder(fn: Any) -> Array:
+    """Some value of a latent site."""
+    if fn.support.is_discrete:
+        states = fn.enumerate_support(expand=False)
+        return jnp.broadcast_to(states[0], fn.batch_shape + fn.event_shape)
+    transform = biject_to(fn.support)
+    return transform(jnp.zeros(transform.inverse_shape(fn.shape())))
+
+
+def find_levels(
+    model: Callable,
+    args: tuple,
+    kwargs: Mapping[str, Any],
+    sites: Collection[str] | None,
+) -> tuple[Level, ...]:
+    """Find what to integrate out of a model, the innermost plates first.
+
+    :param model: the model.
+    :param args: its positional arguments.
+    :param kwargs: its keyword arguments.
+    :param sites: names, or ``None`` for all latent sites in plates with observations.
+    :return: nothing if the model observes nothing.
+    :raises ValueError: the sites cannot be integrated out of each row.
+    """
+    found: list[_Found] = []
+
+    def run() -> None:
+        found.clear()
+        for name, site in run_hidden(model, args, kwargs).items():
+            if site["type"] not in ("sample", "deterministic"):
+                continue
+            found.append(
+                _Found(
+                    name,
+                    site["type"],
+                    bool(site.get("is_observed", False)),
+                    plates_of(site),
+                    site.get("fn"),
+                    "_scan_current_index" in (site.get("infer") or {}),
+                )
+            )
+
+    jax.eval_shape(run)
+    observed = [s for s in found if s.type == "sample" and s.observed]
+    if not observed:
+        return ()
+    latent = [s for s in found if s.type == "sample" and not s.observed]
+    chosen = _chosen(latent, observed, sites)
+    by_plates: dict[frozenset[str], list[_Found]] = {}
+    for site in chosen:
+        by_plates.setdefault(frozenset(site.plates), []).append(site)
+    _check_nesting(by_plates, found)
+    levels = []
+    for plates in sorted(by_plates, key=lambda plates: -len(plates)):
+        members = by_plates[plates]
+        locals_ = tuple(_local(site) for site in members)
+        level = Level(members[0].plates, locals_)
+        _check_sizes(level)
+        levels.append(level)
+    return tuple(levels)
+
+
+def _chosen(
+    latent: list[_Found], observed: list[_Found], sites: Collection[str] | None
+) -> list[_Found]:
+    """The latent sites that were asked for."""
+    by_name = {site.name: site for site in latent}
+
+    def has_data(site: _Found) -> bool:
+        return any(set(site.plates) <= set(other.plates) for other in observed)
+
+    local = [s for s in latent if s.plates and has_data(s)]
+    if sites is None:
+        if not local:
+            raise ValueError(_nothing(latent, observed))
+        return local
+    chosen = []
+    for name in sites:
+        if name not in by_name:
+            known = ", ".join(map(repr, by_name)) or "none"
+            seen = {s.name for s in observed}
+            what = "is observed" if name in seen else "is not in the model"
+            raise ValueError(
+                f"marginalize(sites=...) got {name!r}, which {what}; the latent sites "
+                f"are: {known}."
+            )
+        site = by_name[name]
+        if site.in_scan:
+            raise ValueError(_in_scan(name))
+        if not site.plates:
+            raise ValueError(
+                f"marginalize cannot integrate out site {name!r}, which is in no "
+                "plate: all rows share it. Put it into the plate of the rows if each "
+                "row has a value of its own; otherwise leave it to the sampler."
+            )
+        if not has_data(site):
+            raise ValueError(_shared(site, observed))
+        chosen.append(site)
+    return chosen
+
+
+def _in_scan(name: str) -> str:
+    return (
+        f"marginalize cannot integrate out site {name!r}, which is in a scan. A chain "
+        "of discrete states is summed by the forward recursion: write it with "
+        "jax.lax.scan inside of the plate, carrying the log probability of each "
+        'state, and add it by numpyro.factor("y", log_likelihood) for each row.'
+    )
+
+
+def _nothing(latent: list[_Found], observed: list[_Found]) -> str:
+    in_scan = [s.name for s in latent if s.in_scan]
+    if in_scan:
+        return _in_scan(in_scan[0])
+    in_plates = [s for s in latent if s.plates]
+    if in_plates:
+        return _shared(in_plates[0], observed)
+    names = ", ".join(repr(s.name) for s in latent) or "none"
+    return (
+        "marginalize found no latent site in a plate with observations; the latent "
+        f"sites are: {names}. A site with a value for each row belongs into the plate "
+        "of the observations."
+    )
+
+
+def _shared(site: _Found, observed: list[_Found]) -> str:
+    others = ", ".join(
+        f"{s.name!r} (in {', '.join(map(repr, s.plates)) or 'no plate'})"
+        for s in observed
+    )
+    return (
+        f"marginalize cannot integrate out site {site.name!r}: its plate "
+        f"{site.plates[-1]!r} holds no observation, so that rows share its values. "
+        f"Observed: {others}. Put the observations of an element into its plate, for "
+        "example with numpyro_minibatch.by_group, which turns long data into one row "
+        "for each group:"
+        f'\n    with numpyro.plate("{site.plates[-1]}", G) as idx:'
+        f'\n        {site.name} = numpyro.sample("{site.name}", ...)'
+        '\n        with numpyro.plate("within", n), numpyro.handlers.mask('
+        "mask=mask[idx].T):"
+        '\n            numpyro.sample("obs", ..., obs=y[idx].T)'
+    )
+
+
+def _check_nesting(
+    by_plates: Mapping[frozenset[str], list[_Found]], found: list[_Found]
+) -> None:
+    for one, sites in by_plates.items():
+        for other, others in by_plates.items():
+            if one <= other or other <= one:
+                continue
+            for site in found:
+                if one | other <= set(site.plates):
+                    a, b = sites[0], others[0]
+                    raise ValueError(
+                        f"marginalize cannot integrate out both {a.name!r} (in "
+                        f"{', '.join(map(repr, a.plates))}) and {b.name!r} (in "
+                        f"{', '.join(map(repr, b.plates))}): site {site.name!r} is in "
+                        "the plates of both, which cross. Choose one of them, "
+                        f'sites=["{a.name}"], and leave the other to the sampler.'
+                    )
+
+
+def _kind(fn: Any) -> str:
+    """The class of a distribution as the user wrote it."""
+    while isinstance(fn, ExpandedDistribution | Independent | MaskedDistribution):
+        fn = fn.base_dist
+    return type(fn).__name__
+
+
+def _local(site: _Found) -> Local:
+    fn, name = site.fn, site.name
+    if name.endswith("_unobserved"):
+        raise ValueError(
+            f"marginalize cannot integrate out site {name!r}, which "
+            "numpyro.sample(..., obs_mask=...) made: use numpyro.handlers.mask around "
+            "a plain observed site instead, which integrates missing values out."
+        )
+    extra = int(np.prod(fn.batch_shape, dtype=int))
+    if fn.support is None:
+        raise ValueError(f"marginalize: site {name!r} has no support.")
+    if fn.support.is_discrete:
+        if not fn.has_enumerate_support:
+            raise ValueError(
+                f"marginalize cannot sum out site {name!r}: {_kind(fn)} has "
+                "no finite support that NumPyro enumerates. Truncate it, for example "
+                "dist.Categorical over 0, 1, ..., n, or use a distribution with the "
+                "sum in closed form, such as dist.NegativeBinomial2 for a gamma "
+                "mixture of Poisson counts."
+            )
+        try:
+            count = len(fn.enumerate_support(expand=False))
+        except (NotImplementedError, jax.errors.JAXTypeError) as error:
+            raise ValueError(
+                f"marginalize cannot sum out site {name!r}: its support depends on "
+                f"values or differs between rows ({str(error).partition(chr(10))[0]})."
+                " Give all rows one support of a fixed size."
+            ) from error
+        return Local(name, True, count)
+    shape = biject_to(fn.support).inverse_shape(fn.shape())
+    return Local(name, False, int(np.prod(shape, dtype=int)) // max(extra, 1))
+
+
+def _check_sizes(level: Level) -> None:
+    states = int(np.prod([s.size for s in level.sites if s.discrete], dtype=int))
+    if states > MOST_STATES:
+        which = ", ".join(f"{s.name!r} ({s.size})" for s in level.sites if s.discrete)
+        raise ValueError(
+            f"marginalize would sum over {states} joint states of the discrete sites "
+            f"of a row: {which}; at most {MOST_STATES} are allowed. A chain of states "
+            "is summed by the forward recursion, with jax.lax.scan and numpyro.factor."
+        )
+    if level.dimensions > MOST_DIMENSIONS:
+        which = ", ".join(
+            f"{s.name!r} ({s.size})" for s in level.sites if not s.discrete
+        )
+        raise ValueError(
+            f"marginalize integrates at most {MOST_DIMENSIONS} continuous numbers of a "
+            f"row by quadrature, and this model has {level.dimensions}: {which}. "
+            "Choose some of them with sites=[...], leave the others to NUTS, or write "
+            "the integral in closed form."
+        )

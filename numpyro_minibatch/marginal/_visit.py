@@ -1,0 +1,224 @@
+"""The rows of a marginalized model at given values of its parameters, in chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+from jax import Array
+
+from numpyro_minibatch._internal.checks import describe
+from numpyro_minibatch._model.preflight import inspect_model
+from numpyro_minibatch._model.replay import Program
+from numpyro_minibatch.marginal._draw import draw_latents
+from numpyro_minibatch.marginal._model import HideRows, Marginalized, Rows
+from numpyro_minibatch.marginal._sites import Level, indexable, run_hidden
+from numpyro_minibatch.target import ModelTarget
+
+__all__ = ["RowsAt", "check_marginalized"]
+
+_MARK = "_marginal_"  # of what a look found, among the sites of a model
+_MOST_EVALUATIONS = 4_000_000  # row likelihoods that are in memory at a time
+
+
+def check_marginalized(who: str, model: Any) -> None:
+    """Raise unless ``model`` comes from :func:`marginalize`."""
+    if not isinstance(model, Marginalized):
+        raise TypeError(
+            f"{who} needs a marginalized model, the value of marginalize(model), got "
+            f"{describe(model)}."
+        )
+
+
+@dataclass(frozen=True)
+class _Visit:
+    """A model that draws the latent sites of its rows, and looks at them.
+
+    :param model: the marginalized model.
+    :param look: ``look(rows, values, probabilities)``, a dict of arrays.
+    :param key: PRNG key of the draw.
+    :param plate: the plate of the rows.
+    :param places: the numbers of its rows.
+    """
+
+    model: Marginalized
+    look: Callable[[Rows, Any, Any], dict[str, Array]]
+    key: Array
+    plate: str
+    places: Array
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        """Run the model, the outermost plates first."""
+        args, kwargs = jax.tree.map(indexable, (args, kwargs))
+        models = self.model.chain(args, kwargs)
+        drawn: dict[str, Array] = {}
+        known: dict[str, Any] = {}
+        for k, model in enumerate(reversed(models)):
+            seen = HideRows(model.fn, model.level)
+            if k == 0:  # handlers see the parameters once
+                seen(*args, **kwargs)
+            else:
+                run_hidden(seen, args, kwargs, known)
+            known = {**known, **seen.globals}
+            rows = Rows.of(model, seen, args, kwargs)
+            values, probabilities = draw_latents(rows, self._keys(rows, k))
+            for name, value in values.items():
+                known[name] = value.reshape(seen.fns[name].shape())
+            axis = model.level.plates.index(self.plate)
+            found = self.look(rows, values, probabilities)
+            drawn |= {name: jnp.moveaxis(x, axis, 0) for name, x in found.items()}
+        for name, value in drawn.items():
+            numpyro.deterministic(f"{_MARK}{name}", value)
+
+    def _keys(self, rows: Rows, level: int) -> Array:
+        """A key for each row, whatever chunk it is in."""
+        key = jax.random.fold_in(self.key, level)
+        keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(self.places)
+        axis = rows.model.level.plates.index(self.plate)
+        inner = rows.shape[:axis] + rows.shape[axis + 1 :]
+        if inner:
+            number = int(np.prod(inner, dtype=int))
+            keys = jax.vmap(lambda k: jax.random.split(k, number))(keys)
+        return jnp.moveaxis(keys.reshape(-1, *inner), 0, axis)
+
+
+@dataclass(frozen=True)
+class RowsAt:
+    """The rows of a marginalized model with its arguments.
+
+    :param model: the marginalized model.
+    :param target: the same with its arguments.
+    :param level: the outermost level.
+    :param plate: the plate of the rows.
+    :param sites: what is integrated out, by name: the plates of each site.
+    :param latents: the parameters.
+    :param cost: evaluations of a row's likelihood at one draw.
+    """
+
+    model: Marginalized
+    target: ModelTarget
+    level: Level
+    plate: str
+    sites: Mapping[str, tuple[str, ...]]
+    latents: tuple[str, ...]
+    cost: int
+
+    @classmethod
+    def of(
+        cls, who: str, model: Marginalized, args: tuple, kwargs: Mapping[str, Any]
+    ) -> RowsAt:
+        """Inspect a model.
+
+        :raises ValueError: it observes nothing, or its rows cannot be read in chunks.
+        """
+        plain = jax.tree.map(indexable, (args, dict(kwargs)))
+        levels = model.levels(*plain)
+        if not levels:
+            raise ValueError(
+                f"{who}: with these arguments the model observes nothing. Pass the "
+                "data as well, as in mcmc.run(key, X, y)."
+            )
+        common = [
+            plate
+            for plate in levels[-1].plates
+            if all(plate in level.plates for level in levels)
+        ]
+        if not common:
+            names = ", ".join(
+                map(repr, sorted({p for lv in levels for p in lv.plates}))
+            )
+            raise ValueError(
+                f"{who} reads the rows of one plate, and the latent sites of this "
+                f"model are in several: {names}. Marginalize the sites of one of them."
+            )
+        for plate in common:
+            try:
+                layout, frozen = inspect_model(who, model, args, kwargs, {plate: 2})
+                break
+            except ValueError:  # its data are taken by the indices of another one
+                if plate == common[-1]:
+                    raise
+        target = ModelTarget(
+            model=model,
+            args=args,
+            kwargs=dict(kwargs),
+            sizes=dict(layout.plates),
+            frozen=frozen,
+            slices=layout.slices,
+            by_row=layout.by_row,
+        )
+        cost = 1
+        for level in levels:
+            states = np.prod([s.size for s in level.sites if s.discrete], dtype=int)
+            nodes = 193 if level.dimensions == 1 else 64
+            cost = max(cost, int(states) * (1000 if level.dimensions > 1 else nodes))
+        sites = {
+            name: (plate, *(p for p in level.plates if p != plate))
+            for level in levels
+            for name in level.names
+        }
+        return cls(model, target, levels[-1], plate, sites, layout.latents, cost)
+
+    @property
+    def size(self) -> int:
+        """The number of rows."""
+        return self.target.sizes[self.plate]
+
+    def __call__(
+        self,
+        draws: Mapping[str, np.ndarray],
+        rows: np.ndarray,
+        key: Array,
+        look: Callable[[Rows, Any, Any], dict[str, Array]],
+    ) -> dict[str, np.ndarray]:
+        """What ``look`` says of rows at draws of the parameters.
+
+        :param draws: constrained values, along a first axis.
+        :param rows: the numbers of the rows.
+        :param key: PRNG key.
+        :param look: ``look(rows, values, probabilities)``, arrays with the rows first.
+        :return: arrays of shape ``(draws, rows) + ...``, other plates after the rows.
+        """
+        draws = {name: np.asarray(draws[name]) for name in self.latents}
+        count = len(next(iter(draws.values())))
+        few = {n: jnp.zeros(1, jnp.int32) for n in self.target.sizes}
+
+        def chunk(target: ModelTarget, draws: Any, numbers: Any, rows: Any) -> Any:
+            def one(draw: Any, number: Array) -> dict[str, Array]:
+                of_draw = jax.random.fold_in(key, number)
+                visit = _Visit(self.model, look, of_draw, self.plate, rows)
+                trace = replace(target, model=visit).trace(
+                    few | {self.plate: rows}, data=draw
+                )
+                return {
+                    name: site["value"]
+                    for name, site in trace.items()
+                    if site["type"] == "deterministic" and name.startswith(_MARK)
+                }
+
+            return jax.lax.map(lambda x: one(*x), (draws, numbers))
+
+        program = Program(self.target, chunk)
+        width = min(len(rows), max(1, _MOST_EVALUATIONS // self.cost))
+        height = min(count, max(1, _MOST_EVALUATIONS // width))
+        out: dict[str, np.ndarray] = {}
+        for top in range(0, count, height):
+            # the last chunks repeat a draw or a row: one shape is compiled once
+            which = np.minimum(np.arange(top, top + height), count - 1)
+            some = {name: x[which] for name, x in draws.items()}
+            for left in range(0, len(rows), width):
+                place = np.minimum(np.arange(left, left + width), len(rows) - 1)
+                found = program(some, jnp.asarray(which), jnp.asarray(rows[place]))
+                for marked, value in found.items():
+                    name, value = marked.removeprefix(_MARK), np.asarray(value)
+                    if name not in out:
+                        shape = (count, len(rows), *value.shape[2:])
+                        out[name] = np.empty(shape, value.dtype)
+                    part = out[name][top : top + height, left : left + width]
+                    part[:] = value[: part.shape[0], : part.shape[1]]
+        return out

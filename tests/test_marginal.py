@@ -1,0 +1,390 @@
+"""Latent variables of rows are integrated out: values, derivatives, refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpyro import handlers
+from numpyro.infer import Predictive
+
+from numpyro_minibatch import marginalize
+from numpyro_minibatch._model.independence import check_rows
+from numpyro_minibatch._model.preflight import inspect_model
+from numpyro_minibatch.target import ModelTarget
+
+
+def log_rows(model: Callable, values: dict[str, Any], *args: Any) -> jax.Array:
+    """The log likelihood of each row of a marginalized model."""
+
+    @jax.jit
+    def run(values: dict[str, Any], args: Any) -> jax.Array:
+        seeded = handlers.seed(handlers.substitute(model, data=values), 0)
+        trace = handlers.trace(seeded).get_trace(*args).values()
+        (site,) = (s for s in trace if s["type"] == "sample" and s["is_observed"])
+        return site["fn"].log_prob(site["value"])
+
+    return run(values, args)
+
+
+def dense(log_joint: Callable, d: int = 1, half: float = 12.0) -> np.ndarray:
+    """The log integral of a density over ``d`` numbers, by the trapezoidal rule.
+
+    :param log_joint: from unconstrained points, shape ``(points, d)``, to ``(points,
+        rows)``, in double precision.
+    """
+    count = {1: 8001, 2: 321, 3: 81}[d]
+    grid = np.linspace(-half, half, count)
+    points = np.stack(np.meshgrid(*[grid] * d, indexing="ij"), -1).reshape(-1, d)
+    values = np.asarray(log_joint(points), np.float64)
+    top = values.max(0)
+    return np.log(np.exp(values - top).sum(0) * (grid[1] - grid[0]) ** d) + top
+
+
+def mixture(y: Any = None, n: int = 0) -> None:
+    mu = numpyro.sample("mu", dist.Normal(0.0, 3.0).expand([3]).to_event(1))
+    w = numpyro.sample("w", dist.Dirichlet(jnp.ones(3)))
+    with numpyro.plate("data", n if y is None else len(y)) as idx:
+        z = numpyro.sample("z", dist.Categorical(w), infer={"enumerate": "parallel"})
+        b = numpyro.sample("b", dist.Bernoulli(jnp.array([0.2, 0.5, 0.7])[z]))
+        obs = None if y is None else y[idx]
+        numpyro.sample("y", dist.Normal(mu[z] + b, 1.0), obs=obs)
+
+
+Y = jnp.array(np.random.default_rng(0).normal(size=7))
+MIXTURE = {"mu": jnp.array([-1.0, 0.5, 2.0]), "w": jnp.array([0.2, 0.3, 0.5])}
+
+
+@jax.jit
+def sum_by_hand(values: dict[str, Any]) -> jax.Array:
+    total: Any = 0.0
+    for k in range(3):
+        for b in range(2):
+            p = [0.2, 0.5, 0.7][k]
+            weight = values["w"][k] * (p if b else 1 - p)
+            found = dist.Normal(values["mu"][k] + b, 1.0).log_prob(Y)
+            total = total + weight * jnp.exp(found)
+    return jnp.log(total)
+
+
+def test_discrete_sites_are_summed_exactly() -> None:
+    model = marginalize(mixture)
+    found = log_rows(model, MIXTURE, Y)
+    assert found.shape == (7,)
+    np.testing.assert_allclose(found, sum_by_hand(MIXTURE), rtol=2e-6)
+    derivative = jax.jacobian(lambda v: log_rows(model, v, Y))(MIXTURE)
+    expected = jax.jacobian(sum_by_hand)(MIXTURE)
+    for name in MIXTURE:
+        np.testing.assert_allclose(derivative[name], expected[name], atol=2e-5)
+
+
+def test_sites_can_be_summed_in_turn() -> None:
+    model = marginalize(marginalize(mixture, ["b"]), ["z"])
+    np.testing.assert_allclose(
+        log_rows(model, MIXTURE, Y), sum_by_hand(MIXTURE), rtol=2e-6
+    )
+
+
+def test_without_observations_the_model_runs_as_written() -> None:
+    draws = Predictive(marginalize(mixture), MIXTURE, batch_ndims=0)(
+        jax.random.key(0), n=5
+    )
+    assert draws["y"].shape == draws["z"].shape == (5,)
+
+
+def intercepts(X: Any, y: Any, mask: Any = True) -> None:
+    beta = numpyro.sample("beta", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    tau = numpyro.sample("tau", dist.HalfNormal(1.0))
+    with numpyro.plate("groups", len(y)) as idx:
+        a = numpyro.sample("a", dist.Normal(0.0, tau))
+        seen = mask if mask is True else mask[idx].T
+        with numpyro.plate("within", y.shape[1]), handlers.mask(mask=seen):
+            logits = a + (X[idx] @ beta).T
+            numpyro.sample("y", dist.Bernoulli(logits=logits), obs=y[idx].T)
+
+
+def intercepts_given_rows(X: Any, y: Any) -> None:
+    beta = numpyro.sample("beta", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    tau = numpyro.sample("tau", dist.HalfNormal(1.0))
+    with numpyro.plate("groups", len(y), dim=-2):
+        a = numpyro.sample("a", dist.Normal(0.0, tau))
+        numpyro.deterministic("doubled", 2 * a)
+        with numpyro.plate("within", y.shape[1], dim=-1):
+            numpyro.sample("y", dist.Bernoulli(logits=a + X @ beta), obs=y)
+
+
+rng = np.random.default_rng(1)
+GROUPS_X = jnp.asarray(rng.normal(size=(40, 5, 2)))
+GROUPS_Y = jnp.asarray(rng.integers(0, 2, size=(40, 5)), float)
+MASK = jnp.asarray(np.arange(5) < rng.integers(1, 6, size=(40, 1)))
+INTERCEPTS = {"beta": jnp.array([0.5, -1.0]), "tau": jnp.array(1.3)}
+
+
+@jax.jit
+def intercepts_by_hand(values: dict[str, Any], mask: Any = 1.0) -> jax.Array:
+    """The integral over a fine grid, in a form that can be differentiated."""
+    grid = jnp.linspace(-10.0, 10.0, 1001)
+    linear = GROUPS_X @ values["beta"]
+    rows = dist.Bernoulli(logits=grid[:, None, None] + linear).log_prob(GROUPS_Y)
+    rows = (rows * mask).sum(-1)
+    prior = dist.Normal(0.0, values["tau"]).log_prob(grid)[:, None]
+    return jax.nn.logsumexp(rows + prior, axis=0) + np.log(0.02)
+
+
+def test_a_random_intercept_has_the_value_and_derivatives_of_the_integral() -> None:
+    def found(values: dict[str, Any]) -> jax.Array:
+        return log_rows(marginalize(intercepts), values, GROUPS_X, GROUPS_Y)
+
+    np.testing.assert_allclose(
+        found(INTERCEPTS), intercepts_by_hand(INTERCEPTS), atol=1e-5
+    )
+    # derivatives up to second order, forward and in reverse
+    for derivative in (
+        jax.jacrev,
+        lambda fn: jax.jacfwd(jax.jacrev(fn)),
+        lambda fn: jax.jacfwd(jax.jacfwd(fn)),
+    ):
+        one = jax.jit(derivative(found))(INTERCEPTS)
+        other = jax.jit(derivative(intercepts_by_hand))(INTERCEPTS)
+        for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+            np.testing.assert_allclose(a, b, atol=2e-4)
+
+
+def test_groups_can_be_ragged_by_a_mask() -> None:
+    found = log_rows(marginalize(intercepts), INTERCEPTS, GROUPS_X, GROUPS_Y, MASK)
+    expected = intercepts_by_hand(INTERCEPTS, MASK)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_few_nodes_are_seen_to_be_wrong() -> None:
+    model = marginalize(intercepts, num_nodes=3)
+    found = log_rows(model, INTERCEPTS, GROUPS_X, GROUPS_Y)
+    assert jnp.max(jnp.abs(found - intercepts_by_hand(INTERCEPTS))) > 1e-4
+
+
+@pytest.mark.parametrize("model", [intercepts, intercepts_given_rows])
+def test_rows_are_read_a_few_at_a_time(model: Callable) -> None:
+    marginal, args = marginalize(model), (GROUPS_X, GROUPS_Y)
+    layout, _ = inspect_model("MINT", marginal, args, {}, 4)
+    assert layout.plates == (("groups", 40),)
+    assert set(layout.latents) == {"beta", "tau"}
+
+    def target(args: tuple, kwargs: dict[str, Any]) -> ModelTarget:
+        return ModelTarget(
+            model=marginal,
+            args=args,
+            kwargs=kwargs,
+            sizes=dict(layout.plates),
+            slices=layout.slices,
+            by_row=layout.by_row,
+        )
+
+    z = {"beta": INTERCEPTS["beta"], "tau": jnp.log(INTERCEPTS["tau"])}
+    rows = jnp.array([3, 17, 5])
+    found = target(args, {}).terms(z, {"groups": rows}).rows["groups"]
+    np.testing.assert_allclose(found, intercepts_by_hand(INTERCEPTS)[rows], atol=1e-5)
+    check_rows("MINT", target, marginal, args, {}, layout)
+
+
+def positive(y: Any) -> None:
+    """Sites of three supports, and a state that decides how many observations count."""
+    shape = numpyro.sample("shape", dist.LogNormal(0.0, 0.5))
+    with numpyro.plate("data", len(y)) as idx:
+        z = numpyro.sample("z", dist.Bernoulli(0.3))
+        rate = numpyro.sample("rate", dist.Gamma(shape + z, 2.0))
+        p = numpyro.sample("p", dist.Beta(2.0, 3.0))
+        n = numpyro.sample("n", dist.Normal(0.0, 0.5))
+        mean = rate * (0.5 + p) * jnp.exp(n)
+        numpyro.sample("y", dist.Poisson(mean), obs=y[idx])
+
+
+@pytest.mark.slow
+def test_three_numbers_and_a_state_of_a_row() -> None:
+    y = jnp.array([0.0, 1.0, 7.0])
+    values = {"shape": jnp.array(1.5)}
+
+    def joint(z: int) -> Callable:
+        def at(points: np.ndarray) -> Any:
+            log_rate, logit, n = points.T.astype(np.float32)
+            p = jax.nn.sigmoid(logit)
+            found = dist.Gamma(1.5 + z, 2.0).log_prob(jnp.exp(log_rate)) + log_rate
+            found += dist.Beta(2.0, 3.0).log_prob(p) + jnp.log(p * (1 - p))
+            found += dist.Normal(0.0, 0.5).log_prob(n)
+            mean = jnp.exp(log_rate) * (0.5 + p) * jnp.exp(n)
+            found = found[:, None] + dist.Poisson(mean[:, None]).log_prob(y)
+            return found + dist.Bernoulli(0.3).log_prob(z)
+
+        return at
+
+    expected = np.logaddexp(dense(joint(0), 3), dense(joint(1), 3))
+    found = log_rows(marginalize(positive), values, y)
+    # the logarithm of a gamma variable is skewed: seven nodes are few
+    np.testing.assert_allclose(found, expected, atol=1e-2)
+    finer = log_rows(marginalize(positive, num_nodes=15), values, y)
+    np.testing.assert_allclose(finer, expected, atol=2e-4)
+
+
+def test_correlated_normal_variables_are_exact() -> None:
+    # the model is normal: three nodes of each dimension would do
+    design = jnp.asarray(rng.normal(size=(9, 4, 2)))
+    y = jnp.asarray(rng.normal(size=(9, 4)))
+    covariance = jnp.array([[2.0, 0.8], [0.8, 1.0]])
+
+    def model(design: Any, y: Any) -> None:
+        s = numpyro.sample("s", dist.LogNormal(0.0, 1.0))
+        with numpyro.plate("groups", len(y)) as idx:
+            prior = dist.MultivariateNormal(jnp.array([50.0, -3.0]), covariance)
+            b = numpyro.sample("b", prior)
+            mean = jnp.einsum("gki,gi->gk", design[idx], b)
+            numpyro.sample("y", dist.Normal(mean, s).to_event(1), obs=y[idx])
+
+    found = log_rows(marginalize(model), {"s": jnp.array(0.7)}, design, y)
+    mean = design @ jnp.array([50.0, -3.0])
+    total = design @ covariance @ design.mT + 0.49 * jnp.eye(4)
+    expected = dist.MultivariateNormal(mean, total).log_prob(y)
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
+
+
+def test_far_modes_are_found() -> None:
+    # a first Newton step would overflow the rate
+    y = jnp.array([0.0, 1.0, 1000.0, 1e6])
+
+    def model(y: Any) -> None:
+        s = numpyro.sample("s", dist.LogNormal(0.0, 1.0))
+        with numpyro.plate("data", len(y)) as idx:
+            a = numpyro.sample("a", dist.Normal(0.0, s))
+            numpyro.sample("y", dist.Poisson(jnp.exp(a)), obs=y[idx])
+
+    def joint(points: np.ndarray) -> Any:
+        a = points
+        found = -0.5 * (a / 3.0) ** 2 - np.log(3.0) - 0.5 * np.log(2 * np.pi)
+        from scipy.special import gammaln
+
+        return found + np.asarray(y) * a - np.exp(a) - gammaln(np.asarray(y) + 1.0)
+
+    # of a count of zero the density is one-sided: eleven nodes are 3e-3 off
+    found = log_rows(marginalize(model, num_nodes=31), {"s": jnp.array(3.0)}, y)
+    expected = dense(joint, half=20.0)
+    assert np.all(np.isfinite(found))
+    np.testing.assert_allclose(found[:3], expected[:3], rtol=1e-5, atol=2e-4)
+
+
+def test_sites_of_inner_plates_are_integrated_first() -> None:
+    y = jnp.asarray(rng.normal(size=(6, 3)))
+
+    def model(y: Any) -> None:
+        s = numpyro.sample("s", dist.LogNormal(0.0, 1.0))
+        with numpyro.plate("groups", len(y)) as idx:
+            a = numpyro.sample("a", dist.Normal(0.0, s))
+            with numpyro.plate("within", 3):
+                z = numpyro.sample("z", dist.Bernoulli(0.2))
+                mean = a + jnp.where(z == 1, 2.0, 0.0)
+                numpyro.sample("y", dist.Normal(mean, 1.0), obs=y[idx].T)
+
+    def joint(points: np.ndarray) -> Any:
+        def density(x: Any) -> Any:
+            return np.exp(-0.5 * x**2) / np.sqrt(2 * np.pi)
+
+        off = np.asarray(y) - points[:, :, None]
+        rows = np.log(0.8 * density(off) + 0.2 * density(off - 2.0)).sum(-1)
+        return rows + np.log(density(points / 1.5) / 1.5)
+
+    found = log_rows(marginalize(model), {"s": jnp.array(1.5)}, y)
+    np.testing.assert_allclose(found, dense(joint), atol=1e-4)
+
+
+# refusals -----------------------------------------------------------------------------
+
+
+def shared(y: Any, group: Any) -> None:
+    s = numpyro.sample("s", dist.LogNormal(0.0, 1.0))
+    with numpyro.plate("groups", 3):
+        a = numpyro.sample("a", dist.Normal(0.0, s))
+    with numpyro.plate("data", len(y)) as idx:
+        numpyro.sample("y", dist.Normal(a[group[idx]], 1.0), obs=y[idx])
+
+
+def infinite(y: Any) -> None:
+    s = numpyro.sample("s", dist.LogNormal(0.0, 1.0))
+    with numpyro.plate("data", len(y)) as idx:
+        n = numpyro.sample("n", dist.Poisson(s))
+        numpyro.sample("y", dist.Normal(n, 1.0), obs=y[idx])
+
+
+def four(y: Any) -> None:
+    s = numpyro.sample("s", dist.LogNormal(0.0, 1.0))
+    with numpyro.plate("data", len(y)) as idx:
+        a = numpyro.sample("a", dist.Normal(0.0, s).expand([4]).to_event(1))
+        numpyro.sample("y", dist.Normal(a.sum(-1), 1.0), obs=y[idx])
+
+
+def leaking(y: Any) -> None:
+    s = numpyro.sample("s", dist.LogNormal(0.0, 1.0))
+    with numpyro.plate("data", len(y)) as idx:
+        a = numpyro.sample("a", dist.Normal(0.0, s))
+        numpyro.sample("y", dist.Normal(a, 1.0), obs=y[idx])
+    numpyro.sample("total", dist.Normal(a.sum(), 1.0), obs=0.0)
+
+
+def dependent(y: Any) -> None:
+    with numpyro.plate("data", len(y)) as idx:
+        z = numpyro.sample("z", dist.Bernoulli(0.5))
+        a = numpyro.sample("a", dist.Normal(z, 1.0))
+        numpyro.sample("y", dist.Normal(a, 1.0), obs=y[idx])
+
+
+def no_latent(y: Any) -> None:
+    s = numpyro.sample("s", dist.LogNormal(0.0, 1.0))
+    with numpyro.plate("data", len(y)) as idx:
+        numpyro.sample("y", dist.Normal(s, 1.0), obs=y[idx])
+
+
+@pytest.mark.parametrize(
+    ("model", "sites", "message"),
+    [
+        (shared, None, "plate 'groups' holds no observation.*by_group"),
+        (shared, ["a"], "plate 'groups' holds no observation.*by_group"),
+        (shared, ["s"], "'s', which is in no plate: all rows share it"),
+        (infinite, None, "'n': Poisson has no finite support.*NegativeBinomial2"),
+        (four, None, r"at most 3 continuous.* has 4: 'a' \(4\)"),
+        (leaking, None, "'a' out of each row of plate 'data': site 'total' depends"),
+        (dependent, ["z"], "'z' out of each row of plate 'data': site 'a' depends"),
+        (no_latent, None, "no latent site in a plate with observations.*are: 's'"),
+        (no_latent, ["y"], "'y', which is observed"),
+        (no_latent, ["x"], "'x', which is not in the model.*: 's'"),
+    ],
+)
+def test_what_has_no_marginal_of_each_row_is_refused(
+    model: Callable, sites: Any, message: str
+) -> None:
+    args = (Y, jnp.zeros(7, int)) if model is shared else (Y,)
+    with pytest.raises(ValueError, match=f"(?s){message}"):
+        log_rows(marginalize(model, sites), {}, *args)
+
+
+@pytest.mark.parametrize(
+    ("settings", "error"),
+    [
+        ({"sites": "a"}, TypeError),
+        ({"sites": []}, ValueError),
+        ({"num_nodes": 4}, ValueError),
+        ({"num_nodes": 5.0}, ValueError),
+        ({"num_nodes": 1}, ValueError),
+    ],
+)
+def test_bad_settings_are_refused(settings: Any, error: type) -> None:
+    with pytest.raises(error, match="marginalize"):
+        marginalize(mixture, **settings)
+
+
+def test_equal_models_are_equal() -> None:
+    one, other = marginalize(mixture, ["z"]), marginalize(mixture, ("z",))
+    assert one == other
+    assert hash(one) == hash(other)
+    assert one != marginalize(mixture)

@@ -1,0 +1,290 @@
+"""Latent variables drawn after a run, groups, and the measured quadrature error."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+import xarray as xr
+
+from numpyro_minibatch import by_group, marginalize, recover_marginals
+from numpyro_minibatch.inference_data import as_inference_data, get_group
+from numpyro_minibatch.marginal import quadrature_error
+
+rng = np.random.default_rng(5)
+
+
+def run_at(count: int, **values: Any) -> Any:
+    """A run of which every draw has the same values."""
+    variables = {}
+    for name, value in values.items():
+        shape = (2, count // 2, *np.shape(value))
+        dims = ["chain", "draw", *(f"{name}_{k}" for k in range(np.ndim(value)))]
+        variables[name] = dims, np.broadcast_to(np.asarray(value, "f"), shape)
+    return as_inference_data({"posterior": xr.Dataset(variables)}, {"kernel": "test"})
+
+
+def drawn(idata: Any, name: str) -> np.ndarray:
+    """Draws of a site along one axis."""
+    posterior = get_group(idata, "posterior")
+    assert posterior is not None
+    values = posterior[name].to_numpy()
+    return values.reshape(-1, *values.shape[2:])
+
+
+def normal(y: Any) -> None:
+    tau = numpyro.sample("tau", dist.LogNormal(0.0, 1.0))
+    with numpyro.plate("groups", len(y)) as idx:
+        a = numpyro.sample("a", dist.Normal(1.0, tau))
+        with numpyro.plate("within", y.shape[1]):
+            numpyro.sample("y", dist.Normal(a, 2.0), obs=y[idx].T)
+
+
+def normal_of_rows(y: Any) -> None:
+    tau = numpyro.sample("tau", dist.LogNormal(0.0, 1.0))
+    with numpyro.plate("groups", len(y), dim=-2):
+        a = numpyro.sample("a", dist.Normal(1.0, tau))
+        with numpyro.plate("within", y.shape[1], dim=-1):
+            numpyro.sample("y", dist.Normal(a, 2.0), obs=y)
+
+
+@pytest.mark.parametrize("model", [normal, normal_of_rows])
+def test_one_number_of_a_row_has_its_conditional_distribution(model: Any) -> None:
+    y, tau, count = jnp.asarray(rng.normal(1.0, 3.0, size=(6, 4))), 1.5, 4000
+    idata = run_at(count, tau=tau)
+    found = recover_marginals(marginalize(model), idata, y)
+    a = drawn(found, "a")
+    assert a.shape == (count, 6)
+    precision = 1 / tau**2 + 4 / 4.0
+    mean = (1.0 / tau**2 + np.asarray(y).sum(1) / 4.0) / precision
+    # five standard errors; those of squares from the fourth moment of a normal
+    z = (a - mean) * np.sqrt(precision)
+    assert np.all(np.abs(z.mean(0)) < 5 / np.sqrt(count))
+    assert np.all(np.abs((z**2).mean(0) - 1.0) < 5 * np.sqrt(2 / count))
+    assert abs((z**4).mean() - 3.0) < 5 * np.sqrt(96 / z.size)
+    # rows and draws are independent of each other
+    assert np.abs(np.corrcoef(z.T) - np.eye(6)).max() < 5 / np.sqrt(count)
+    posterior = get_group(found, "posterior")
+    assert posterior["a"].dims == ("chain", "draw", "groups")
+    # a row's draws do not depend on which other rows are drawn
+    some = recover_marginals(marginalize(model), idata, y, rows=[4, 1])
+    np.testing.assert_allclose(drawn(some, "a"), a[:, [4, 1]], atol=1e-4)
+    assert get_group(some, "posterior")["groups"].values.tolist() == [4, 1]
+    assert dict(some.attrs)["kernel"] == "test"
+
+
+@pytest.mark.slow
+def test_two_numbers_of_a_row_have_their_conditional_distribution() -> None:
+    covariance = np.array([[2.0, 0.8], [0.8, 1.0]])
+    design, y, count = rng.normal(size=(3, 4, 2)), rng.normal(size=(3, 4)), 4000
+
+    def model(design: Any, y: Any) -> None:
+        s = numpyro.sample("s", dist.LogNormal(0.0, 1.0))
+        with numpyro.plate("groups", len(y)) as idx:
+            prior = dist.MultivariateNormal(jnp.zeros(2), jnp.asarray(covariance))
+            b = numpyro.sample("b", prior)
+            mean = jnp.einsum("gki,gi->gk", design[idx], b)
+            numpyro.sample("y", dist.Normal(mean, s).to_event(1), obs=y[idx])
+
+    found = recover_marginals(
+        marginalize(model), run_at(count, s=0.7), jnp.asarray(design), jnp.asarray(y)
+    )
+    b = drawn(found, "b")
+    for g in range(3):
+        precision = np.linalg.inv(covariance) + design[g].T @ design[g] / 0.49
+        mean = np.linalg.solve(precision, design[g].T @ y[g] / 0.49)
+        z = (b[:, g] - mean) @ np.linalg.cholesky(precision)
+        assert np.all(np.abs(z.mean(0)) < 5 / np.sqrt(count))
+        off = (z.T @ z) / count - np.eye(2)
+        assert np.abs(off).max() < 5 * np.sqrt(2 / count)
+
+
+def test_states_are_drawn_with_their_probabilities() -> None:
+    y, count = jnp.array([-1.0, 0.4, 2.0]), 4000
+    weights, means = np.array([0.2, 0.5, 0.3]), np.array([-1.0, 0.0, 2.0])
+
+    def model(y: Any) -> None:
+        s = numpyro.sample("s", dist.LogNormal(0.0, 1.0))
+        with numpyro.plate("data", len(y)) as idx:
+            z = numpyro.sample("z", dist.Categorical(jnp.asarray(weights)))
+            numpyro.sample("y", dist.Normal(jnp.asarray(means)[z], s), obs=y[idx])
+
+    found = recover_marginals(
+        marginalize(model), run_at(count, s=0.9), y, probabilities=True
+    )
+    off = (np.asarray(y)[:, None] - means) / 0.9
+    expected = weights * np.exp(-0.5 * off**2)
+    expected /= expected.sum(1, keepdims=True)
+    probability = drawn(found, "z_probability")
+    np.testing.assert_allclose(probability[0], expected, atol=2e-6)
+    frequency = (drawn(found, "z")[..., None] == np.arange(3)).mean(0)
+    error = np.sqrt(expected * (1 - expected) / count)
+    assert np.all(np.abs(frequency - expected) < 5 * error + 1e-9)
+
+
+@pytest.mark.slow
+def test_sites_of_inner_plates_are_drawn_given_the_outer_ones() -> None:
+    y, count = np.array([[0.2, 3.0, 2.4], [-0.5, 0.1, 1.0]]), 8000
+
+    def model(y: Any) -> None:
+        s = numpyro.sample("s", dist.LogNormal(0.0, 1.0))
+        with numpyro.plate("groups", len(y)) as idx:
+            a = numpyro.sample("a", dist.Normal(0.0, s))
+            with numpyro.plate("within", 3):
+                z = numpyro.sample("z", dist.Bernoulli(0.2))
+                numpyro.sample("y", dist.Normal(a + 2.0 * z, 1.0), obs=y[idx].T)
+
+    found = recover_marginals(marginalize(model), run_at(count, s=1.5), jnp.asarray(y))
+    posterior = get_group(found, "posterior")
+    assert posterior["z"].dims == ("chain", "draw", "groups", "within")
+    # by a fine grid of `a`, jointly with each state
+    grid = np.linspace(-9, 9, 3001)[:, None, None]
+    off = y - grid
+    both = np.stack([0.8 * np.exp(-0.5 * off**2), 0.2 * np.exp(-0.5 * (off - 2) ** 2)])
+    of_a = np.exp(-0.5 * (grid[:, :, 0] / 1.5) ** 2) * both.sum(0).prod(-1)
+    of_a /= of_a.sum(0)
+    mean = (of_a * grid[:, :, 0]).sum(0)
+    sd = np.sqrt((of_a * (grid[:, :, 0] - mean) ** 2).sum(0))
+    p = (of_a[..., None] * both[1] / both.sum(0)).sum(0)
+    a, z = drawn(found, "a"), drawn(found, "z")
+    assert np.all(np.abs(a.mean(0) - mean) < 5 * sd / np.sqrt(count))
+    assert np.all(np.abs(z.mean(0) - p) < 5 * np.sqrt(p * (1 - p) / count))
+
+
+# the error of the quadrature ----------------------------------------------------------
+
+
+def test_the_error_of_few_nodes_is_measured() -> None:
+    y = jnp.asarray(np.r_[np.zeros(5), 1.0, 40.0])
+
+    def model(y: Any) -> None:
+        s = numpyro.sample("s", dist.LogNormal(0.0, 1.0))
+        with numpyro.plate("data", len(y)) as idx:
+            a = numpyro.sample("a", dist.Normal(0.0, s))
+            numpyro.sample("y", dist.Poisson(jnp.exp(a)), obs=y[idx])
+
+    found = quadrature_error(marginalize(model), run_at(2, s=3.0), y)
+    # against a dense grid: log integral of exp(-a^2 / 18 - exp(a)), eleven nodes
+    assert found.largest == pytest.approx(2.97e-3, rel=0.02)
+    assert found.row < 5
+    assert found.num_nodes == 31
+    assert found.spread == 0.0  # all draws are the same
+    assert "num_nodes=31" in str(found)
+
+
+def test_a_second_mode_is_seen() -> None:
+    y = jnp.array([-6.0, 6.0])
+
+    def model(y: Any) -> None:
+        s = numpyro.sample("s", dist.LogNormal(0.0, 1.0))
+        with numpyro.plate("data", len(y)) as idx:
+            a = numpyro.sample("a", dist.Normal(0.0, s))
+            numpyro.sample("y", dist.Normal(a**2 - 9.0, 1.0), obs=y[idx])
+
+    found = quadrature_error(marginalize(model), run_at(2, s=3.0), y)
+    assert found.elsewhere > 0.1
+    assert "second mode" in str(found)
+
+
+def test_without_a_quadrature_there_is_no_error() -> None:
+    def model(y: Any) -> None:
+        s = numpyro.sample("s", dist.LogNormal(0.0, 1.0))
+        with numpyro.plate("data", len(y)) as idx:
+            z = numpyro.sample("z", dist.Bernoulli(0.3))
+            numpyro.sample("y", dist.Normal(z, s), obs=y[idx])
+
+    with pytest.raises(ValueError, match="'z' are summed exactly"):
+        quadrature_error(marginalize(model), run_at(2, s=1.0), jnp.zeros(3))
+
+
+# bad input ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"model": normal}, TypeError, "needs a marginalized model"),
+        ({"rows": [6]}, ValueError, "from 0 to 5, the rows of plate 'groups', got 6"),
+        ({"rows": 0.5}, ValueError, "must be numbers of rows"),
+        ({"idata": run_at(2, sigma=1.0)}, ValueError, "no draws of 'tau'.*'sigma'"),
+        ({"idata": 3}, ValueError, "needs a run with a posterior, .* got int"),
+        ({"max_bytes": 10.0}, ValueError, "at least 48 bytes: 2 draws of 6 rows"),
+        ({"y": None}, ValueError, "the model observes nothing"),
+    ],
+)
+def test_bad_input_is_refused(change: Any, error: type, message: str) -> None:
+    def model(y: Any = None) -> None:
+        normal(y) if y is not None else numpyro.sample("tau", dist.Normal(0.0, 1.0))
+
+    given = {
+        "model": marginalize(model),
+        "idata": run_at(2, tau=1.0),
+        "y": jnp.ones((6, 4)),
+        **change,
+    }
+    with pytest.raises(error, match=f"(?s){message}"):
+        recover_marginals(given.pop("model"), given.pop("idata"), **given)
+
+
+# groups -------------------------------------------------------------------------------
+
+
+def test_groups_hold_their_observations() -> None:
+    group = rng.integers(0, 30, size=200)
+    x, y = rng.normal(size=(200, 3)), rng.normal(size=200)
+    groups = by_group(group, x, y)
+    np.testing.assert_array_equal(groups.labels, np.unique(group))
+    for k, label in enumerate(groups.labels):
+        seen = groups.mask[k]
+        np.testing.assert_array_equal(groups.arrays[0][k][seen], x[group == label])
+        np.testing.assert_array_equal(groups.arrays[1][k][seen], y[group == label])
+        # what is padded is data of the group
+        assert np.all(groups.arrays[1][k][~seen] == groups.arrays[1][k][0])
+    assert groups.mask.sum() == 200
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 50])
+def test_buckets_hold_every_group_once_and_pad_least(most: int) -> None:
+    group = np.repeat(np.arange(40), rng.permutation(np.r_[np.arange(1, 40), 300]))
+    groups = by_group(group, np.arange(len(group)))
+    buckets = groups.buckets(most)
+    assert len(buckets) == min(most, 40)
+    labels = np.concatenate([b.labels for b in buckets])
+    np.testing.assert_array_equal(np.sort(labels), np.arange(40))
+    entries = sum(b.mask.size for b in buckets)
+    assert sum(b.mask.sum() for b in buckets) == len(group)
+    if most == 2:  # by trying all boundaries
+        sizes = np.sort(groups.sizes)
+        tried = [k * sizes[k - 1] + (40 - k) * sizes[-1] for k in range(1, 40)]
+        assert entries == min(tried)
+    if most == 50:
+        assert entries == len(group)
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (([[1, 2]], [1.0]), "must be a vector.*shape"),
+        (([], []), "must be a vector"),
+        (([1.0, np.nan], [1.0, 2.0]), "contains NaN"),
+        (([1, 2], [1.0]), r"2 groups of observations and array 0 of shape \(1,\)"),
+    ],
+)
+def test_bad_groups_are_refused(args: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        by_group(*args)
+
+
+def test_keys_decide_the_draws() -> None:
+    y, idata = jnp.ones((3, 2)), run_at(2, tau=1.0)
+    one, same, other = (
+        drawn(recover_marginals(marginalize(normal), idata, y, key=key), "a")
+        for key in map(jax.random.key, (1, 1, 2))
+    )
+    np.testing.assert_array_equal(one, same)
+    assert not np.any(one == other)
