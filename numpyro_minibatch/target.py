@@ -265,18 +265,20 @@ class Subsample(Messenger):
             value, event_dim = msg["value"], msg["kwargs"]["event_dim"]
             if isinstance(value, HostRows) and value.in_place is not None:
                 value = value.in_place  # as of data in memory
-            found = _rows_in_plates(value, event_dim)
+            found = _rows_in_plates(value, event_dim, self.indices)
             if found is not None:
                 msg["value"] = found
                 msg["kwargs"] = {"event_dim": None}  # nothing is left for the plates
 
 
-def _rows_in_plates(rows: Any, event_dim: int) -> Any:
+def _rows_in_plates(rows: Any, event_dim: int, drawn: Collection[str]) -> Any:
     """What the enclosing plates make of ``numpyro.subsample(rows, event_dim)``.
 
     Plates look at each index again, to fill the rows of one that is out of range with
     NaN. A batch has none, and for wide rows that costs nearly as much as reading them.
 
+    :param drawn: plates whose indices were drawn: as many as there are rows may be in
+        another order.
     :return: the rows; nothing where an array does not fit a plate, which says so then.
     """
     value, shape = rows, jnp.shape(rows)
@@ -297,7 +299,7 @@ def _rows_in_plates(rows: Any, event_dim: int) -> Any:
             )
         if axis == 0 and isinstance(value, HostRows):
             value = value[plate._indices]
-        elif plate.subsample_size < plate.size:
+        elif plate.subsample_size < plate.size or plate.name in drawn:
             if isinstance(value, HostRows):
                 value = value[jnp.arange(len(value))]
             where = (slice(None),) * axis + (plate._indices,)
@@ -396,6 +398,8 @@ class ModelTarget(Target):
     :param sizes: the number of rows of each data plate.
     :param slices: the rows among the arguments, where the model takes none by indices.
     :param by_row: deterministic sites in no plate that have a value for each row.
+    :param indexable: whether NumPy arrays among the arguments become JAX arrays, which
+        a batch can index.
     """
 
     log_prior: Any = field(init=False, default=None)
@@ -407,6 +411,7 @@ class ModelTarget(Target):
     frozen: Mapping[str, Any] = field(default_factory=dict)
     slices: Slices | None = None
     by_row: tuple[str, ...] = ()
+    indexable: bool = True
 
     def trace(
         self, indices: Indices, key: Array | None = None, **substitution: Any
@@ -424,7 +429,9 @@ class ModelTarget(Target):
         if substitution:
             model = handlers.substitute(model, **substitution)
         model = handlers.substitute(model, data=dict(self.frozen))
-        args, kwargs = jax.tree.map(_indexable, (self.args, dict(self.kwargs)))
+        args, kwargs = self.args, dict(self.kwargs)
+        if self.indexable:
+            args, kwargs = jax.tree.map(_indexable, (args, kwargs))
         given: Collection[str] = ()
         if self.slices is not None and indices:
             given = self.slices.plates
