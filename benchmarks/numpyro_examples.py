@@ -282,7 +282,7 @@ def _prepare(found: Callable[[Outcome], None], example: str, check: bool) -> Non
     """Put simulated data, short loops and both kernels where the example finds them."""
     import matplotlib
     import numpyro
-    import pandas as pd
+    import pandas as pd  # type: ignore[import-untyped]
     from numpyro.examples import datasets
     from numpyro.infer import MCMC, SVI
 
@@ -365,6 +365,7 @@ def _compare(
     import jax
     from numpyro import handlers
     from numpyro.infer import MCMC, NUTS, init_to_uniform
+    from numpyro.util import is_prng_key
 
     from numpyro_minibatch import MinibatchMH
 
@@ -384,8 +385,7 @@ def _compare(
     outcome = outcome._replace(tracing=time.perf_counter() - begin)
     inner = getattr(sampler, "inner_kernel", sampler)
     start = getattr(inner, "_init_strategy", init_to_uniform)
-    if len(np.shape(rng_key)) > (0 if jax.dtypes.issubdtype(
-        getattr(rng_key, "dtype", np.uint32), jax.dtypes.prng_key) else 1):  # fmt: skip
+    if not is_prng_key(rng_key):
         rng_key = rng_key[0]  # of many chains
 
     def sampled(kernel: Any) -> Any:
@@ -398,9 +398,8 @@ def _compare(
         kernel = MinibatchMH(model, control_variate="taylor2", init_strategy=start)
         if check:
             _check_only(kernel, given.get("init_params"), args, own)
-        ours = None if check else sampled(kernel)
+        ours = {} if check else sampled(kernel)
     except Exception as error:
-        ours = None
         refused = isinstance(error, ValueError | TypeError)
         outcome = outcome._replace(
             outcome="refused" if refused else "failed",

@@ -271,6 +271,26 @@ class Subsample(Messenger):
                 msg["kwargs"] = {"event_dim": None}  # nothing is left for the plates
 
 
+class AllRows(Messenger):
+    """Give plates with a ``subsample_size`` all of their rows, in their order.
+
+    :param fn: the model, kept as ``as_written``.
+    :param plates: the plates and their numbers of rows.
+    """
+
+    def __init__(self, fn: Callable, plates: Mapping[str, int]) -> None:
+        self.as_written = fn
+        self.plates = dict(plates)
+        super().__init__(fn)
+
+    def process_message(self, msg: Any) -> None:
+        if msg["type"] == "plate" and msg["name"] in self.plates:
+            size = msg["args"][0]
+            # numbers, by which NumPy arrays can be indexed while JAX traces the model
+            with jax.ensure_compile_time_eval():
+                msg["value"], msg["args"] = jnp.arange(size), (size, size)
+
+
 def _rows_in_plates(rows: Any, event_dim: int, drawn: Collection[str]) -> Any:
     """What the enclosing plates make of ``numpyro.subsample(rows, event_dim)``.
 

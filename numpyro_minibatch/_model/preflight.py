@@ -66,6 +66,7 @@ class Layout(NamedTuple):
         has.
     :param slices: the rows among the arguments, where the model takes none by indices.
     :param by_row: deterministic sites in no plate that have a value for each row.
+    :param subsampled: whether plates of the model have a ``subsample_size``.
     """
 
     plates: tuple[tuple[str, int], ...]
@@ -76,6 +77,7 @@ class Layout(NamedTuple):
     automatic: bool = False
     slices: Slices | None = None
     by_row: tuple[str, ...] = ()
+    subsampled: bool = False
 
 
 class Site(NamedTuple):
@@ -204,6 +206,20 @@ def _inspected(
     """What :func:`inspect_model` finds, and whether it had a warning to give."""
     target = ModelTarget(model=model, args=args, kwargs=kwargs, sizes={})
     sites, frozen = _sites_as_written(who, target)
+    # the parameters of a random_flax_module are read for their shapes alone
+    left = [
+        name
+        for name in frozen
+        if not any(s.name.startswith(name.removesuffix("$params") + "/") for s in sites)
+    ]
+    if left:
+        warnings.warn(
+            f"{who}: numpyro.param sites are not sampled, and keep the values that "
+            f"they have at the start: {', '.join(map(repr, left))}. Give them a "
+            "prior with numpyro.sample (random_flax_module for a network) to sample "
+            "them.",
+            stacklevel=find_stack_level(),
+        )
     slices = None
     if whole:
         names = {s.name: s.args[0] for s in sites if s.name in _own_sizes(sites)}
@@ -251,6 +267,7 @@ def _inspected(
         default is not None and sizes is None and not full and not _own_sizes(sites),
         slices,
         by_row,
+        bool(_own_sizes(sites)),
     )
     return layout, frozen, warned
 
