@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
+from warnings import warn
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +21,7 @@ from numpyro_minibatch._model.replay import (
     Run,
     Site,
     data_sites,
+    deterministic_sites,
     log_likelihoods,
 )
 from numpyro_minibatch._version import __version__
@@ -52,6 +54,8 @@ def to_inference_data(
     chunk_size: int = CHUNK,
     max_bytes: float = 2e9,
     warmup: InferenceData | None = None,
+    posterior_predictive: Mapping[str, Any] | None = None,
+    prior: Mapping[str, Any] | None = None,
 ) -> InferenceData:
     """Convert a run of ``numpyro.infer.MCMC`` for ArviZ.
 
@@ -66,6 +70,9 @@ def to_inference_data(
     ``temperature``, ``plates`` and ``batch_sizes`` (JSON), and ``target``, for example
     ``"prior * likelihood ** (1 / 100)"``: the draws of a tempered run are called
     ``posterior`` like any others, but they are not draws of the posterior.
+
+    Deterministic sites inside a data plate are not among the draws of the kernel. They
+    are computed here, and stored in ``posterior`` if they take at most ``max_bytes``.
 
     Runs of NumPyro's kernels are converted, too. If their model cannot be replayed, the
     groups and names that need the model are left out with a warning.
@@ -85,10 +92,17 @@ def to_inference_data(
     :param log_likelihood_thin: compute it at every so many draws.
     :param chunk_size: the number of log likelihoods that are computed at once.
     :param max_bytes: the largest size of a ``log_likelihood`` group; a larger one is an
-        error.
+        error. Deterministic sites with a value for each row that are larger are left
+        out with a warning.
     :param warmup: what this function returned after ``mcmc.warmup(...,
         collect_warmup=True)``; its draws become the groups ``warmup_posterior`` and
         ``warmup_sample_stats``.
+    :param posterior_predictive: what ``Predictive(mcmc.sampler.model, draws)`` returned
+        for the draws of ``mcmc.get_samples()``, all of them in their order: arrays with
+        a leading axis of draws, or of chains and draws.
+    :param prior: what ``Predictive(mcmc.sampler.model, num_samples=...)`` returned:
+        arrays with a leading axis of draws. Its observed sites become the group
+        ``prior_predictive``, all others ``prior``.
     :return: an ``arviz.InferenceData`` on ArviZ 0.2x, an ``xarray.DataTree`` on ArviZ
         1.x. A ``/`` in a name, which neither can hold, becomes a ``.``; the attribute
         ``renamed_sites`` has the original names.
@@ -120,14 +134,27 @@ def to_inference_data(
     """
     samples, stats, rungs = collected_groups(mcmc).values()
     run = Run.of(mcmc)
+    samples = {**samples, **_rowwise(run, samples, max_bytes)}
+    predicted = _predicted(posterior_predictive, samples)
+    before = _prior(prior)
     arguments = run.arguments
     data = _without_observed(arguments, run.observed) if constant_data else {}
-    labels = _Labels.make([*samples, *run.observed, *arguments], run, dims, coords)
+    labels = _Labels.make(
+        [*samples, *run.observed, *arguments, *predicted, *before], run, dims, coords
+    )
     attrs = _attrs(mcmc, run, labels)
     groups = {
         "posterior": labels.draws(samples, attrs),
         "sample_stats": labels.draws(stats, attrs),
         "rungs": labels.draws_of_rungs(rungs, attrs),
+        "posterior_predictive": labels.draws(predicted, attrs),
+        "prior": labels.draws(
+            {n: x for n, x in before.items() if not _is_observed(run, n)},
+            _created(run),
+        ),
+        "prior_predictive": labels.draws(
+            {n: x for n, x in before.items() if _is_observed(run, n)}, _created(run)
+        ),
         "observed_data": labels.data(run.observed, _created(run)),
         "constant_data": labels.data(data, _created(run)),
     }
@@ -145,6 +172,75 @@ def to_inference_data(
     return as_inference_data(
         {name: ds for name, ds in groups.items() if ds.data_vars}, attrs
     )
+
+
+def _is_observed(run: Run, name: str) -> bool:
+    return name in run.sites and run.sites[name].observed
+
+
+def _predicted(
+    given: Mapping[str, Any] | None, samples: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """Predictions at the draws, chains first."""
+    chains, draws = next(iter(samples.values())).shape[:2]
+    found = {}
+    for name, value in (given or {}).items():
+        if name in samples:
+            continue  # they are stored once, in the posterior
+        array = np.asarray(value)
+        if array.shape[:1] == (chains * draws,):
+            array = array.reshape(chains, draws, *array.shape[1:])
+        if array.shape[:2] != (chains, draws):
+            raise ValueError(
+                f"to_inference_data(posterior_predictive=...) has {name!r} of shape "
+                f"{array.shape}: for {chains} chains of {draws} draws its first axis "
+                f"must have {chains * draws} entries. Pass what Predictive(mcmc."
+                "sampler.model, mcmc.get_samples()) returned."
+            )
+        found[name] = array
+    return found
+
+
+def _prior(given: Mapping[str, Any] | None) -> dict[str, np.ndarray]:
+    """Draws of the prior, as those of one chain."""
+    found = {name: np.asarray(value)[None] for name, value in (given or {}).items()}
+    lengths = {name: array.shape[1:2] for name, array in found.items()}
+    if len(set(lengths.values())) > 1 or () in lengths.values():
+        raise ValueError(
+            "to_inference_data(prior=...) must have arrays with one leading axis of "
+            f"draws, of one length, got {dict(lengths)}."
+        )
+    return found
+
+
+def _rowwise(
+    run: Run, samples: Mapping[str, np.ndarray], max_bytes: float
+) -> dict[str, np.ndarray]:
+    """The deterministic sites with a value for each row, which kernels do not keep."""
+    sites = run.sites.items()
+    names = [n for n, site in sites if site.deterministic and n not in samples]
+    latents = [n for n, site in sites if site.latent]
+    if not run.of_package or run.target is None or not names:
+        return {}
+    if any(name not in samples for name in latents):
+        return {}
+    draws = {name: samples[name] for name in latents}
+    chains, length = draws[latents[0]].shape[:2]
+    flat = {n: d.reshape(chains * length, *d.shape[2:]) for n, d in draws.items()}
+    on_host = find_rows((run.target.args, dict(run.target.kwargs)))
+    rows = sum(run.target.sizes.values())
+    cost = chains * length * rows * len(names) * jnp.result_type(float).itemsize
+    if on_host or cost > max_bytes:
+        size = "" if on_host else f" They would take about {cost:.3g} bytes: pass "
+        size += "" if on_host else f"max_bytes={cost} to have them."
+        warn(
+            f"to_inference_data left out {', '.join(map(repr, names))}, deterministic "
+            f"sites with a value for each of the {rows} rows.{size}",
+            stacklevel=3,
+        )
+        return {}
+    values = deterministic_sites(run.target, names, flat)
+    return {n: v.reshape(chains, length, *v.shape[1:]) for n, v in values.items()}
 
 
 def as_inference_data(groups: dict[str, Any], attrs: dict[str, Any]) -> InferenceData:

@@ -265,19 +265,41 @@ class Subsample(Messenger):
             value, event_dim = msg["value"], msg["kwargs"]["event_dim"]
             if isinstance(value, HostRows) and value.in_place is not None:
                 value = value.in_place  # as of data in memory
-            found = _rows_in_plates(value, event_dim)
+            found = _rows_in_plates(value, event_dim, self.indices)
             if found is not None:
                 msg["value"] = found
                 msg["kwargs"] = {"event_dim": None}  # nothing is left for the plates
 
 
-def _rows_in_plates(rows: Any, event_dim: int) -> Any:
+class AllRows(Messenger):
+    """Give plates with a ``subsample_size`` all of their rows, in their order.
+
+    :param fn: the model, kept as ``as_written``.
+    :param plates: the plates and their numbers of rows.
+    """
+
+    def __init__(self, fn: Callable, plates: Mapping[str, int]) -> None:
+        self.as_written = fn
+        self.plates = dict(plates)
+        super().__init__(fn)
+
+    def process_message(self, msg: Any) -> None:
+        if msg["type"] == "plate" and msg["name"] in self.plates:
+            size = msg["args"][0]
+            # numbers, by which NumPy arrays can be indexed while JAX traces the model
+            with jax.ensure_compile_time_eval():
+                msg["value"], msg["args"] = jnp.arange(size), (size, size)
+
+
+def _rows_in_plates(rows: Any, event_dim: int, drawn: Collection[str]) -> Any:
     """The result of ``numpyro.subsample(rows, event_dim)`` in the enclosing plates.
 
     NumPyro's plates check each index again, to fill rows that are out of range with
     NaN. A batch has no such rows, and for wide rows the check costs nearly as much as
     reading them.
 
+    :param drawn: plates whose indices were drawn: as many as there are rows may be in
+        another order.
     :return: the rows; ``None`` if an array does not fit a plate, which then raises.
     """
     value, shape = rows, jnp.shape(rows)
@@ -298,7 +320,7 @@ def _rows_in_plates(rows: Any, event_dim: int) -> Any:
             )
         if axis == 0 and isinstance(value, HostRows):
             value = value[plate._indices]
-        elif plate.subsample_size < plate.size:
+        elif plate.subsample_size < plate.size or plate.name in drawn:
             if isinstance(value, HostRows):
                 value = value[jnp.arange(len(value))]
             where = (slice(None),) * axis + (plate._indices,)
@@ -397,6 +419,8 @@ class ModelTarget(Target):
     :param sizes: the number of rows of each data plate.
     :param slices: the rows among the arguments, if the model does not index them.
     :param by_row: deterministic sites in no plate that have a value for each row.
+    :param indexable: whether NumPy arrays among the arguments become JAX arrays, which
+        a batch can index.
     """
 
     log_prior: Any = field(init=False, default=None)
@@ -408,6 +432,7 @@ class ModelTarget(Target):
     frozen: Mapping[str, Any] = field(default_factory=dict)
     slices: Slices | None = None
     by_row: tuple[str, ...] = ()
+    indexable: bool = True
 
     def trace(
         self, indices: Indices, key: Array | None = None, **substitution: Any
@@ -425,7 +450,9 @@ class ModelTarget(Target):
         if substitution:
             model = handlers.substitute(model, **substitution)
         model = handlers.substitute(model, data=dict(self.frozen))
-        args, kwargs = jax.tree.map(_indexable, (self.args, dict(self.kwargs)))
+        args, kwargs = self.args, dict(self.kwargs)
+        if self.indexable:
+            args, kwargs = jax.tree.map(_indexable, (args, kwargs))
         given: Collection[str] = ()
         if self.slices is not None and indices:
             given = self.slices.plates

@@ -97,6 +97,33 @@ def gaussian_process(y: Any) -> None:
     )
 
 
+def gaussian_process_in_a_plate(y: Any) -> None:
+    size = len(Y)
+    price = numpyro.sample("curve", dist.MultivariateNormal(level(), jnp.eye(size)))
+    with numpyro.plate("days", size):
+        numpyro.sample("price", dist.Normal(price, 1.0), obs=y)
+
+
+def enumerated_and_counted(y: Any) -> None:
+    count = int(np.max(y > 0)) + 1
+    probs = numpyro.sample("probs", dist.Dirichlet(jnp.ones(count)))
+    with numpyro.plate("people", len(y)):
+        kind = numpyro.sample("kind", dist.Categorical(probs))
+        numpyro.sample("score", dist.Normal(kind, 1.0), obs=y)
+
+
+def enumerated_in_a_scan(y: Any) -> None:
+    mu = level()
+
+    def step(kind: Any, now: Any) -> Any:
+        with numpyro.plate("series", 5):
+            kind = numpyro.sample("kind", dist.Bernoulli(logits=mu + kind))
+            numpyro.sample("price", dist.Normal(kind, 1.0), obs=now)
+        return kind, None
+
+    scan(step, jnp.zeros(5, int), y.reshape(-1, 5))
+
+
 def one_event(y: Any) -> None:
     mean = jnp.full(len(y), level())
     numpyro.sample("score", dist.Normal(mean, 1.0).to_event(1), obs=y)
@@ -136,6 +163,18 @@ REASONS: dict[str, tuple[Callable, tuple[str, ...]]] = {
     "lags": (lagged, ("'price' has 59 entries", "also lagged ones (y[1:], y[:-1])")),
     "a random walk": (random_walk, ("one GaussianRandomWalk of 60", "NUTS")),
     "a Gaussian process": (gaussian_process, ("one MultivariateNormal of 60", "NUTS")),
+    "a Gaussian process in a plate": (
+        gaussian_process_in_a_plate,
+        ("latent site 'curve' has 60 entries", "plate 'days'", "NUTS"),
+    ),
+    "an enumerated site, of as many values as data have": (
+        enumerated_and_counted,
+        ("'kind'", "discrete", "Mixture", *LOCAL),
+    ),
+    "an enumerated site in a scan": (
+        enumerated_in_a_scan,
+        ("'series'", "'kind'", "enumeration", "jax.lax.scan", "numpyro.factor"),
+    ),
     "one event": (one_event, ("'score'", "leave out .to_event")),
     "one factor": (one_factor, ("numpyro.factor('fit', ...) is one number",)),
     "effects of rows in no plate": (random_effects, ("'effect' has a value for each",)),
@@ -159,13 +198,34 @@ NAMED = {
 )
 def test_the_reason_is_the_true_one(name: str, batch_size: Any) -> None:
     model, says = REASONS[name]
-    if batch_size is None and name in ("condition", "effects of rows in no plate"):
-        says = ("batch_size=",)  # which comes first
+    asks_first = (
+        "condition",
+        "effects of rows in no plate",
+        "a Gaussian process in a plate",
+    )
+    if batch_size is None and name in asks_first:
+        says = ("batch_size=",)
     with pytest.raises(ValueError) as caught:
         inspect_model("MINT", model, (Y,), {}, batch_size)
     message = str(caught.value)
     assert [words for words in says if words not in message] == [], message
     assert len(message) < 700
+
+
+def groups_counted_inside(y: Any, group: Any) -> None:
+    with numpyro.plate("groups", len(np.unique(group))):
+        means = numpyro.sample("means", dist.Normal(0.0, 1.0))
+    numpyro.sample("score", dist.Normal(means[group], 1.0), obs=y)
+
+
+@pytest.mark.parametrize("as_array", [np.asarray, jnp.asarray])
+def test_python_code_that_needs_values_is_named(as_array: Any) -> None:
+    group = as_array(np.arange(N) % 3)
+    with pytest.raises(TypeError, match="needs the values") as caught:
+        inspect_model("MINT", groups_counted_inside, (Y, group), {}, 10)
+    message = str(caught.value)
+    assert 'with numpyro.plate("groups", len(np.unique(group)))' in message
+    assert "pass them as arguments" in message
 
 
 def test_the_batch_size_that_is_suggested_runs() -> None:

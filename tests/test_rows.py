@@ -322,3 +322,21 @@ def test_what_is_no_function_of_rows_is_refused(
         target_of(Case(model, args))
     message = str(caught.value)
     assert [words for words in says if words not in message] == [], message
+
+
+def test_an_event_of_the_rows_outside_of_their_plate_is_named() -> None:
+    def model(x: Any, treated: Any = None, y: Any = None) -> None:
+        rate = numpyro.sample("rate", dist.Beta(1.0, 1.0))
+        prior = dist.Bernoulli(rate).expand([len(x)]).to_event(1)
+        treated = numpyro.sample("treated", prior, obs=treated)
+        with numpyro.plate("people", len(x)):
+            numpyro.sample("score", dist.Normal(rate * x + treated, 1.0), obs=y)
+
+    kernel = MINT(model, batch_size=10, temperature=1.0)
+    with pytest.raises(ValueError, match="'treated' is in no plate.*leave out .to_eve"):
+        kernel.init(
+            jax.random.key(0),
+            1,
+            model_args=(X[:, 0],),
+            model_kwargs={"treated": (X[:, 1] > 0) * 1.0, "y": Y},
+        )

@@ -288,3 +288,16 @@ def test_subsample_takes_rows_along_any_axis() -> None:
     logs = -0.5 * np.square(x - 0.5) - 0.5 * np.log(2 * np.pi)
     expected = logs.sum((0, 2))[chosen]
     np.testing.assert_allclose(found["data"], expected, rtol=1e-5)
+
+
+def test_all_rows_in_another_order_are_taken_in_that_order() -> None:
+    def model(y):
+        mu = numpyro.sample("mu", dist.Normal(0, 1))
+        with numpyro.plate("data", len(y), subsample_size=2):
+            numpyro.sample("obs", dist.Normal(mu, 1), obs=numpyro.subsample(y, 0))
+
+    y = jnp.arange(5.0)
+    target = ModelTarget(model=model, args=(y,), sizes={"data": 5})
+    order = jnp.array([3, 0, 4, 1, 2])
+    rows = target.terms({"mu": jnp.array(0.0)}, {"data": order}).rows["data"]
+    assert jnp.allclose(rows, dist.Normal(0, 1).log_prob(y[order]))

@@ -537,6 +537,13 @@ def _message_of_slices(
     )
     value = "its log density" if found.plate is None else f"of row {found.row} it"
     cause = ""
+    if found.plate is None and _is_event_of_rows(comparison, target, found.site):
+        return (
+            f"{who}: observed site {found.site!r} is in no plate and has its entries "
+            "as one event, although they are rows of the data: leave out "
+            ".to_event(...), or move it into the plate of the data. If its entries "
+            "depend on each other, use NUTS."
+        )
     if found.plate is not None:
         site = _describe(comparison, found)
         if site.event:
@@ -604,6 +611,24 @@ def _describe(comparison: _Comparison, found: _Difference) -> _Described:
 
     jax.eval_shape(run, comparison.arrays, comparison.position, comparison.batch(0))
     return described[-1]
+
+
+def _is_event_of_rows(comparison: _Comparison, target: Any, name: str) -> bool:
+    """Whether an observed site has the rows of a batch as an event."""
+    lengths: list[int] = []
+
+    def run(arrays: list[Any], z: Any, indices: Any) -> None:
+        site = comparison.target_of(arrays).sites_at(z, indices).get(name)  # type: ignore[attr-defined]
+        if site is None or not site["is_observed"]:
+            return
+        event = site["fn"].event_dim
+        shape = jnp.shape(site["value"])
+        lengths.append(max(shape[len(shape) - event :], default=0) if event else 0)
+
+    for size in (0, 1):
+        batch = comparison.batch(size)
+        jax.eval_shape(run, comparison.arrays, comparison.position, batch)
+    return len(set(lengths)) > 1
 
 
 def _advice(

@@ -5,6 +5,7 @@ Everything here runs the model abstractly, so that it costs no arithmetic on the
 
 from __future__ import annotations
 
+import traceback
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
@@ -65,6 +66,7 @@ class Layout(NamedTuple):
         has.
     :param slices: the rows among the arguments, where the model takes none by indices.
     :param by_row: deterministic sites in no plate that have a value for each row.
+    :param subsampled: whether plates of the model have a ``subsample_size``.
     """
 
     plates: tuple[tuple[str, int], ...]
@@ -75,6 +77,7 @@ class Layout(NamedTuple):
     automatic: bool = False
     slices: Slices | None = None
     by_row: tuple[str, ...] = ()
+    subsampled: bool = False
 
 
 class Site(NamedTuple):
@@ -203,6 +206,20 @@ def _inspected(
     """What :func:`inspect_model` finds, and whether it had a warning to give."""
     target = ModelTarget(model=model, args=args, kwargs=kwargs, sizes={})
     sites, frozen = _sites_as_written(who, target)
+    # the parameters of a random_flax_module are read for their shapes alone
+    left = [
+        name
+        for name in frozen
+        if not any(s.name.startswith(name.removesuffix("$params") + "/") for s in sites)
+    ]
+    if left:
+        warnings.warn(
+            f"{who}: numpyro.param sites are not sampled, and keep the values that "
+            f"they have at the start: {', '.join(map(repr, left))}. Give them a "
+            "prior with numpyro.sample (random_flax_module for a network) to sample "
+            "them.",
+            stacklevel=find_stack_level(),
+        )
     slices = None
     if whole:
         names = {s.name: s.args[0] for s in sites if s.name in _own_sizes(sites)}
@@ -228,6 +245,9 @@ def _inspected(
                 held = _conditioned(model, by_name)
                 if held:
                     raise ValueError(_condition_holds(who, held)) from None
+                local = _latent_of_rows(sites, latents, plates)
+                if local:
+                    raise ValueError(f"{who}: {local}") from None
                 raise error from None
             target, by_row = given
     slices = target.slices
@@ -247,6 +267,7 @@ def _inspected(
         default is not None and sizes is None and not full and not _own_sizes(sites),
         slices,
         by_row,
+        bool(_own_sizes(sites)),
     )
     return layout, frozen, warned
 
@@ -374,21 +395,40 @@ def explained(who: str, args: tuple, kwargs: Mapping[str, Any]) -> Iterator[None
                 "must be NumPy or JAX arrays of numbers. Convert them with "
                 f"numpy.asarray first. ({_first_line(error)})"
             ) from error
-        if isinstance(
-            error,
-            jax.errors.ConcretizationTypeError
-            | jax.errors.NonConcreteBooleanIndexError
-            | jax.errors.TracerArrayConversionError
-            | jax.errors.TracerIntegerConversionError,
-        ):
-            raise TypeError(
-                f"{who} cannot run the model: its Python code needs the values of the "
-                f"data or of a plate's indices ({_first_line(error)}). Compute numbers "
-                "such as len(np.unique(group)) beforehand and pass them as arguments; "
-                "pass the data as arguments too, or as JAX arrays (jnp.asarray), which "
-                "can be indexed by a minibatch where NumPy arrays cannot."
-            ) from error
+        if isinstance(error, _NEEDS_VALUES):
+            raise TypeError(_needs_values(who, error)) from error
         raise
+
+
+_NEEDS_VALUES = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.NonConcreteBooleanIndexError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+)
+
+
+def _needs_values(who: str, error: BaseException) -> str:
+    return (
+        f"{who} cannot run the model: its Python code needs the values of the data or "
+        f"of a plate's indices{_where_in_model(error)} ({_first_line(error)}). Compute "
+        "numbers such as len(np.unique(group)) beforehand and pass them as arguments; "
+        "pass the data as arguments too, or as JAX arrays (jnp.asarray), which can be "
+        "indexed by a minibatch where NumPy arrays cannot."
+    )
+
+
+_NOT_THE_MODEL = ("/jax/", "/numpy/", "/numpyro/", "/numpyro_minibatch/", "/jaxlib/")
+
+
+def _where_in_model(error: BaseException) -> str:
+    """The line of the model that an error is raised at, as far as it is known."""
+    frames = traceback.extract_tb(error.__traceback__)
+    for frame in reversed(frames):
+        path = frame.filename.replace("\\", "/")
+        if frame.line and not any(part in path for part in _NOT_THE_MODEL):
+            return f" in line {frame.lineno}, `{frame.line}`"
+    return ""
 
 
 def _first_line(error: BaseException) -> str:
@@ -472,6 +512,8 @@ def _sites_as_written(
         with explained(who, target.args, target.kwargs):
             return _abstract_sites(target)
     except (ValueError, TypeError, AssertionError) as error:
+        if isinstance(error.__cause__, _NEEDS_VALUES):
+            _raise_reason_by_values(who, target)
         if find_rows((target.args, dict(target.kwargs))):
             try:
                 found = _abstract_sites(target, in_memory=True)
@@ -504,6 +546,24 @@ def _sites_as_written(
         if isinstance(error, AssertionError):
             raise ValueError(f"{who} cannot run the model: {error}.") from error
         raise
+
+
+def _raise_reason_by_values(who: str, target: ModelTarget) -> None:
+    """Raise if a model that needs the values of its data has no rows to subsample.
+
+    That is the reason then, and passing numbers instead of values is of no use.
+    """
+
+    def known(x: Any) -> Any:
+        return np.asarray(x) if isinstance(x, Array) else x
+
+    try:
+        args, kwargs = jax.tree.map(known, (target.args, dict(target.kwargs)))
+        target = replace(target, args=args, kwargs=kwargs, indexable=False)
+        sites = with_row_plate(target, _abstract_sites(target)[0])[0]
+    except Exception:  # it needs values that are computed
+        return
+    _choose_plates(who, sites, None, False, 1)
 
 
 def _abstract_sites(
@@ -626,7 +686,9 @@ def _choose_plates(
     if full:
         widths = {name: plates[name][0] for name in widths}
     if not widths and in_scan:
-        raise ValueError(_inside_scan(who, in_scan[0]))
+        latents = [s for s in sites if s.type == "sample" and not s.observed]
+        local = [s for s in latents if s.discrete and s.inside(in_scan)]
+        raise ValueError(_inside_scan(who, in_scan[0], local[0].name if local else ""))
     if not widths:
         samples = [s for s in sites if s.type == "sample"]
         if samples and not any(s.observed for s in samples):
@@ -727,7 +789,16 @@ def _why_no_rows(sites: list[Site], plates: Mapping[str, tuple[Any, ...]]) -> st
     )
 
 
-def _inside_scan(who: str, plate: str) -> str:
+def _inside_scan(who: str, plate: str, discrete: str = "") -> str:
+    if discrete:
+        return (
+            f"{who} cannot subsample plate {plate!r}: it stands inside a scan, with "
+            f"discrete latent site {discrete!r} for each of its rows, which NumPyro "
+            "sums out by enumeration. Enumerated sites are not supported. If each row "
+            "is a series of its own, write its log likelihood with jax.lax.scan (the "
+            "forward algorithm) as a numpyro.factor with one entry for each row, "
+            "inside of the plate."
+        )
     return (
         f"{who} cannot subsample plate {plate!r}: it stands inside a scan or another "
         "control flow primitive. Move the plate of the data out of it; a plate that "
@@ -894,6 +965,10 @@ def _condition_holds(who: str, site: str) -> str:
     )
 
 
+class _NeedsValues(TypeError):
+    """The Python code of a model needs the values of its data."""
+
+
 class _NotIndexed(ValueError):
     """Data do not follow the indices; with what is wrong by itself."""
 
@@ -940,6 +1015,8 @@ def _check_indexing(
             warnings.simplefilter("ignore")
             jax.eval_shape(run, _probe(plates))
     except (ValueError, TypeError, AssertionError) as error:
+        if isinstance(error, _NEEDS_VALUES):
+            raise _NeedsValues(_needs_values(who, error)) from error
         if not any(size > 2 for size in plates.values()):
             raise
         problem = f"on 2 rows the model fails with: {_first_line(error)}"
@@ -949,6 +1026,23 @@ def _check_indexing(
     if crossed:
         raise ValueError(f"{who}: {crossed}")
     return tuple(by_row)
+
+
+def _latent_of_rows(
+    sites: list[Site], latents: Collection[str], plates: Mapping[str, int]
+) -> str:
+    """What is wrong if a latent site has as many entries as a plate that fails."""
+    for site in sites:
+        for plate, size in plates.items():
+            if site.name in latents and size > 1 and size in (site.value_shape or ()):
+                return (
+                    f"latent site {site.name!r} has {size} entries, as many as plate "
+                    f"{plate!r} has rows. If it has a value for each row, as a "
+                    "Gaussian process or a random walk has, there are no minibatches: "
+                    "sample with NUTS. If not, take the data inside the plate by its "
+                    "indices, y[idx]."
+                )
+    return ""
 
 
 def _latent_by_row(name: str, plates: Mapping[str, int]) -> str:
@@ -1035,13 +1129,15 @@ def _given_rows(
         raise ValueError(
             f"{who}: observed site {site!r} has {plates[plate]} rows and is in no "
             "plate, so the model is run on some of the rows of its arguments, which "
-            f"fails: {found}. {_GIVE_ARGUMENTS}{_example(plates[plate])}"
+            f"fails: {found}. If each row follows from the ones before, as in a time "
+            "series or the solution of a differential equation, use NUTS. Otherwise: "
+            f"{_GIVE_ARGUMENTS}{_example(plates[plate])}"
         )
     return found
 
 
 _GIVE_ARGUMENTS = (
-    "Pass all data as arguments of the model, because arrays that it reads from its "
+    "pass all data as arguments of the model, because arrays that it reads from its "
     "surroundings keep all of their rows; or put the site into a plate and take the "
     "data by the indices:"
 )
@@ -1086,6 +1182,8 @@ def find_slices(
             return given, _check_indexing(who, given, plates, as_written)
         except _NotIndexed as error:
             reason = reason or error.problem
+        except _NeedsValues:
+            raise  # whichever arrays have the rows
         except (ValueError, TypeError, AssertionError, IndexError) as error:
             reason = reason or _first_line(error)
     return reason

@@ -29,6 +29,7 @@ __all__ = [
     "Site",
     "compute_rows",
     "data_sites",
+    "deterministic_sites",
     "inspect_sites",
     "log_densities",
     "log_likelihoods",
@@ -59,6 +60,11 @@ class Site(NamedTuple):
     event_dim: int | None
     frames: tuple[tuple[str, int, int], ...]
     event_names: tuple[str, ...]
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether the site has no distribution."""
+        return self.event_dim is None
 
     @classmethod
     def of(cls, site: Mapping[str, Any]) -> Site:
@@ -292,6 +298,29 @@ def data_sites(sites: Mapping[str, Site], target: Target) -> dict[str, str]:
         for plate, _, _ in site.frames
         if plate in target.plates
     }
+
+
+def deterministic_sites(
+    target: ModelTarget, names: list[str], draws: Mapping[str, Any]
+) -> dict[str, np.ndarray]:
+    """The values of deterministic sites at each draw, of all rows.
+
+    :param target: the model with its arguments.
+    :param names: the sites.
+    :param draws: constrained values of every latent site, along a first axis.
+    """
+
+    def values(target: ModelTarget, draws: Any) -> Any:
+        rows = {n: jnp.arange(k, dtype=jnp.int32) for n, k in target.sizes.items()}
+
+        def one(draw: Any) -> dict[str, Array]:
+            trace = target.trace(rows, data=draw)
+            return {name: jnp.asarray(trace[name]["value"]) for name in names}
+
+        return jax.lax.map(one, draws)
+
+    found = Program(target, values)(dict(draws))
+    return {name: np.asarray(value) for name, value in found.items()}
 
 
 def log_likelihoods(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -10,6 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from numpyro.distributions import MaskedDistribution
+from numpyro.distributions.distribution import ExpandedDistribution, Independent
+from numpyro.util import find_stack_level
 
 from numpyro_minibatch._model.preflight import Layout, find_nan, inspect_target
 from numpyro_minibatch.target import ModelTarget, Target
@@ -206,6 +210,33 @@ def check_start(
             "values that the model allows, "
             "init_strategy=init_to_value(values=...), or check the priors."
         )
+    if isinstance(target, ModelTarget) and not _is_masked(target, z):
+        warnings.warn(
+            f"{who}: the arguments contain NaN ({'; '.join(nan)}), and yet every row "
+            "has a finite log likelihood: some distributions give a NaN one, a "
+            "Bernoulli with logits for example. Drop those rows, or mask them with "
+            "numpyro.handlers.mask.",
+            stacklevel=find_stack_level(),
+        )
+
+
+def _is_masked(target: ModelTarget, z: Any) -> bool:
+    """Whether an observed site of a model has a mask."""
+    masked: list[str] = []
+
+    def run(z: Any) -> None:
+        rows = {
+            name: jnp.zeros(min(2, n), jnp.int32) for name, n in target.plates.items()
+        }
+        for name, site in target.sites_at(z, rows).items():
+            fn = site.get("fn")
+            while isinstance(fn, ExpandedDistribution | Independent):
+                fn = fn.base_dist
+            if isinstance(fn, MaskedDistribution) and site["is_observed"]:
+                masked.append(name)
+
+    jax.eval_shape(run, z)
+    return bool(masked)
 
 
 def _check_position(who: str, z: Any) -> None:

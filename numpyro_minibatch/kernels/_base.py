@@ -43,7 +43,7 @@ from numpyro_minibatch.kernels._start import (
     untraced,
 )
 from numpyro_minibatch.kernels._survey import expand_likelihood, survey
-from numpyro_minibatch.target import ModelTarget, Slices, Target
+from numpyro_minibatch.target import AllRows, ModelTarget, Slices, Target
 
 __all__ = ["MinibatchKernel"]
 
@@ -255,8 +255,15 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
 
     @property
     def model(self) -> Callable | None:
-        """The NumPyro model."""
-        return self._model
+        """The NumPyro model; after a run, one that reads all rows of its plates.
+
+        What runs the model of a kernel, such as ``arviz.from_numpyro``, ``Predictive``
+        and ``numpyro.infer.log_likelihood``, has no use for a ``subsample_size``.
+        """
+        layout = self._run.layout
+        if self._model is None or layout is None or not layout.subsampled:
+            return self._model
+        return AllRows(self._model, dict(layout.plates))
 
     @property
     def batch(self) -> Scheme:

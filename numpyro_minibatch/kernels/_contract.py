@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from numpyro_minibatch.estimate import Reader
+from numpyro_minibatch.kernels._fields import with_named_items
 from numpyro_minibatch.target import Target
 
 __all__ = ["InPieces", "KernelState", "NoiseDriven", "Pieces", "Start", "Tempered"]
@@ -36,6 +37,7 @@ class Start(NamedTuple):
     surrogate: Any
 
 
+@with_named_items
 class KernelState(NamedTuple):
     """A state for kernels that need no fields of their own.
 

@@ -19,11 +19,13 @@ from numpyro_minibatch._model.preflight import inspect_model
 from numpyro_minibatch.estimate import Reader
 from numpyro_minibatch.kernels._base import MinibatchKernel
 from numpyro_minibatch.kernels._contract import Start
+from numpyro_minibatch.kernels._fields import with_named_items
 from numpyro_minibatch.target import Target
 
 __all__ = ["NumPyroKernel", "NumPyroState"]
 
 
+@with_named_items
 class NumPyroState(NamedTuple):
     """The state of a chain of :class:`NumPyroKernel`.
 

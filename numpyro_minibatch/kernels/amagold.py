@@ -39,6 +39,7 @@ from numpyro_minibatch.kernels._arguments import (
 )
 from numpyro_minibatch.kernels._base import MinibatchKernel
 from numpyro_minibatch.kernels._contract import Start
+from numpyro_minibatch.kernels._fields import with_named_items
 from numpyro_minibatch.kernels._gradient_steps import NoiseEstimator, follow
 from numpyro_minibatch.preconditioner import Whitening
 from numpyro_minibatch.target import Target
@@ -46,6 +47,7 @@ from numpyro_minibatch.target import Target
 __all__ = ["AMAGOLD", "AMAGOLDState"]
 
 
+@with_named_items
 class AMAGOLDState(NamedTuple):
     """The state of a chain of :class:`AMAGOLD`.
 

@@ -29,6 +29,7 @@ from numpyro_minibatch.estimate import Reader
 from numpyro_minibatch.kernels._arguments import read_step_and_friction
 from numpyro_minibatch.kernels._base import MinibatchKernel
 from numpyro_minibatch.kernels._contract import Pieces, Start
+from numpyro_minibatch.kernels._fields import with_named_items
 from numpyro_minibatch.kernels._gradient_steps import NoiseEstimator, follow
 from numpyro_minibatch.kernels._pieces import SteppedKernel
 from numpyro_minibatch.preconditioner import (
@@ -43,6 +44,7 @@ from numpyro_minibatch.target import Target
 __all__ = ["SGHMC", "SGLD", "SGMCMC", "SGNHT", "SGMCMCState"]
 
 
+@with_named_items
 class SGMCMCState(NamedTuple):
     """The state of a chain of :class:`SGMCMC`.
 

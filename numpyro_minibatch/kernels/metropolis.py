@@ -46,6 +46,7 @@ from numpyro_minibatch.kernels._arguments import (
 )
 from numpyro_minibatch.kernels._base import MinibatchKernel
 from numpyro_minibatch.kernels._contract import Pieces, Start
+from numpyro_minibatch.kernels._fields import with_named_items
 from numpyro_minibatch.kernels._pieces import SteppedKernel
 from numpyro_minibatch.proposal import Proposal, ProposalContext, Whitening
 from numpyro_minibatch.target import Target
@@ -63,6 +64,7 @@ class _Checks(NamedTuple):
     z: Array  # the same, relative to the variance that the decision assumed
 
 
+@with_named_items
 class MinibatchMHState(NamedTuple):
     """The state of a chain of :class:`MinibatchMH`.
 

@@ -251,7 +251,7 @@ class Program:
             start = init_params
             if one:
                 start = jax.tree.map(lambda x: x[0], init_params)
-            content = digest(kernel.model)
+            content = digest(_as_written(kernel))
             with using(self._setup), remembered(content):
                 state = kernel.init(
                     keys[0] if one else keys,
@@ -273,7 +273,7 @@ class Program:
                 self._static,
                 self._given,
             )
-            identity = (_ById(kernel), self.num_warmup, digest(kernel.model))
+            identity = (_ById(kernel), self.num_warmup, digest(_as_written(kernel)))
         # once for the run, and not closed over
         self._arrays = self._placed((self.args, self.kwargs))
         self._chains = Chains(
@@ -427,7 +427,7 @@ def _started(
 ) -> tuple[Any, Any]:
     """A started kernel of NumPyro, and the states of its chains."""
     # other data need another copy: some kernels keep results computed from the data
-    given = (num_warmup, static, Seen.of(arrays), digest(kernel.model))
+    given = (num_warmup, static, Seen.of(arrays), digest(_as_written(kernel)))
     if kernel not in _STARTED or _STARTED[kernel][0] != given:
         _STARTED[kernel] = given, copy.copy(kernel)
     own = _STARTED[kernel][1]
@@ -442,3 +442,9 @@ def _started(
     if len(states) == 1:
         return own, states[0]
     return own, jax.tree.map(lambda *x: jnp.stack(x), *states)
+
+
+def _as_written(kernel: Any) -> Any:
+    """The model of a kernel, the same one before a run and after it."""
+    model = kernel.model
+    return getattr(model, "as_written", model)

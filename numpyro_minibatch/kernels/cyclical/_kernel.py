@@ -15,6 +15,7 @@ from numpyro_minibatch import schedule as schedules
 from numpyro_minibatch._internal.checks import check_flag, check_positive, describe
 from numpyro_minibatch._internal.keys import unwrapped
 from numpyro_minibatch.kernels._contract import InPieces, Pieces
+from numpyro_minibatch.kernels._fields import with_named_items
 from numpyro_minibatch.kernels._wrapper import OuterKernel
 from numpyro_minibatch.kernels.cyclical._cycle import (
     AfterWarmup,
@@ -30,6 +31,7 @@ __all__ = ["Cyclical", "CyclicalState"]
 _RESTART = 0x72657374  # folded into a key; not the number of one of its children
 
 
+@with_named_items
 class CyclicalState(NamedTuple):
     """The state of a chain of :class:`Cyclical`.
 

@@ -20,6 +20,7 @@ from numpyro_minibatch.estimate import Weights
 from numpyro_minibatch.kernels._adaptation import Adaptation, AdaptState
 from numpyro_minibatch.kernels._base import MinibatchKernel
 from numpyro_minibatch.kernels._contract import Start
+from numpyro_minibatch.kernels._fields import with_named_items
 from numpyro_minibatch.kernels.equi_energy import _ladder
 from numpyro_minibatch.kernels.equi_energy._jumps import Moves, Rungs, Step, log_density
 from numpyro_minibatch.kernels.equi_energy._nested import Nested, Reference
@@ -52,6 +53,7 @@ _RECORDED = (
 )
 
 
+@with_named_items
 class MINTEEState(NamedTuple):
     """The state of :class:`MINTEE`, of ``K`` chains of a ladder.
 

@@ -23,6 +23,7 @@ from numpyro_minibatch._model.preflight import check_prior, known_content
 from numpyro_minibatch.accept import AcceptanceTest
 from numpyro_minibatch.batch import Scheme
 from numpyro_minibatch.kernels._contract import Start
+from numpyro_minibatch.kernels._fields import with_named_items
 from numpyro_minibatch.kernels._wrapper import OuterKernel
 from numpyro_minibatch.kernels.replica_exchange._arguments import (
     as_rung,
@@ -35,6 +36,7 @@ from numpyro_minibatch.target import ModelTarget, Target
 __all__ = ["ReplicaExchange", "ReplicaExchangeState"]
 
 
+@with_named_items
 class ReplicaExchangeState(NamedTuple):
     """The state of a chain of :class:`ReplicaExchange`, of ``R`` rungs.
 

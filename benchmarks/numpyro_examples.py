@@ -1,0 +1,567 @@
+"""NumPyro's own MCMC examples, with NUTS and with MinibatchMH in its place.
+
+Each script in ``examples/`` and each notebook in ``notebooks/source/`` of a checkout of
+NumPyro runs as it is written, in a process of its own, up to its calls of
+``MCMC.run``. Of each call the model and its arguments are taken, and both kernels run
+on them. Nothing is downloaded: data sets are simulated in the shapes of the published
+ones, and loops of variational inference are short.
+
+    git clone https://github.com/pyro-ppl/numpyro
+    python benchmarks/numpyro_examples.py numpyro --out table.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.abc
+import importlib.machinery
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest.mock import MagicMock
+
+import numpy as np
+
+# options that make an example small, or that choose what it samples
+OPTIONS = {
+    "covtype": ["--algo", "NUTS"],
+    "dais_demo": ["--num-svi-steps", "100"],
+    "hmcecs": ["--dataset", "mock", "--num_datapoints", "2000", "--num_svi_steps", "50"]
+    + ["--subsample_size", "5"],
+    "hmm_enum": ["--num-sequences", "5", "--truncate", "20"],
+    "neutra": ["--num-iters", "100"],
+    "ssbvm_mixture": ["--device", "cpu", "--amino-acids", "S"],
+    "zero_inflated_poisson": ["--maxiter", "100"],
+}
+PLOTS = {"seaborn", "preliz", "daft", "graphviz", "IPython"}
+WARMUP, DRAWS = 500, 1000
+SVI_STEPS = 100
+FAR = 5.0  # Monte Carlo standard errors between two means that differ
+
+
+class Outcome(NamedTuple):
+    """What became of one call of ``MCMC.run``.
+
+    :param example: the file.
+    :param model: the model's name.
+    :param outcome: ``"runs"``, ``"refused"`` or ``"failed"``.
+    :param reason: the message, if it does not run.
+    :param rows: the plates and their rows.
+    :param seconds: until it had run, or was refused.
+    :param tracing: seconds that tracing the model takes.
+    :param nuts: seconds of NUTS.
+    :param distance: the largest distance of a posterior mean from that of NUTS, in
+        Monte Carlo standard errors, and of which parameter.
+    """
+
+    example: str
+    model: str = ""
+    outcome: str = ""
+    reason: str = ""
+    rows: str = ""
+    seconds: float = 0.0
+    tracing: float = 0.0
+    nuts: float = 0.0
+    distance: str = ""
+
+
+# data in the shapes of the published ones --------------------------------------------
+
+
+def _data_sets(rng: Any) -> dict[str, Callable[[], Any]]:
+    def coins(p: Any) -> Any:
+        return (rng.random(np.shape(p)) < p).astype(int)
+
+    def covtype() -> Any:
+        x = rng.normal(size=(2000, 54))
+        logits = x[:, :5].sum(1) / 2
+        return {"train": (x, np.where(coins(1 / (1 + np.exp(-logits))), 2, 1))}
+
+    def dipper_vole() -> Any:
+        caught = coins(np.full((294, 7), 0.4))
+        caught[np.arange(294), rng.integers(0, 6, 294)] = 1
+        sex = coins(np.full(294, 0.5))
+        return {"dipper": (caught, sex), "vole": (caught.astype(float),)}
+
+    def baseball() -> Any:
+        at_bats = np.full(18, 45)
+        skill = rng.beta(80, 220, 18)
+        hits, later = rng.binomial(at_bats, skill), rng.binomial(400, skill)
+        names = [f"player {i}" for i in range(18)]
+        return {
+            "train": (np.stack([at_bats, hits], 1), names),
+            "test": (np.stack([np.full(18, 400), later], 1), names),
+        }
+
+    def ucbadmit() -> Any:
+        department, male = np.repeat(np.arange(6), 2), np.tile([True, False], 6)
+        applications = rng.integers(100, 800, 12)
+        rate = 1 / (1 + np.exp(0.5 * department - 1 + 0.1 * male))
+        return {
+            "train": (
+                department,
+                male,
+                applications,
+                rng.binomial(applications, rate),
+            )
+        }
+
+    def lynxhare() -> Any:
+        t = np.arange(21)
+        waves = [30 + 20 * np.sin(t / 1.6), 25 + 18 * np.sin(t / 1.6 - 1)]
+        populations = np.stack(waves, 1) * np.exp(0.1 * rng.normal(size=(21, 2)))
+        return {"train": (1900 + t, populations)}
+
+    def chorales() -> Any:
+        lengths = rng.integers(20, 40, 10)
+        return {"train": (lengths, coins(np.full((10, 40, 88), 0.05)).astype("int32"))}
+
+    def sp500() -> Any:
+        returns = 0.01 * rng.standard_t(5, 500)
+        days = [f"2005-01-{1 + i % 28:02}" for i in range(500)]
+        return {"train": (days, 1000 * np.exp(np.cumsum(returns)))}
+
+    def angles() -> Any:
+        modes = np.array([[-1.5, 2.5], [-1.2, -0.6], [1.0, 0.5]])
+        some = modes[rng.integers(0, 3, 300)] + 0.3 * rng.normal(size=(300, 2))
+        return {aa: list(some.T) for aa in "SPG"}
+
+    def mortality() -> Any:
+        a, s, t = (x.ravel() for x in np.indices((6, 10, 8)))
+        population = rng.integers(200, 2000, a.size)
+        deaths = rng.binomial(population, 1 / (1 + np.exp(5 - 0.6 * a)))
+        return {"train": (a, s // 5, s, t, deaths, population)}
+
+    return {
+        "covtype": covtype,
+        "dipper_vole": dipper_vole,
+        "baseball": baseball,
+        "ucbadmit": ucbadmit,
+        "lynxhare": lynxhare,
+        "jsb_chorales": chorales,
+        "SP500": sp500,
+        "9mers": angles,
+        "mortality": mortality,
+    }
+
+
+def _tables(rng: Any) -> dict[str, Callable[[], dict[str, Any]]]:
+    """Columns of the files that examples read with pandas, by a part of the URL."""
+
+    def patients() -> dict[str, Any]:
+        who = np.repeat(np.arange(40), 9)
+        status = np.array(["Ex-smoker", "Never smoked", "Currently smokes"])
+        return {
+            "Patient": np.array([f"ID{i:03}" for i in range(40)])[who],
+            "Weeks": np.tile(np.arange(0, 45, 5), 40),
+            "FVC": 2700 + 300.0 * rng.normal(size=40)[who] + 100 * rng.normal(size=360),
+            "Percent": 70.0 + rng.normal(size=360),
+            "Age": 65 + np.zeros(360, int),
+            "Sex": np.repeat("Male", 360),
+            "SmokingStatus": status[np.arange(40) % 3][who],
+        }
+
+    def wells() -> dict[str, Any]:
+        return {
+            "switch": rng.integers(0, 2, 3020),
+            "arsenic": 0.5 + rng.gamma(1.5, 1.0, 3020),
+            "dist": rng.gamma(2.0, 25.0, 3020),
+            "assoc": rng.integers(0, 2, 3020),
+            "educ": rng.integers(0, 18, 3020),
+        }
+
+    def titanic() -> dict[str, Any]:
+        age = rng.gamma(6.0, 5.0, 891)
+        age[rng.random(891) < 0.2] = np.nan
+        titles = np.array(["Mr.", "Miss.", "Mrs.", "Master."])[rng.integers(0, 4, 891)]
+        return {
+            "Survived": rng.integers(0, 2, 891),
+            "Pclass": rng.integers(1, 4, 891),
+            "Name": [f"Doe, {title} Jo" for title in titles],
+            "Sex": np.array(["male", "female"])[rng.integers(0, 2, 891)],
+            "Age": age,
+            "SibSp": rng.integers(0, 2, 891),
+            "Parch": rng.integers(0, 3, 891),
+            "Embarked": np.array(["S", "C", "Q"])[rng.integers(0, 3, 891)],
+        }
+
+    def divorces() -> dict[str, Any]:
+        age = 26 + 1.2 * rng.normal(size=50)
+        return {
+            "Location": [f"state {i}" for i in range(50)],
+            "Population": rng.gamma(2.0, 3.0, 50),
+            "MedianAgeMarriage": age,
+            "Marriage": 20 - 2 * (age - 26) + 3 * rng.normal(size=50),
+            "Divorce": 9.5 - 1.0 * (age - 26) + 1.5 * rng.normal(size=50),
+            "Divorce SE": 0.5 + rng.random(50),
+            "WaffleHouses": rng.integers(0, 300, 50),
+            "South": rng.integers(0, 2, 50),
+        }
+
+    def emails() -> dict[str, Any]:
+        email = rng.integers(0, 2, 2000)
+        limit = 800 + 300 * rng.gamma(2.0, 1.0, 2000)
+        return {
+            "email": email,
+            "payments": 500 + 5 * email + 0.1 * limit + 50 * rng.normal(size=2000),
+            "credit_limit": limit,
+            "risk_score": rng.random(2000),
+            "opened": rng.integers(0, 2, 2000),
+            "agreement": rng.integers(0, 2, 2000),
+        }
+
+    def lynx() -> dict[str, Any]:
+        t = np.arange(114)
+        return {
+            "time": 1821 + t,
+            "value": np.exp(6.5 + 1.5 * np.sin(t * 0.65) + 0.3 * rng.normal(size=114)),
+        }
+
+    def births() -> dict[str, Any]:
+        i = np.arange(730)
+        weekend = np.isin(i % 7, (3, 4))
+        return {
+            "id": i + 1,
+            "day_of_week": 1 + (i + 2) % 7,
+            "day_of_year": 1 + i % 366,
+            "births": 9000 - 1000 * weekend + 300 * rng.normal(size=730),
+        }
+
+    def fish() -> dict[str, Any]:
+        return {
+            "livebait": rng.integers(0, 2, 250),
+            "camper": rng.integers(0, 2, 250),
+            "persons": rng.integers(1, 5, 250),
+            "child": rng.integers(0, 4, 250),
+            "count": rng.poisson(2.0, 250) * rng.integers(0, 2, 250),
+        }
+
+    return {
+        "osic": patients,
+        "gist.githubusercontent.com/ucals": patients,
+        "wells.dat": wells,
+        "titanic": titanic,
+        "WaffleDivorce": divorces,
+        "matheusfacure": emails,
+        "lynx": lynx,
+        "births_usa": births,
+        "fish.dta": fish,
+    }
+
+
+# one example, in a process of its own ------------------------------------------------
+
+
+class _Plots(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Modules that only draw and are not installed: anything may be called of them."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name.partition(".")[0] not in PLOTS:
+            return None
+        return importlib.machinery.ModuleSpec(name, self, is_package=True)
+
+    def create_module(self, spec: Any) -> Any:
+        module = MagicMock(name=spec.name)
+        module.__path__, module.__spec__, module.__all__ = [], spec, []
+        return module
+
+    def exec_module(self, module: Any) -> None:
+        pass
+
+
+def _prepare(found: Callable[[Outcome], None], example: str, check: bool) -> None:
+    """Put simulated data, short loops and both kernels where the example finds them."""
+    import matplotlib
+    import numpyro
+    import pandas as pd  # type: ignore[import-untyped]
+    from numpyro.examples import datasets
+    from numpyro.infer import MCMC, SVI
+
+    matplotlib.use("Agg")
+    sys.meta_path.append(_Plots())
+    rng = np.random.default_rng(0)
+    simulated, tables = _data_sets(rng), _tables(rng)
+
+    def load(dset: Any, num_datapoints: int | None = None) -> Any:
+        return simulated[dset.name]()
+
+    def read(path: Any, *args: Any, **kwargs: Any) -> Any:
+        for part, make in tables.items():
+            if part in str(path):
+                return pd.DataFrame(make())
+        raise FileNotFoundError(f"no data like {path}")
+
+    datasets._load = load
+    pd.read_csv = pd.read_stata = read
+    fit = SVI.run
+
+    def short(self: Any, key: Any, num_steps: int, *args: Any, **kwargs: Any) -> Any:
+        kwargs["progress_bar"] = False
+        return fit(self, key, min(num_steps, SVI_STEPS), *args, **kwargs)
+
+    SVI.run = short
+    sample = MCMC.run
+    inside = False
+    seen: set[Any] = set()
+
+    def run(self: Any, rng_key: Any, *args: Any, **kwargs: Any) -> None:
+        nonlocal inside
+        if inside:
+            sample(self, rng_key, *args, **kwargs)
+            return
+        inside = True
+        known = _key(self.sampler)
+        outcome = None
+        if known not in seen:
+            seen.add(known)
+            call = rng_key, args, kwargs
+            outcome = _compare(found, example, self.sampler, call, check)
+        inside = False
+        # few draws, with which the example goes on
+        runs = outcome is not None and outcome.outcome == "runs"
+        self.num_warmup = self.num_samples = 20 if runs else 5
+        self.thinning, self.progress_bar = 1, False
+        self._set_collection_params()
+        inside = True
+        try:
+            sample(self, rng_key, *args, **kwargs)
+        finally:
+            inside = False
+
+    MCMC.run = run
+    numpyro.set_platform = lambda *args: None
+
+
+def _key(sampler: Any) -> Any:
+    """What a model is known by: its code, also inside of handlers."""
+    model = sampler.model
+    while model is not None and not hasattr(model, "__code__"):
+        model = getattr(model, "fn", getattr(model, "func", None))
+    return getattr(model, "__code__", None), getattr(model, "__closure__", None)
+
+
+def _name(model: Any) -> str:
+    while model is not None and not hasattr(model, "__name__"):
+        model = getattr(model, "fn", getattr(model, "func", None))
+    return getattr(model, "__name__", "")
+
+
+def _compare(
+    found: Callable[[Outcome], None],
+    example: str,
+    sampler: Any,
+    call: tuple[Any, tuple, Mapping[str, Any]],
+    check: bool,
+) -> Outcome:
+    import jax
+    from numpyro import handlers
+    from numpyro.infer import MCMC, NUTS, init_to_uniform
+    from numpyro.util import is_prng_key
+
+    from numpyro_minibatch import MinibatchMH
+
+    rng_key, args, kwargs = call
+    model = sampler.model
+    outcome = Outcome(example, _name(model))
+    if model is None:
+        outcome = outcome._replace(outcome="refused", reason="potential_fn, no model")
+        found(outcome)
+        return outcome
+    given = {k: v for k, v in kwargs.items() if k not in ("extra_fields",)}
+    own = {k: v for k, v in given.items() if k != "init_params"}
+    begin = time.perf_counter()
+    with contextlib.suppress(Exception):
+        seeded = handlers.seed(model, 0)
+        jax.eval_shape(lambda: handlers.trace(seeded).get_trace(*args, **own) and None)
+    outcome = outcome._replace(tracing=time.perf_counter() - begin)
+    inner = getattr(sampler, "inner_kernel", sampler)
+    start = getattr(inner, "_init_strategy", init_to_uniform)
+    if not is_prng_key(rng_key):
+        rng_key = rng_key[0]  # of many chains
+
+    def sampled(kernel: Any) -> Any:
+        mcmc = MCMC(kernel, num_warmup=WARMUP, num_samples=DRAWS, progress_bar=False)
+        mcmc.run(rng_key, *args, **given)
+        return jax.block_until_ready(mcmc.get_samples(group_by_chain=True))
+
+    begin = time.perf_counter()
+    try:
+        kernel = MinibatchMH(model, control_variate="taylor2", init_strategy=start)
+        if check:
+            _check_only(kernel, given.get("init_params"), args, own)
+        ours = {} if check else sampled(kernel)
+    except Exception as error:
+        refused = isinstance(error, ValueError | TypeError)
+        outcome = outcome._replace(
+            outcome="refused" if refused else "failed",
+            reason=str(error) if refused else traceback.format_exc()[-1500:],
+            seconds=time.perf_counter() - begin,
+        )
+        found(outcome)
+        return outcome
+    outcome = outcome._replace(
+        outcome="runs",
+        seconds=time.perf_counter() - begin,
+        rows=", ".join(f"{n} {name}" for name, n in kernel.plates.items()),
+    )
+    found(outcome)  # should NUTS take longer than there is time
+    if check:
+        return outcome
+    begin = time.perf_counter()
+    try:
+        theirs = sampled(NUTS(model, init_strategy=start))
+    except Exception as error:
+        outcome = outcome._replace(distance=f"NUTS: {type(error).__name__}")
+    else:
+        outcome = outcome._replace(
+            nuts=time.perf_counter() - begin, distance=_distance(ours, theirs)
+        )
+    found(outcome)
+    return outcome
+
+
+def _check_only(kernel: Any, start: Any, args: tuple, kwargs: Any) -> None:
+    """What a kernel does before its set-up."""
+    from numpyro_minibatch._model.independence import check_rows
+
+    kernel._setup(args, kwargs)
+    target, layout = kernel.make_target, kernel.layout
+    check_rows("MinibatchMH", target, kernel.model, args, kwargs, layout, start)
+
+
+def _distance(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
+    """The largest distance of two means, in Monte Carlo standard errors."""
+    from numpyro.diagnostics import effective_sample_size
+
+    worst, where = 0.0, ""
+    for name in ours.keys() & theirs.keys():
+        both = [np.asarray(x[name], np.float64) for x in (ours, theirs)]
+        if both[0].shape[2:] != both[1].shape[2:] or not both[0].size:
+            continue
+        means = [x.mean((0, 1)) for x in both]
+        with np.errstate(all="ignore"):
+            errors = [x.var((0, 1)) / effective_sample_size(x) for x in both]
+            far = np.abs(means[0] - means[1]) / np.sqrt(errors[0] + errors[1])
+        largest = np.nanmax(np.where(np.isfinite(far), far, 0.0))
+        if largest > worst:
+            worst, where = float(largest), name
+    return f"{worst:.1f} ({where})" if where else ""
+
+
+def _run_one(path: Path, out: Path, check: bool) -> None:
+    warnings.simplefilter("ignore")
+
+    def found(outcome: Outcome) -> None:
+        with out.open("a") as file:
+            file.write(json.dumps(outcome._asdict()) + "\n")
+
+    example = path.stem
+    _prepare(found, example, check)
+    sys.argv = [str(path), *OPTIONS.get(example, [])]
+    sys.path.insert(0, str(path.parent))
+    space: dict[str, Any] = {"__name__": "__main__", "__file__": str(path)}
+    if path.suffix == ".py":
+        # an example is for one version of NumPyro; another one does, too
+        text = re.sub(
+            r"^( *)assert numpyro.__version__.*$",
+            r"\1pass",
+            path.read_text(),
+            flags=re.M,
+        )
+        exec(compile(text, str(path), "exec"), space)
+        return
+    cells = json.loads(path.read_text())["cells"]
+    for cell in cells:
+        if cell["cell_type"] != "code":
+            continue
+        lines = "".join(cell["source"]).splitlines()
+        text = "\n".join("" if re.match(r"\s*[!%]", x) else x for x in lines)
+        try:
+            exec(compile(text, path.name, "exec"), space)
+        except Exception as error:  # most often a plot
+            print(f"{example}: {type(error).__name__}: {error}", file=sys.stderr)
+
+
+# all of them -------------------------------------------------------------------------
+
+
+def _is_mcmc(path: Path) -> bool:
+    return bool(re.search(r"\bMCMC\(", path.read_text()))
+
+
+def _outcomes(path: Path, limit: float, check: bool) -> list[Outcome]:
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "found.jsonl"
+        command = [sys.executable, __file__, "--one", str(path), "--out", str(out)]
+        command += ["--check"] if check else []
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=limit, cwd=folder
+            )
+            errors = done.stderr
+        except subprocess.TimeoutExpired as error:
+            errors = f"more than {limit:.0f} s"
+            del error
+        lines = out.read_text().splitlines() if out.exists() else []
+    found = {o["model"]: Outcome(**o) for o in map(json.loads, lines)}
+    if found:
+        return list(found.values())
+    last = errors.strip().splitlines()[-1] if errors.strip() else "no call of MCMC.run"
+    return [Outcome(path.stem, outcome="not tried", reason=last[:200])]
+
+
+def _table(outcomes: list[Outcome]) -> str:
+    lines = [
+        "| example | model | outcome | rows | seconds | NUTS | distance | reason |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for o in outcomes:
+        reason = re.sub(r"\s+", " ", o.reason).replace("|", "/")
+        nuts = f"{o.nuts:.1f}" if o.nuts else ""
+        lines.append(
+            f"| `{o.example}` | `{o.model}` | {o.outcome} | {o.rows} | {o.seconds:.1f} "
+            f"| {nuts} | {o.distance} | {reason} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("checkout", type=Path, nargs="?", help="of NumPyro")
+    parser.add_argument("--only", nargs="*", help="names of examples")
+    parser.add_argument("--limit", type=float, default=300.0, help="seconds of each")
+    parser.add_argument("--check", action="store_true", help="the model only: no draws")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--one", type=Path, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.one:
+        _run_one(args.one, args.out, args.check)
+        return
+    root = args.checkout.resolve()
+    files = sorted(root.glob("examples/*.py")) + sorted(
+        root.glob("notebooks/source/*.ipynb")
+    )
+    outcomes: list[Outcome] = []
+    for path in files:
+        if (args.only and path.stem not in args.only) or not _is_mcmc(path):
+            continue
+        found = _outcomes(path, args.limit, args.check)
+        outcomes += found
+        print(_table(found).split("\n", 2)[2], end="", flush=True)
+        if args.out:
+            args.out.write_text(_table(outcomes))
+
+
+if __name__ == "__main__":
+    main()

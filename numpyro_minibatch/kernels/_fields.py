@@ -1,0 +1,42 @@
+"""Fields of the states of kernels, and what is said of those that there are not."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+__all__ = ["with_named_items"]
+
+_T = TypeVar("_T", bound=type)
+_INSTEAD = {
+    "potential_energy": "lp_estimate",
+    "energy": "lp_estimate",
+    "num_steps": "num_rows",
+    "hmc_state": "",
+}
+
+
+def _item(state: Any, item: Any) -> Any:
+    """An item of a state; NumPyro's driver asks for one by the name of a field.
+
+    :param state: the state.
+    :param item: its number, or the name of an extra field that the state lacks.
+    :raises ValueError: it is a name.
+    """
+    if not isinstance(item, str):
+        return tuple.__getitem__(state, item)
+    instead = _INSTEAD.get(item, "")
+    hint = f" Use {instead!r} instead." if instead in state._fields else ""
+    fields = ", ".join(name for name in state._fields)
+    raise ValueError(
+        f"extra_fields asks for {item!r}, which {type(state).__name__} does not have: "
+        f"its fields are {fields}.{hint}"
+    )
+
+
+def with_named_items(cls: _T) -> _T:
+    """A ``NamedTuple`` of a state that says which fields it has, if asked by a name.
+
+    :param cls: the class.
+    """
+    cls.__getitem__ = _item  # type: ignore[index]
+    return cls
