@@ -474,14 +474,23 @@ class ModelTarget(Target):
         """The same at values of the latent sites, with respect to these values."""
         return self._terms(self.trace(indices, data=dict(draw)), set())
 
+    def _by_plate(
+        self, sites: Mapping[str, Any], by_site: Mapping[str, Array] | None = None
+    ) -> dict[str, Array]:
+        """The log likelihood of each row, summed over the sites of a plate."""
+        rows: dict[str, Array] = {}
+        by_site = self.site_rows(sites) if by_site is None else by_site
+        for name, row in by_site.items():
+            plate = data_frames(sites[name], self.sizes)[0].name
+            rows[plate] = rows[plate] + row if plate in rows else row
+        return rows
+
     def _terms(self, sites: Mapping[str, Any], log_dets: set[str]) -> Terms:
-        terms = Terms(prior=[], rows={}, likelihood=[], volume=[])
         by_site = self.site_rows(sites)
+        rows = self._by_plate(sites, by_site)
+        terms = Terms(prior=[], rows=rows, likelihood=[], volume=[])
         for name, site in sites.items():
-            if name in by_site:
-                plate = data_frames(site, self.sizes)[0].name
-                terms.rows[plate] = terms.rows.get(plate, 0.0) + by_site[name]
-            elif site["type"] == "sample":
+            if name not in by_site and site["type"] == "sample":
                 # a factor is whatever its author means by it; outside of the data
                 # plates it is taken to be a part of the prior
                 factor = site["infer"].get("is_auxiliary", False)
@@ -501,7 +510,8 @@ class ModelTarget(Target):
         target = self
         if values:
             target = replace(self, model=SetDeterministic(self.model, values))
-        return target.terms(z, indices).rows
+        # without the prior, which :meth:`terms` would add to the program
+        return target._by_plate(target.sites_at(z, indices))
 
     def deterministic(self, z: Position) -> dict[str, Array]:
         """The values of the deterministic sites outside of the data plates at ``z``."""

@@ -9,6 +9,7 @@ their score; and they are drawn in strata of rows that are expected to be alike.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -16,6 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
+
+from numpyro_minibatch._internal.keys import wide
 
 __all__ = ["Design", "build", "draw", "exact_variance", "stratum_of"]
 
@@ -369,7 +372,8 @@ def draw(design: Design, key: Array, num_draws: int) -> tuple[Array, Array]:
         ((21,), 0, 1.0)
     """
     design = Design(*map(jnp.asarray, design))
-    word = jax.random.bits(key, (design.num_strata, num_draws), jnp.uint32)
+    shape = design.num_strata, num_draws
+    word = wide(partial(jax.random.bits, key, dtype=jnp.uint32), shape)
     shift = design.shift[:, None]
     slot = design.start[:, None] + (word >> shift).astype(jnp.int32)
     rest = word & ((jnp.uint32(1) << shift) - 1)

@@ -356,15 +356,9 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
         :param surrogate: that of the state; with a control variate rows are residuals.
         :param beyond: only what the target has beyond the surrogate.
         """
-        layout, plan = self.layout, self._run.plan
-        plates = dict(layout.plates)
+        plates, plan = self.plates, self._run.plan
         if plan is None or self._control_variate is None:
-            return Reader(
-                lambda flat, indices: target.terms(unravel(flat), indices),
-                plates,
-                self._batch.bound(dict(layout.widths), plates),
-                self._weights,
-            )
+            return self.plain_reader(target, unravel)
         evaluate = control_variates.expand(
             target,
             plan.coordinates,
@@ -384,6 +378,19 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
             self._weights,
             surrogate.designs,
             known_rows=expansion.num_leading if beyond else expansion.num_exact,
+        )
+
+    def plain_reader(self, target: Target, unravel: Callable[[Array], Any]) -> Reader:
+        """The target's rows as they are, with a control variate too.
+
+        :param target: the target.
+        :param unravel: from a flat position to the latent sites.
+        """
+        return Reader(
+            lambda flat, indices: target.terms(unravel(flat), indices),
+            self.plates,
+            self.bound_scheme,
+            self._weights,
         )
 
     @property
