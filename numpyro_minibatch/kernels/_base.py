@@ -39,7 +39,6 @@ from numpyro_minibatch.kernels._start import (
     _start_chains,
     _start_equal,
     first_chain,
-    split_keys,
     untraced,
 )
 from numpyro_minibatch.kernels._survey import expand_likelihood, survey
@@ -532,8 +531,7 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
                 plan=prepared.plan, report=prepared.report, start_given=not starts
             )
             if starts and prepared.starts is not None:
-                rng_key, start_key = split_keys(rng_key, vectorized)
-                init_params = prepared.start(start_key)
+                rng_key, init_params = prepared.start(rng_key)
         content = None if self._model is None else known_content()
         start_fn = self._run.start_fn
         if content is not None:

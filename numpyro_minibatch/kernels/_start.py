@@ -16,7 +16,7 @@ from numpyro_minibatch._internal.static import Static
 from numpyro_minibatch._model.start import find_start
 from numpyro_minibatch.kernels._contract import Start
 
-__all__ = ["first_chain", "split_keys", "_start_chains", "_start_equal", "untraced"]
+__all__ = ["first_chain", "_start_chains", "_start_equal", "untraced"]
 
 
 def _start_chains(
@@ -73,9 +73,3 @@ def untraced(fn: Callable, *args: Any) -> Any:
 def first_chain(init: Any, chains: tuple[int, ...]) -> Any:
     """The starting point of the first chain."""
     return jax.tree.map(lambda x: x[0], init) if chains else init
-
-
-def split_keys(key: Array, vectorized: bool) -> tuple[Array, Array]:
-    """Two keys, or two keys per chain."""
-    split = jax.vmap(jax.random.split)(key) if vectorized else jax.random.split(key)
-    return (split[:, 0], split[:, 1]) if vectorized else (split[0], split[1])
