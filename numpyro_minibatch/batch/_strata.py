@@ -92,7 +92,7 @@ def pack(
     """
     columns = [np.asarray(x).astype(np.uint32) for x in (threshold, alias, row)]
     columns.append(np.asarray(inverse, np.float32).view(np.uint32))
-    return jnp.asarray(np.stack(columns, axis=-1))
+    return jax.device_put(np.stack(columns, axis=-1))
 
 
 def build(
@@ -221,9 +221,10 @@ def build(
     inverse = np.ones(len(threshold), np.float32)
     inverse[slot] = _WHOLE / weight[slot]
     return Design(
-        sure=jnp.asarray(np.sort(sure), jnp.int32),
-        start=jnp.asarray(start[:-1], jnp.int32),
-        shift=jnp.asarray(32 - bits, jnp.uint32),
+        # converted by NumPy: each conversion by JAX would be a program of its own
+        sure=jax.device_put(np.sort(sure).astype(np.int32)),
+        start=jax.device_put(np.asarray(start[:-1], np.int32)),
+        shift=jax.device_put(np.asarray(32 - bits, np.uint32)),
         slots=pack(threshold, alias, row_of, inverse),
     )
 
@@ -401,9 +402,11 @@ def stratum_of(
     stratum = np.full(num_rows, -1, np.int32)
     probability = np.ones(num_rows)
     slot, of_slot = _drawn(design)
-    row = np.asarray(design.row)[slot]
+    slots = np.asarray(design.slots)
+    row = slots[slot, 2].astype(np.int32)
     stratum[row] = of_slot
-    probability[row] = 1.0 / np.asarray(design.inverse, np.float64)[slot]
+    inverse = np.ascontiguousarray(slots[slot, 3]).view(np.float32)
+    probability[row] = 1.0 / inverse.astype(np.float64)
     return stratum, probability
 
 
@@ -411,7 +414,7 @@ def _drawn(design: Design) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """The slots that are not empty, and the strata that they are in."""
     bits = 32 - np.asarray(design.shift, np.int64)
     stratum = np.repeat(np.arange(len(bits), dtype=np.int32), 1 << bits)
-    slot = np.flatnonzero(np.asarray(design.threshold))
+    slot = np.flatnonzero(np.asarray(design.slots)[..., 0])
     return slot, stratum[slot]
 
 

@@ -195,7 +195,7 @@ class Problem:
     def one_row(self) -> dict[str, Array]:
         """One row of each plate: enough for everything that is not a row."""
         # an array of NumPy's, for that is no program of its own
-        return {name: jnp.asarray(np.zeros(1, np.int32)) for name in self.plates}
+        return {name: jax.device_put(np.zeros(1, np.int32)) for name in self.plates}
 
     @property
     def in_own_coordinates(self) -> bool:

@@ -111,7 +111,7 @@ class ResidualScan:
             else (exact, None)
             for name, exact in self.exact.items()
         }
-        return self.expansion, kept, jnp.asarray(draws, self.dtype)
+        return self.expansion, kept, jax.device_put(np.asarray(draws, self.dtype))
 
     def _over_rows(self, fn: Callable, *static: Hashable) -> Callable:
         """A pass over all rows, compiled once for all scans like this one."""
@@ -124,11 +124,11 @@ class ResidualScan:
         rows = np.asarray(rows)
         # in the plate's order: a model need not look at the order of all of its rows
         order = np.argsort(rows, kind="stable")
-        indices = self.problem.one_row | {name: jnp.asarray(rows[order], jnp.int32)}
+        indices = self.problem.one_row | {name: np.asarray(rows[order], np.int32)}
         masks = {n: np.ones(len(i), bool) for n, i in indices.items()}
         found = []
         of_some = self.problem.compiled(residuals, self.order, self.form)
-        for part in _parts(jnp.asarray(draws, self.dtype), len(rows)):
+        for part in _parts(jax.device_put(np.asarray(draws, self.dtype)), len(rows)):
             kept = self._at(part)[1] if left else {}
             args = self.expansion, kept, part, indices, masks
             found.append(of_some(*args)[name])
@@ -161,7 +161,7 @@ class ResidualScan:
         chance = {n: 2 * np.log(2 * len(r)) / len(draws) for n, r in leaders.items()}
 
         over_rows = self._over_rows(_led, tuple(chance.items()))
-        args = self.expansion, found, jnp.asarray(draws, self.dtype)
+        args = self.expansion, found, jax.device_put(np.asarray(draws, self.dtype))
         leader, share = over_rows(*args)
         return {n: (np.array(leader[n]), np.array(share[n])) for n in leaders}
 

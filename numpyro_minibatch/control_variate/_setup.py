@@ -291,8 +291,8 @@ def _outcome(
     dtype, coordinates = problem.dtype, problem.coordinates
     surrogate = Surrogate(
         expansion=posterior.expansion.cast(dtype),
-        location=jnp.asarray(posterior.location, dtype),
-        root=jnp.asarray(posterior.root, dtype),
+        location=jax.device_put(np.asarray(posterior.location, dtype)),
+        root=jax.device_put(np.asarray(posterior.root, dtype)),
         designs=pilot.designs,
     )
     # in tails that a chain hardly leaves, the other side is the wrong place to look

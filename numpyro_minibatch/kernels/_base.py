@@ -21,9 +21,9 @@ from numpyro_minibatch._internal.static import Static
 from numpyro_minibatch._model.independence import check_rows
 from numpyro_minibatch._model.preflight import (
     Layout,
+    content_of,
     explained,
     inspect_model,
-    known_content,
     layout_target,
 )
 from numpyro_minibatch._model.start import check_init_params, check_start
@@ -38,6 +38,7 @@ from numpyro_minibatch.kernels._rows_ahead import RowsAhead
 from numpyro_minibatch.kernels._start import (
     _start_chains,
     _start_equal,
+    constraining,
     first_chain,
     untraced,
 )
@@ -532,7 +533,7 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
             )
             if starts and prepared.starts is not None:
                 rng_key, init_params = prepared.start(rng_key)
-        content = None if self._model is None else known_content()
+        content = None if self._model is None else content_of(self._model)
         start_fn = self._run.start_fn
         if content is not None:
             # a copy, which has no data: this one may change
@@ -568,6 +569,4 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
         """
         if self._target is not None:
             return lambda z: z
-        target = self.make_target(args, kwargs or {})
-        assert isinstance(target, ModelTarget)
-        return target.constrain
+        return constraining(self, args, kwargs or {})

@@ -14,8 +14,8 @@ import numpy as np
 from numpyro.util import find_stack_level
 
 from numpyro_minibatch._internal import passes
-from numpyro_minibatch._internal.static import Seen, Static, digest
-from numpyro_minibatch._model.preflight import known_content
+from numpyro_minibatch._internal.static import Seen, Static
+from numpyro_minibatch._model.preflight import content_of
 from numpyro_minibatch.batch import full
 from numpyro_minibatch.control_variate._problem import Chosen, Problem
 from numpyro_minibatch.control_variate._setup import Prepared, prepare
@@ -67,7 +67,7 @@ def _problem(kernel: Any, static: Static, arrays: list[Any], init: Any) -> Probl
     bare._run = replace(kernel._run.not_started(), report={})
     return Problem(
         target_of=lambda arrays: bare.make_target(*static.join(arrays)),
-        identity=_identity(kernel, static, init),
+        identity=_identity(kernel, static),
         arrays=own,
         mesh=mesh,
         placed=placed,
@@ -84,15 +84,15 @@ def _problem(kernel: Any, static: Static, arrays: list[Any], init: Any) -> Probl
     )
 
 
-def _identity(kernel: Any, static: Static, init: Any) -> Hashable:
+def _identity(kernel: Any, static: Static) -> Hashable:
     """What the programs of a set-up depend on but shapes; ``None`` if not known."""
-    if kernel.model is None:
+    content = None if kernel.model is None else content_of(kernel.model)
+    if content is None:
         return None
+    key = content, static, kernel.layout, kernel._run.frozen_digest, kernel._weights
     try:
-        content = known_content() or digest(kernel.model)
-        key = content, static, kernel.layout, kernel._run.frozen_digest, kernel._weights
         hash(key)
-    except Exception:  # of a model that reads what has no digest, or no hash
+    except TypeError:  # a temperature that is traced
         return None
     return key
 
