@@ -17,6 +17,7 @@ from numpyro_minibatch._internal.progress import stage
 from numpyro_minibatch.control_variate._expand import Expansion
 from numpyro_minibatch.control_variate._problem import (
     Problem,
+    Program,
     Refused,
     double,
     sums_of_rows,
@@ -53,7 +54,12 @@ class Center(NamedTuple):
     known_hessian: np.ndarray
 
 
-def find_center(problem: Problem, starts: np.ndarray, taylor: Taylor) -> Center:
+def find_center(
+    problem: Problem,
+    starts: np.ndarray,
+    taylor: Taylor,
+    meanwhile: Callable[[], None] = lambda: None,
+) -> Center:
     """Find the mode that rows are expanded about.
 
     A quasi-Newton search on some rows, from several starts, then Newton steps with
@@ -62,6 +68,7 @@ def find_center(problem: Problem, starts: np.ndarray, taylor: Taylor) -> Center:
     :param problem: the target and its coordinates.
     :param starts: where to start from, shape ``(k, d)``.
     :param taylor: the control variate.
+    :param meanwhile: called while other threads compile what the search needs.
     :raises Refused: the search does not converge, or ends where the curvature is not
         that of a maximum.
     """
@@ -73,6 +80,8 @@ def find_center(problem: Problem, starts: np.ndarray, taylor: Taylor) -> Center:
             "control_variate.taylor2(sites=...), or sample at a temperature."
         )
     density = _Density.of(problem, taylor)
+    density.ahead(dim)
+    meanwhile()
 
     def found(center: np.ndarray, other_mode: float) -> Center:
         expansion, known = density.with_known(center)
@@ -112,8 +121,8 @@ class _Density:
     """
 
     weight: Any
-    some: Callable
-    every: Callable
+    some: Program
+    every: Program
     ridge: tuple[Any, Any]
 
     @classmethod
@@ -126,6 +135,12 @@ class _Density:
             every=problem.over_rows(_derivatives, tuple(problem.plates.items()), 3),
             ridge=_ridge(problem, taylor),
         )
+
+    def ahead(self, dim: int) -> None:
+        """Have both compiled meanwhile."""
+        with double():
+            for program in (self.some, self.every):
+                program.ahead(jax.device_put(np.zeros(dim)))
 
     def of_some(self, phi: np.ndarray) -> list[np.ndarray]:
         """The value and the gradient, from some rows."""

@@ -6,11 +6,13 @@ returned; none of them changes.
 
 from __future__ import annotations
 
+import os
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial, reduce
+from functools import cache, cached_property, partial, reduce
 from operator import add
 from typing import Any, NamedTuple
 
@@ -33,6 +35,7 @@ __all__ = [
     "Chosen",
     "Needs",
     "Problem",
+    "Program",
     "Refused",
     "double",
     "known_hessian",
@@ -87,7 +90,51 @@ class Needs(NamedTuple):
     follows: bool = False
 
 
-_PROGRAMS: OrderedDict[Hashable, dict[Hashable, Callable]] = OrderedDict()
+class _Compiled:
+    """A function that JAX compiles, and what is being compiled of it meanwhile."""
+
+    def __init__(self, fn: Callable) -> None:
+        self.fn = fn
+        self.pending: list[Future] = []
+        self.asked: set[Hashable] = set()
+
+
+class Program(NamedTuple):
+    """A compiled function of a problem's data and of other trees of arrays.
+
+    :param compiled: the function.
+    :param arrays: the data.
+    """
+
+    compiled: _Compiled
+    arrays: list[Any]
+
+    def __call__(self, *rest: Any) -> Any:
+        """Call it, once it is compiled if it is being compiled."""
+        while self.compiled.pending:
+            self.compiled.pending.pop().exception()
+        return self.compiled.fn(self.arrays, *rest)
+
+    def ahead(self, *rest: Any) -> None:
+        """Compile it for a call like this, on another thread.
+
+        The model is traced on this one: NumPyro's handlers are the same for all
+        threads.
+        """
+        shapes = tuple((x.shape, str(x.dtype)) for x in jax.tree.leaves(rest))
+        if shapes in self.compiled.asked or not hasattr(self.compiled.fn, "lower"):
+            return
+        self.compiled.asked.add(shapes)
+        lowered = self.compiled.fn.lower(self.arrays, *rest)
+        self.compiled.pending.append(_threads().submit(lowered.compile))
+
+
+@cache
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(max(2, min(4, os.cpu_count() or 1)), "compile")
+
+
+_PROGRAMS: OrderedDict[Hashable, dict[Hashable, _Compiled]] = OrderedDict()
 _MOST_PROBLEMS = 8
 
 
@@ -122,16 +169,15 @@ class Problem:
     on_host: bool = False
     identity: Hashable = None
 
-    def over_rows(self, fn: Callable, *static: Hashable) -> Callable:
+    def over_rows(self, fn: Callable, *static: Hashable) -> Program:
         """A function that makes passes over all rows, compiled once for all who ask.
 
         :param fn: a function of a module, ``fn(problem, *static, arrays, ...)``.
         :param static: what else its program depends on.
         :return: a function of what follows ``arrays``.
         """
-        compiled = self._program(fn, static, self.mesh)
         arrays = self.arrays if self.placed is None else self.placed
-        return lambda *rest: compiled(arrays, *rest)
+        return Program(self._program(fn, static, self.mesh), arrays)
 
     @cached_property
     def shapes(self) -> Any:
@@ -150,14 +196,14 @@ class Problem:
             treedef, [p.reshape(s) for p, s in zip(parts, leaves, strict=True)]
         )
 
-    def compiled(self, fn: Callable, *static: Hashable) -> Callable:
+    def compiled(self, fn: Callable, *static: Hashable) -> Program:
         """A function of this problem, compiled once for all who ask.
 
         :param fn: a function of a module, ``fn(problem, *static, arrays, ...)``.
         :param static: what else its program depends on.
         :return: a function of what follows ``arrays``.
         """
-        return partial(self._program(fn, static, None), self.arrays)
+        return Program(self._program(fn, static, None), self.arrays)
 
     def once_over_rows(self, fn: Callable) -> Callable:
         """A function that makes passes over all rows, compiled for this once.
@@ -171,16 +217,17 @@ class Problem:
 
     def _program(
         self, fn: Callable, static: tuple[Hashable, ...], mesh: Mesh | None
-    ) -> Callable:
+    ) -> _Compiled:
         key = fn, static, mesh
         if key not in self._programs:
             # without the data, which a program that is kept would keep as well
             bare = replace(self, arrays=[], placed=None)
-            self._programs[key] = passes.shared(partial(fn, bare, *static), mesh)
+            shared = passes.shared(partial(fn, bare, *static), mesh)
+            self._programs[key] = _Compiled(shared)
         return self._programs[key]
 
     @cached_property
-    def _programs(self) -> dict[Hashable, Callable]:
+    def _programs(self) -> dict[Hashable, _Compiled]:
         """The programs of this problem, and of all that differ in their data alone."""
         if self.identity is None:
             return {}

@@ -15,7 +15,7 @@ from jax.typing import ArrayLike
 from numpyro_minibatch._internal.passes import Chunks
 from numpyro_minibatch.batch import Design, Weighted, stratum_of
 from numpyro_minibatch.control_variate._expand import ExactRows, Expansion, expand
-from numpyro_minibatch.control_variate._problem import Problem
+from numpyro_minibatch.control_variate._problem import Problem, Program
 from numpyro_minibatch.control_variate._taylor import Form
 
 __all__ = ["ResidualScan", "Rows", "residuals"]
@@ -113,7 +113,21 @@ class ResidualScan:
         }
         return self.expansion, kept, jax.device_put(np.asarray(draws, self.dtype))
 
-    def _over_rows(self, fn: Callable, *static: Hashable) -> Callable:
+    def ahead(self, summed: np.ndarray, scored: np.ndarray | None = None) -> None:
+        """Have passes compiled on other threads.
+
+        :param summed: as many draws as :meth:`sums` will be asked for.
+        :param scored: the same of :meth:`scores`.
+        """
+        self._over_rows(_total).ahead(*self._at(summed))
+        if scored is None:
+            return
+        args = self._at(scored)
+        leading = np.zeros(len(scored), self.dtype)
+        self._over_rows(_gram).ahead(*args)
+        self._over_rows(_score).ahead(*args, dict.fromkeys(self.exact, leading))
+
+    def _over_rows(self, fn: Callable, *static: Hashable) -> Program:
         """A pass over all rows, compiled once for all scans like this one."""
         return self.problem.over_rows(fn, self.order, self.form, *static)
 

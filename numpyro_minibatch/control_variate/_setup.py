@@ -27,6 +27,7 @@ from numpyro_minibatch.control_variate._pilot import (
     COARSE,
     Pilot,
     check_residuals,
+    compile_pilot,
     run_pilot,
 )
 from numpyro_minibatch.control_variate._posterior import (
@@ -155,7 +156,9 @@ def _prepared(problem: Problem, chosen: Chosen, needs: Needs) -> Prepared:
     few = may_be_exact(problem, chosen, needs)
     center, start = None, positions[0]
     try:
-        center = find_center(problem, phi, taylor)
+        center = find_center(
+            problem, phi, taylor, lambda: compile_pilot(problem, taylor, phi.shape[1])
+        )
         start = starting_point(problem, center.expansion, start)
         posterior = surrogate_posterior(
             problem, center.expansion, start, center.known_hessian
