@@ -99,7 +99,8 @@ class _Compiled:
         self.asked: set[Hashable] = set()
 
 
-class Program(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Program:
     """A compiled function of a problem's data and of other trees of arrays.
 
     :param compiled: the function.
