@@ -502,16 +502,25 @@ class ModelTarget(Target):
         """The terms at values of the latent sites, with respect to these values."""
         return self._terms(self.trace(indices, data=dict(draw)), set())
 
+    def _by_plate(
+        self, sites: Mapping[str, Any], by_site: Mapping[str, Array] | None = None
+    ) -> dict[str, Array]:
+        """The log likelihood of each row, summed over the sites of a plate."""
+        rows: dict[str, Array] = {}
+        by_site = self.site_rows(sites) if by_site is None else by_site
+        for name, row in by_site.items():
+            plate = data_frames(sites[name], self.sizes)[0].name
+            rows[plate] = rows[plate] + row if plate in rows else row
+        return rows
+
     def _terms(self, sites: Mapping[str, Any], log_dets: set[str]) -> Terms:
-        terms = Terms(prior=[], rows={}, likelihood=[], volume=[])
         by_site = self.site_rows(sites)
+        rows = self._by_plate(sites, by_site)
+        terms = Terms(prior=[], rows=rows, likelihood=[], volume=[])
         for name, site in sites.items():
-            if name in by_site:
-                plate = data_frames(site, self.sizes)[0].name
-                terms.rows[plate] = terms.rows.get(plate, 0.0) + by_site[name]
-            elif site["type"] == "sample":
-                # a factor may belong to prior or likelihood; outside the data plates it
-                # counts as part of the prior
+            # A factor may belong to prior or likelihood. Outside the data plates it
+            # counts as part of the prior.
+            if name not in by_site and site["type"] == "sample":
                 factor = site["infer"].get("is_auxiliary", False)
                 likelihood = site["is_observed"] and not factor
                 part = terms.likelihood if likelihood else terms.prior
@@ -529,7 +538,8 @@ class ModelTarget(Target):
         target = self
         if values:
             target = replace(self, model=SetDeterministic(self.model, values))
-        return target.terms(z, indices).rows
+        # without the prior, which :meth:`terms` would add to the program
+        return target._by_plate(target.sites_at(z, indices))
 
     def deterministic(self, z: Position) -> dict[str, Array]:
         """The values of the deterministic sites outside the data plates at ``z``."""

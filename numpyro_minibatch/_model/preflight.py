@@ -127,6 +127,20 @@ def known_content() -> str | None:
     return _CONTENT.get()
 
 
+def content_of(model: Callable) -> str | None:
+    """A digest of a model and of what it reads from its surroundings, if it has one.
+
+    :param model: the model.
+    """
+    told = known_content()
+    if told is not None:
+        return told
+    try:
+        return digest(model)
+    except Exception:  # it reads something of its author's that cannot be read here
+        return None
+
+
 def inspect_model(
     who: str,
     model: Callable,

@@ -9,6 +9,7 @@ they are drawn in strata of rows that are expected to be similar.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -16,6 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
+
+from numpyro_minibatch._internal.keys import wide
 
 __all__ = ["Design", "build", "draw", "exact_variance", "stratum_of"]
 
@@ -89,7 +92,7 @@ def pack(
     """
     columns = [np.asarray(x).astype(np.uint32) for x in (threshold, alias, row)]
     columns.append(np.asarray(inverse, np.float32).view(np.uint32))
-    return jnp.asarray(np.stack(columns, axis=-1))
+    return jax.device_put(np.stack(columns, axis=-1))
 
 
 def build(
@@ -219,9 +222,10 @@ def build(
     inverse = np.ones(len(threshold), np.float32)
     inverse[slot] = _WHOLE / weight[slot]
     return Design(
-        sure=jnp.asarray(np.sort(sure), jnp.int32),
-        start=jnp.asarray(start[:-1], jnp.int32),
-        shift=jnp.asarray(32 - bits, jnp.uint32),
+        # converted by NumPy: each conversion by JAX would be a program of its own
+        sure=jax.device_put(np.sort(sure).astype(np.int32)),
+        start=jax.device_put(np.asarray(start[:-1], np.int32)),
+        shift=jax.device_put(np.asarray(32 - bits, np.uint32)),
         slots=pack(threshold, alias, row_of, inverse),
     )
 
@@ -370,7 +374,8 @@ def draw(design: Design, key: Array, num_draws: int) -> tuple[Array, Array]:
         ((21,), 0, 1.0)
     """
     design = Design(*map(jnp.asarray, design))
-    word = jax.random.bits(key, (design.num_strata, num_draws), jnp.uint32)
+    shape = design.num_strata, num_draws
+    word = wide(partial(jax.random.bits, key, dtype=jnp.uint32), shape)
     shift = design.shift[:, None]
     slot = design.start[:, None] + (word >> shift).astype(jnp.int32)
     rest = word & ((jnp.uint32(1) << shift) - 1)
@@ -398,9 +403,11 @@ def stratum_of(
     stratum = np.full(num_rows, -1, np.int32)
     probability = np.ones(num_rows)
     slot, of_slot = _drawn(design)
-    row = np.asarray(design.row)[slot]
+    slots = np.asarray(design.slots)
+    row = slots[slot, 2].astype(np.int32)
     stratum[row] = of_slot
-    probability[row] = 1.0 / np.asarray(design.inverse, np.float64)[slot]
+    inverse = np.ascontiguousarray(slots[slot, 3]).view(np.float32)
+    probability[row] = 1.0 / inverse.astype(np.float64)
     return stratum, probability
 
 
@@ -408,7 +415,7 @@ def _drawn(design: Design) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """The slots that are not empty, and the strata that they are in."""
     bits = 32 - np.asarray(design.shift, np.int64)
     stratum = np.repeat(np.arange(len(bits), dtype=np.int32), 1 << bits)
-    slot = np.flatnonzero(np.asarray(design.threshold))
+    slot = np.flatnonzero(np.asarray(design.slots)[..., 0])
     return slot, stratum[slot]
 
 

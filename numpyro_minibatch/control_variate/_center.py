@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -16,9 +17,11 @@ from numpyro_minibatch._internal.progress import stage
 from numpyro_minibatch.control_variate._expand import Expansion
 from numpyro_minibatch.control_variate._problem import (
     Problem,
+    Program,
     Refused,
     double,
-    row_sums,
+    sums_of_rows,
+    value_and_derivatives,
 )
 from numpyro_minibatch.control_variate._taylor import Taylor
 
@@ -41,14 +44,22 @@ class Center(NamedTuple):
     :param other_mode: distance to another mode that some search ended in, in
         posterior standard deviations; 0 where all ended in the same.
     :param about: the expansion about another point, by the same compiled pass.
+    :param known_hessian: the Hessian of all that is not expanded, there; zero where the
+        coordinates are not those that are sampled.
     """
 
     expansion: Expansion
     other_mode: float
     about: Callable[[np.ndarray], Expansion]
+    known_hessian: np.ndarray
 
 
-def find_center(problem: Problem, starts: np.ndarray, taylor: Taylor) -> Center:
+def find_center(
+    problem: Problem,
+    starts: np.ndarray,
+    taylor: Taylor,
+    meanwhile: Callable[[], None] = lambda: None,
+) -> Center:
     """Find the mode that rows are expanded about.
 
     A quasi-Newton search on some rows, from several starts, then Newton steps with
@@ -57,6 +68,7 @@ def find_center(problem: Problem, starts: np.ndarray, taylor: Taylor) -> Center:
     :param problem: the target and its coordinates.
     :param starts: where to start from, shape ``(k, d)``.
     :param taylor: the control variate.
+    :param meanwhile: called while other threads compile what the search needs.
     :raises Refused: the search does not converge, or ends where the curvature is not
         that of a maximum.
     """
@@ -68,13 +80,20 @@ def find_center(problem: Problem, starts: np.ndarray, taylor: Taylor) -> Center:
             "control_variate.taylor2(sites=...), or sample at a temperature."
         )
     density = _Density.of(problem, taylor)
+    density.ahead(dim)
+    meanwhile()
+
+    def found(center: np.ndarray, other_mode: float) -> Center:
+        expansion, known = density.with_known(center)
+        return Center(expansion, other_mode, density.about, known)
+
     if taylor.center is not None:
         center = _given(problem, taylor.center.values)
         if problem.in_own_coordinates:
             smallest = np.linalg.eigvalsh(density.of_all(center)[2]).min()
             if not smallest > 0:
                 raise Refused(not_definite(smallest))
-        return Center(density.about(center), 0.0, density.about)
+        return found(center, 0.0)
     stage("mode of some rows")
     searches = _searches(density, starts)
     best = min(searches, key=lambda r: r.fun if np.isfinite(r.fun) else np.inf)
@@ -87,7 +106,7 @@ def find_center(problem: Problem, starts: np.ndarray, taylor: Taylor) -> Center:
     stage("mode of all rows")
     center, hessian = _newton(density.of_all, best.x)
     other_mode = _other_mode(problem, searches, best, hessian)
-    return Center(density.about(center), other_mode, density.about)
+    return found(center, other_mode)
 
 
 @dataclass(frozen=True)
@@ -95,38 +114,33 @@ class _Density:
     """Minus the log density whose mode is the centre, with its derivatives.
 
     :param weight: the power of the likelihood.
-    :param arrays: the data.
-    :param some: value and gradient of the likelihood, from some rows.
-    :param every: value, gradient and Hessian of the likelihood, from all rows.
-    :param known: the same of everything else.
+    :param some: of the likelihood, from some rows, and of everything else: value and
+        gradient.
+    :param every: the same from all rows, and the Hessians.
+    :param ridge: where the ridge has its maximum, and its precision.
     """
 
     weight: Any
-    arrays: list[Any]
-    some: Callable
-    every: Callable
-    known: Callable
+    some: Program
+    every: Program
+    ridge: tuple[Any, Any]
 
     @classmethod
     def of(cls, problem: Problem, taylor: Taylor) -> _Density:
         """That of the posterior, or of the likelihood with a ridge."""
-        own = problem.in_own_coordinates
-        middle, ridge = _ridge(problem, taylor)
+        few = tuple((n, min(N, _SUBSAMPLE)) for n, N in problem.plates.items())
+        return cls(
+            weight=problem.weights.likelihood if problem.in_own_coordinates else 1.0,
+            some=problem.over_rows(_derivatives, few, 2),
+            every=problem.over_rows(_derivatives, tuple(problem.plates.items()), 3),
+            ridge=_ridge(problem, taylor),
+        )
 
-        def fn(arrays: list[Any], phi: Array) -> Array:
-            known = problem.known(arrays, phi) if own else jnp.zeros((), phi.dtype)
-            return known - 0.5 * (ridge * jnp.square(phi - middle)).sum()
-
-        kinds = fn, jax.grad(fn, 1), jax.hessian(fn, 1)
-        few = {n: min(size, _SUBSAMPLE) for n, size in problem.plates.items()}
+    def ahead(self, dim: int) -> None:
+        """Have both compiled meanwhile."""
         with double():
-            return cls(
-                weight=problem.weights.likelihood if own else 1.0,
-                arrays=problem.arrays,
-                some=row_sums(problem, few, 2),
-                every=row_sums(problem, dict(problem.plates), 3),
-                known=jax.jit(lambda *args: tuple(kind(*args) for kind in kinds)),
-            )
+            for program in (self.some, self.every):
+                program.ahead(jax.device_put(np.zeros(dim)))
 
     def of_some(self, phi: np.ndarray) -> list[np.ndarray]:
         """The value and the gradient, from some rows."""
@@ -136,21 +150,46 @@ class _Density:
         """The value, the gradient and the Hessian, from all rows."""
         return self._at(self.every, phi)
 
-    def _at(self, sums: Callable, phi: np.ndarray) -> list[np.ndarray]:
+    def _at(self, both: Callable, phi: np.ndarray) -> list[np.ndarray]:
+        rows, known = self._found(both, phi)
+        middle, precision = self.ridge
+        away = np.asarray(phi) - middle
+        slope = np.broadcast_to(precision, away.shape) * away
+        ridge = (
+            0.5 * slope @ away,
+            slope,
+            np.diag(np.broadcast_to(precision, away.shape)),
+        )
+        triples = zip(rows, known, ridge, strict=False)
+        return [np.asarray(q - (self.weight * r + k)) for r, k, q in triples]
+
+    def _found(self, both: Callable, phi: np.ndarray) -> Any:
         with double():
-            point = jnp.asarray(phi, jnp.float64)
-            pairs = zip(sums(point), self.known(self.arrays, point), strict=False)
-            return [
-                np.asarray(-(self.weight * np.asarray(r) + np.asarray(k)))
-                for r, k in pairs
-            ]
+            return jax.tree.map(np.asarray, both(jnp.asarray(phi, jnp.float64)))
 
     def about(self, center: np.ndarray) -> Expansion:
         """The expansion of the likelihood about a point."""
-        with double():
-            found = self.every(jnp.asarray(center, jnp.float64))
-            value, gradient, hessian = map(np.asarray, found)
-        return Expansion(center, gradient, hessian, value)  # type: ignore[arg-type]
+        return self.with_known(center)[0]
+
+    def with_known(self, center: np.ndarray) -> tuple[Expansion, np.ndarray]:
+        """The same, and the Hessian of all that is not expanded there."""
+        (value, gradient, hessian), known = self._found(self.every, center)
+        return Expansion(center, gradient, hessian, value), known[2]  # type: ignore[arg-type]
+
+
+def _derivatives(
+    problem: Problem,
+    counts: tuple[tuple[str, int], ...],
+    derivatives: int,
+    arrays: list[Any],
+    phi: Array,
+) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
+    """Value and derivatives of the likelihood, and of everything else."""
+    rows = sums_of_rows(problem, counts, derivatives, arrays, phi)
+    if not problem.in_own_coordinates:
+        return rows, tuple(jnp.zeros_like(x) for x in rows)
+    known = partial(problem.known, arrays)
+    return rows, value_and_derivatives(known, phi, derivatives)
 
 
 def _ridge(problem: Problem, taylor: Taylor) -> tuple[Any, Any]:

@@ -33,7 +33,7 @@ def choose_coordinates(
                 "model; a target written by hand is expanded in its own position."
             )
         return Coordinates()
-    rows = {name: jnp.zeros(1, jnp.int32) for name in target.sizes}
+    rows = {name: jax.device_put(np.zeros(1, np.int32)) for name in target.sizes}
     shapes = jax.eval_shape(target.deterministic, example)
     values = {n: v for n, v in shapes.items() if jnp.issubdtype(v.dtype, jnp.floating)}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import jax
@@ -34,6 +33,7 @@ from numpyro_minibatch.control_variate._problem import (
     Problem,
     Refused,
     double,
+    known_hessian,
 )
 from numpyro_minibatch.control_variate._residuals import ResidualScan, Rows
 from numpyro_minibatch.control_variate._taylor import Taylor
@@ -297,14 +297,38 @@ def _led(
     if problem.in_own_coordinates:  # the prior has these coordinates, too
         weight = problem.likelihood_weight
         with double():
-            known = jax.hessian(partial(problem.known, problem.arrays))
             at = jnp.asarray(expansion.center, jnp.float64)
-            curvature = curvature - np.asarray(jax.jit(known)(at)) / weight
+            known = np.asarray(problem.compiled(known_hessian)(at))
+            curvature = curvature - known / weight
     try:
         highest = eigh(taken, curvature, eigvals_only=True)[-1]
     except (np.linalg.LinAlgError, ValueError):  # it had none before, or is not finite
         return alone
     return scaled(min(1.0, _CURVED / highest) if highest > 0 else 1.0)
+
+
+def _weighted(
+    problem: Problem, arrays: list[Any], phi: Array, indices: Any, weights: Any
+) -> tuple[Any, Array, Array]:
+    """The log likelihoods of rows, and the derivatives of their weighted sum."""
+    target = problem.target_of(arrays)
+    zeros = jax.tree.map(lambda x: jnp.zeros(jnp.shape(x)), problem.example)
+    _, unravel_phi = ravel_pytree(problem.coordinates.of(target, zeros))
+
+    def total(phi: Array) -> tuple[Array, Any]:
+        read = problem.coordinates.rows(target, unravel_phi(phi), zeros, indices)
+        parts = [weights[n] @ read[n] for n in weights]
+        return sum(parts, jnp.zeros(())), {n: read[n] for n in weights}
+
+    def slope(phi: Array) -> tuple[Array, Any]:
+        return jax.grad(total, has_aux=True)(phi)
+
+    def both(phi: Array) -> Any:
+        gradient, rows = slope(phi)
+        return gradient, (gradient, rows)
+
+    hessian, (gradient, rows) = jax.jacfwd(both, has_aux=True)(phi)
+    return rows, gradient, hessian
 
 
 def without(
@@ -315,24 +339,12 @@ def without(
     :param exact: the rows of each plate.
     """
     indices = expansion._replace(exact=exact).exact_rows
-
-    def rows(arrays: list[Any], phi: Array) -> dict[str, Array]:
-        target = problem.target_of(arrays)
-        zeros = jax.tree.map(lambda x: jnp.zeros(jnp.shape(x)), problem.example)
-        _, unravel_phi = ravel_pytree(problem.coordinates.of(target, zeros))
-        read = problem.coordinates.rows(target, unravel_phi(phi), zeros, indices)
-        return {n: read[n] for n, kept in exact.items() if len(kept.rows)}
-
-    def total(arrays: list[Any], phi: Array) -> Array:
-        found = rows(arrays, phi).items()
-        return sum((exact[n].weights @ values for n, values in found), jnp.zeros(()))
-
+    weights = {n: np.asarray(e.weights) for n, e in exact.items() if len(e.rows)}
     with double():
         at = jnp.asarray(expansion.center, jnp.float64)
-        kinds = rows, jax.grad(total, 1), jax.hessian(total, 1)
-        compiled = jax.jit(lambda *args: tuple(fn(*args) for fn in kinds))
+        rows = {n: np.asarray(i) for n, i in indices.items()}
         values, gradient, hessian = jax.tree.map(
-            np.asarray, compiled(problem.arrays, at)
+            np.asarray, problem.compiled(_weighted)(at, rows, weights)
         )
     return expansion._replace(
         gradient=expansion.gradient - gradient,

@@ -59,10 +59,10 @@ class ExactRows(NamedTuple):
     def alone(cls, rows: np.ndarray, size: int) -> ExactRows:
         """These rows of a plate of ``size`` rows, and no other."""
         return cls(
-            jnp.asarray(rows, jnp.int32),
-            jnp.ones(len(rows)),
-            jnp.zeros(len(rows)),
-            jnp.asarray(~np.isin(np.arange(size), rows)),
+            jax.device_put(np.asarray(rows, np.int32)),
+            jax.device_put(np.ones(len(rows), jnp.result_type(float))),
+            jax.device_put(np.zeros(len(rows), jnp.result_type(float))),
+            jax.device_put(~np.isin(np.arange(size), rows)),
         )
 
     @classmethod
@@ -145,7 +145,10 @@ class Expansion(NamedTuple):
 
         def array(x: Any) -> Array:
             floating = jnp.issubdtype(jnp.result_type(x), jnp.floating)
-            return jnp.asarray(x, dtype if floating else None)
+            if isinstance(x, jax.core.Tracer) or not floating:
+                return jnp.asarray(x, dtype if floating else None)
+            # by NumPy: each conversion by JAX would be a program of its own
+            return jax.device_put(np.asarray(x, dtype))
 
         return jax.tree.map(array, self)
 

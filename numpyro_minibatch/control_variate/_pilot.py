@@ -12,11 +12,13 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from numpyro_minibatch._internal.progress import stage
 from numpyro_minibatch.batch import Design, FullBatch, Scheme, Weighted
+from numpyro_minibatch.control_variate._expand import Expansion
 from numpyro_minibatch.control_variate._posterior import SurrogatePosterior
 from numpyro_minibatch.control_variate._problem import (
     Chosen,
@@ -36,6 +38,7 @@ __all__ = [
     "SCORING",
     "Pilot",
     "check_residuals",
+    "compile_pilot",
     "run_pilot",
 ]
 
@@ -193,6 +196,26 @@ def run_pilot(
         scores=scores,
         scan=scan,
     )
+
+
+def compile_pilot(problem: Problem, taylor: Taylor, dim: int) -> None:
+    """Have the passes of :func:`run_pilot` compiled while the centre is looked for.
+
+    :param problem: the target and its coordinates.
+    :param taylor: the control variate.
+    :param dim: the number of coordinates.
+    """
+    form: Form = "direct" if taylor.form == "auto" else taylor.form
+    zeros = np.zeros((dim, dim))
+    nothing = Expansion(zeros[0], zeros[0], zeros, np.zeros(()))  # type: ignore[arg-type]
+    size = sum(np.size(x) for x in jax.tree.leaves(problem.example))
+    draws = np.zeros((_HELD_OUT, size))
+    if problem.dtype != jnp.float64:
+        with double():
+            wide = ResidualScan(problem, taylor.order, "direct", nothing, jnp.float64)
+            wide.ahead(draws[:IN_DOUBLE])
+    scan = ResidualScan(problem, taylor.order, form, nothing)
+    scan.ahead(draws, draws[:SCORING])
 
 
 class _Sizes(NamedTuple):

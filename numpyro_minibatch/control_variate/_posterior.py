@@ -31,6 +31,7 @@ __all__ = [
     "rounding_error",
     "starting_point",
     "surrogate_posterior",
+    "unflatten",
 ]
 
 _CHAINS = 4  # of NUTS on the surrogate
@@ -70,7 +71,10 @@ class SurrogatePosterior(NamedTuple):
 
 
 def surrogate_posterior(
-    problem: Problem, expansion: Expansion, start: np.ndarray
+    problem: Problem,
+    expansion: Expansion,
+    start: np.ndarray,
+    known_hessian: np.ndarray | None = None,
 ) -> SurrogatePosterior:
     """Draw from the posterior of the surrogate; this reads no data.
 
@@ -79,25 +83,31 @@ def surrogate_posterior(
     :param problem: the target and its coordinates.
     :param expansion: the expansion about the centre, in double precision.
     :param start: where NUTS starts, flat.
+    :param known_hessian: the Hessian of all that is not expanded at the centre, where
+        it is known already.
     :raises Refused: it is not proper, or trajectories diverge.
     """
     stage("posterior of the surrogate")
-    density = partial(_log_density, problem)
     few = _JUDGING
     normal = np.random.default_rng(30).normal(size=(_POOL, len(start)))
     if problem.in_own_coordinates:
         center = np.asarray(expansion.center)
         with double():
             wide = expansion.cast(jnp.float64)
-            fn = partial(density, problem.arrays, wide)
-            precision = -np.asarray(jax.jit(jax.hessian(fn))(wide.center))
+            if known_hessian is None or expansion.exact:
+                of_all = problem.compiled(_hessian)(wide, wide.center)
+                precision = -np.asarray(of_all)
+            else:
+                weight = problem.likelihood_weight
+                precision = -(known_hessian + weight * np.asarray(expansion.hessian))
             smallest = np.linalg.eigvalsh(precision).min()
             if not smallest > 0:
                 # a ridge made the search end, and is not part of the posterior
                 raise Refused(not_definite(smallest))
             root = np.asarray(np.linalg.cholesky(np.linalg.inv(precision)).T)
             draws = center + normal @ root
-            values = jax.jit(jax.vmap(fn))(jnp.asarray(draws[:few], jnp.float64))
+            some = jnp.asarray(draws[:few], jnp.float64)
+            values = problem.compiled(_log_densities)(wide, some)
         misfit = np.asarray(values) + 0.5 * np.square(normal[:few]).sum(1)
         if np.std(misfit) < 0.1:
             return SurrogatePosterior(expansion, center, root, draws, True, 1.0, 0, 0.0)
@@ -141,9 +151,9 @@ def starting_point(
     if latents is None:
         return np.asarray(expansion.center)
     with double():
-        z = _unflatten(start, problem.example)
-        fixed = _unflatten(np.zeros(len(start)), problem.example)
-        for name, value in _unflatten(expansion.center, _phi_of(problem)).items():
+        z = unflatten(start, problem.example)
+        fixed = unflatten(np.zeros(len(start)), problem.example)
+        for name, value in unflatten(expansion.center, _phi_of(problem)).items():
             if name in latents:
                 z[name], fixed[name] = value, np.ones_like(value)
         flat, fixed = map(_flatten, (z, fixed))
@@ -180,14 +190,20 @@ def _phi_of(problem: Problem) -> Any:
     return jax.eval_shape(lambda z: problem.coordinates.of(target, z), shapes)
 
 
-def _unflatten(flat: Any, example: Any) -> Any:
-    """A tree of the host's arrays with the shapes of another."""
+def unflatten(flat: Any, example: Any) -> Any:
+    """A tree of the host's arrays with the shapes of another.
+
+    :param flat: the numbers, maybe with leading axes that all leaves get.
+    :param example: a tree of arrays or shapes.
+    """
     leaves, treedef = jax.tree.flatten(example)
     shapes = [jnp.shape(x) for x in leaves]
     cuts = np.cumsum([int(np.prod(shape)) for shape in shapes])[:-1]
-    parts = np.split(np.asarray(flat, np.float64), cuts)
+    parts = np.split(np.asarray(flat, np.float64), cuts, axis=-1)
     pairs = zip(parts, shapes, strict=True)
-    return jax.tree.unflatten(treedef, [x.reshape(shape) for x, shape in pairs])
+    return jax.tree.unflatten(
+        treedef, [x.reshape(x.shape[:-1] + shape) for x, shape in pairs]
+    )
 
 
 def _flatten(tree: Any) -> np.ndarray:
@@ -298,6 +314,18 @@ def _log_density(
     return fn(flat)
 
 
+def _log_densities(
+    problem: Problem, arrays: list[Any], expansion: Expansion, draws: Array
+) -> Array:
+    return jax.vmap(partial(_log_density, problem, arrays, expansion))(draws)
+
+
+def _hessian(
+    problem: Problem, arrays: list[Any], expansion: Expansion, flat: Array
+) -> Array:
+    return jax.hessian(partial(_log_density, problem, arrays, expansion))(flat)
+
+
 def log_surrogate_at(
     problem: Problem, expansion: Expansion, draws: np.ndarray
 ) -> np.ndarray:
@@ -307,8 +335,8 @@ def log_surrogate_at(
     :param expansion: the surrogate's.
     :param draws: positions, ``(K, D)``.
     """
-    at = partial(_log_density, problem, problem.arrays, expansion)
-    return np.asarray(jax.jit(jax.vmap(at))(jnp.asarray(draws, problem.dtype)), float)
+    at = jnp.asarray(draws, problem.dtype)
+    return np.asarray(problem.compiled(_log_densities)(expansion, at), float)
 
 
 def rounding_error(problem: Problem, expansion: Expansion, draws: np.ndarray) -> float:
@@ -322,8 +350,8 @@ def rounding_error(problem: Problem, expansion: Expansion, draws: np.ndarray) ->
         return 0.0
 
     def values(dtype: Any) -> np.ndarray:
-        at = partial(_log_density, problem, problem.arrays, expansion.cast(dtype))
-        return np.asarray(jax.jit(jax.vmap(at))(jnp.asarray(draws, dtype)), float)
+        at, cast = jnp.asarray(draws, dtype), expansion.cast(dtype)
+        return np.asarray(problem.compiled(_log_densities)(cast, at), float)
 
     with double():
         right = values(jnp.float64)
@@ -344,20 +372,9 @@ def refined(
     :param expansion: the one after the change, in double precision.
     :return: ``None`` if it cannot be sampled.
     """
-
-    @jax.jit
-    def log_weights(
-        arrays: list[Any], both: tuple[Expansion, ...], draws: Array
-    ) -> Array:
-        def one(flat: Array) -> Array:
-            logs = [_log_density(problem, arrays, e, flat) for e in both]
-            return logs[1] - logs[0]
-
-        return jax.lax.map(one, draws, batch_size=100)
-
     both = tuple(e.cast(problem.dtype) for e in (posterior.expansion, expansion))
     draws = jnp.asarray(posterior.draws, problem.dtype)
-    logs = np.asarray(log_weights(problem.arrays, both, draws), np.float64)
+    logs = np.asarray(problem.compiled(_log_weights)(both, draws), np.float64)
     rng, rhat = np.random.default_rng(34), posterior.rhat
     logs = np.where(np.isfinite(logs), logs, -np.inf)
     weights = np.exp(logs - max(logs.max(), np.finfo(float).min))
@@ -387,6 +404,16 @@ def refined(
     )
 
 
+def _log_weights(
+    problem: Problem, arrays: list[Any], both: tuple[Expansion, ...], draws: Array
+) -> Array:
+    def one(flat: Array) -> Array:
+        logs = [_log_density(problem, arrays, e, flat) for e in both]
+        return logs[1] - logs[0]
+
+    return jax.lax.map(one, draws, batch_size=100)
+
+
 def _short_steps(
     problem: Problem,
     expansion: Expansion,
@@ -400,40 +427,43 @@ def _short_steps(
     that it then hardly enters it either, for as long as a run lasts: an acceptance
     rate of 0.82 can go with a variance that is a tenth too small.
     """
-
-    @jax.jit
-    def acceptance(
-        arrays: list[Any],
-        expansion: Expansion,
-        location: Array,
-        root: Array,
-        draws: Array,
-        momenta: Array,
-        num_steps: Array,
-    ) -> Array:
-        def unread(_: Array) -> Array:
-            raise AssertionError("the surrogate has its own gradient")
-
-        context = ProposalContext(
-            unread,
-            Whitening(root),
-            location,
-            log_surrogate=partial(_log_density, problem, arrays, expansion),
-        )
-
-        def one(z: Array, momentum: Array) -> Array:
-            step = (TRAJECTORY_LENGTH / num_steps).astype(z.dtype)
-            _, after, logs = follow(z, momentum, step, num_steps, context)
-            lost = log_metropolis_ratio(momentum, after, logs)
-            return jnp.exp(jnp.minimum(jnp.nan_to_num(lost, nan=-jnp.inf), 0.0))
-
-        return jax.lax.map(lambda pair: one(*pair), (draws, momenta), batch_size=100)
-
     momenta = np.random.default_rng(33).normal(size=draws.shape)
     data = [jnp.asarray(x, problem.dtype) for x in (location, root, draws, momenta)]
+    acceptance = problem.compiled(_acceptance)
     for num_steps in _NUM_STEPS:
-        accepted = acceptance(problem.arrays, expansion, *data, jnp.asarray(num_steps))
+        accepted = acceptance(expansion, *data, np.int32(num_steps))
         stuck = float((np.asarray(accepted) < _HELD).mean())
         if stuck <= _STUCK:
             break
     return num_steps, stuck
+
+
+def _acceptance(
+    problem: Problem,
+    arrays: list[Any],
+    expansion: Expansion,
+    location: Array,
+    root: Array,
+    draws: Array,
+    momenta: Array,
+    num_steps: Array,
+) -> Array:
+    """How likely trajectories from some draws would be accepted."""
+
+    def unread(_: Array) -> Array:
+        raise AssertionError("the surrogate has its own gradient")
+
+    context = ProposalContext(
+        unread,
+        Whitening(root),
+        location,
+        log_surrogate=partial(_log_density, problem, arrays, expansion),
+    )
+
+    def one(z: Array, momentum: Array) -> Array:
+        step = (TRAJECTORY_LENGTH / num_steps).astype(z.dtype)
+        _, after, logs = follow(z, momentum, step, num_steps, context)
+        lost = log_metropolis_ratio(momentum, after, logs)
+        return jnp.exp(jnp.minimum(jnp.nan_to_num(lost, nan=-jnp.inf), 0.0))
+
+    return jax.lax.map(lambda pair: one(*pair), (draws, momenta), batch_size=100)

@@ -6,10 +6,13 @@ returned; none of them changes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import cached_property, partial, reduce
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property, partial, reduce
 from operator import add
 from typing import Any, NamedTuple
 
@@ -28,7 +31,18 @@ from numpyro_minibatch.control_variate._taylor import Taylor
 from numpyro_minibatch.estimate import Weights
 from numpyro_minibatch.target import Target
 
-__all__ = ["Chosen", "Needs", "Problem", "Refused", "double", "row_sums"]
+__all__ = [
+    "Chosen",
+    "Needs",
+    "Problem",
+    "Program",
+    "Refused",
+    "double",
+    "known_hessian",
+    "row_sums",
+    "sums_of_rows",
+    "value_and_derivatives",
+]
 
 
 class Refused(ValueError):
@@ -76,6 +90,55 @@ class Needs(NamedTuple):
     follows: bool = False
 
 
+class _Compiled:
+    """A function that JAX compiles, and what is being compiled of it meanwhile."""
+
+    def __init__(self, fn: Callable) -> None:
+        self.fn = fn
+        self.pending: list[Future] = []
+        self.asked: set[Hashable] = set()
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """A compiled function of a problem's data and of other trees of arrays.
+
+    :param compiled: the function.
+    :param arrays: the data.
+    """
+
+    compiled: _Compiled
+    arrays: list[Any]
+
+    def __call__(self, *rest: Any) -> Any:
+        """Call it, once it is compiled if it is being compiled."""
+        while self.compiled.pending:
+            self.compiled.pending.pop().exception()
+        return self.compiled.fn(self.arrays, *rest)
+
+    def ahead(self, *rest: Any) -> None:
+        """Compile it for a call like this, on another thread.
+
+        The model is traced on this one: NumPyro's handlers are the same for all
+        threads.
+        """
+        shapes = tuple((x.shape, str(x.dtype)) for x in jax.tree.leaves(rest))
+        if shapes in self.compiled.asked or not hasattr(self.compiled.fn, "lower"):
+            return
+        self.compiled.asked.add(shapes)
+        lowered = self.compiled.fn.lower(self.arrays, *rest)
+        self.compiled.pending.append(_threads().submit(lowered.compile))
+
+
+@cache
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(max(2, min(4, os.cpu_count() or 1)), "compile")
+
+
+_PROGRAMS: OrderedDict[Hashable, dict[Hashable, _Compiled]] = OrderedDict()
+_MOST_PROBLEMS = 8
+
+
 @dataclass(frozen=True, eq=False)
 class Problem:
     """A target whose arrays are handed over, and its plates.
@@ -90,6 +153,9 @@ class Problem:
     :param mesh: devices that share the passes over all rows; ``None`` for one.
     :param placed: the data on each of them.
     :param on_host: whether rows stay in the host's memory, or in files.
+    :param identity: what everything but the data is told by, so that other data of the
+        same shapes find the programs that were compiled; ``None`` where it is not
+        known.
     """
 
     target_of: Callable[[list[Any]], Target]
@@ -102,16 +168,17 @@ class Problem:
     mesh: Mesh | None = None
     placed: list[Any] | None = None
     on_host: bool = False
+    identity: Hashable = None
 
-    def over_rows(self, fn: Callable) -> Callable:
-        """Compile a function that makes passes over all rows.
+    def over_rows(self, fn: Callable, *static: Hashable) -> Program:
+        """A function that makes passes over all rows, compiled once for all who ask.
 
-        :param fn: a function of the data and of other trees of arrays.
-        :return: a function of the others.
+        :param fn: a function of a module, ``fn(problem, *static, arrays, ...)``.
+        :param static: what else its program depends on.
+        :return: a function of what follows ``arrays``.
         """
-        compiled = passes.shared(fn, self.mesh)
         arrays = self.arrays if self.placed is None else self.placed
-        return lambda *rest: compiled(arrays, *rest)
+        return Program(self._program(fn, static, self.mesh), arrays)
 
     @cached_property
     def shapes(self) -> Any:
@@ -130,24 +197,53 @@ class Problem:
             treedef, [p.reshape(s) for p, s in zip(parts, leaves, strict=True)]
         )
 
-    def compiled(self, fn: Callable) -> Callable:
+    def compiled(self, fn: Callable, *static: Hashable) -> Program:
         """A function of this problem, compiled once for all who ask.
 
-        :param fn: a function of a module, ``fn(problem, arrays, ...)``.
+        :param fn: a function of a module, ``fn(problem, *static, arrays, ...)``.
+        :param static: what else its program depends on.
         :return: a function of what follows ``arrays``.
         """
-        if fn not in self._programs:
-            self._programs[fn] = jax.jit(partial(fn, self))
-        return partial(self._programs[fn], self.arrays)
+        return Program(self._program(fn, static, None), self.arrays)
+
+    def once_over_rows(self, fn: Callable) -> Callable:
+        """A function that makes passes over all rows, compiled for this once.
+
+        :param fn: a function of the data and of other trees of arrays.
+        :return: a function of the others.
+        """
+        compiled = passes.shared(fn, self.mesh)
+        arrays = self.arrays if self.placed is None else self.placed
+        return lambda *rest: compiled(arrays, *rest)
+
+    def _program(
+        self, fn: Callable, static: tuple[Hashable, ...], mesh: Mesh | None
+    ) -> _Compiled:
+        key = fn, static, mesh
+        if key not in self._programs:
+            # without the data, which a program that is kept would keep as well
+            bare = replace(self, arrays=[], placed=None)
+            shared = passes.shared(partial(fn, bare, *static), mesh)
+            self._programs[key] = _Compiled(shared)
+        return self._programs[key]
 
     @cached_property
-    def _programs(self) -> dict[Callable, Callable]:
-        return {}
+    def _programs(self) -> dict[Hashable, _Compiled]:
+        """The programs of this problem, and of all that differ in their data alone."""
+        if self.identity is None:
+            return {}
+        key = self.identity, self.coordinates, self.dtype
+        known = _PROGRAMS.setdefault(key, {})
+        _PROGRAMS.move_to_end(key)
+        while len(_PROGRAMS) > _MOST_PROBLEMS:
+            _PROGRAMS.popitem(last=False)
+        return known
 
     @property
     def one_row(self) -> dict[str, Array]:
         """One row of each plate: enough for everything that is not a row."""
-        return {name: jnp.zeros(1, jnp.int32) for name in self.plates}
+        # an array of NumPy's, for that is no program of its own
+        return {name: jax.device_put(np.zeros(1, np.int32)) for name in self.plates}
 
     @property
     def in_own_coordinates(self) -> bool:
@@ -169,18 +265,35 @@ class Problem:
         return self.coordinates.of(self.target_of(arrays), self.unravel(flat))
 
 
-def row_sums(problem: Problem, counts: Mapping[str, int], derivatives: int) -> Any:
+def row_sums(problem: Problem, counts: Mapping[str, int], derivatives: int) -> Callable:
     """A function of ``phi``: the summed log likelihood and its derivatives.
 
     :param counts: rows that are read of each plate; fewer than all are a random
         subset, scaled up.
-    :param derivatives: how many of value, gradient and Hessian.
+    :param derivatives: how many of value, gradient and Hessian; two or three.
     """
-    plates = problem.plates
-    key = jax.random.key(20)
+    return problem.over_rows(sums_of_rows, tuple(counts.items()), derivatives)
 
-    def of_chunk(phi: Array, i: Array, template: Any, arrays: list[Any]) -> Array:
-        target, (unravel_phi, z, chunks) = problem.target_of(arrays), template
+
+def sums_of_rows(
+    problem: Problem,
+    pairs: tuple[tuple[str, int], ...],
+    derivatives: int,
+    arrays: list[Any],
+    phi: Array,
+) -> tuple[Array, ...]:
+    """The program of :func:`row_sums`."""
+    plates, counts = problem.plates, dict(pairs)
+    key, target = jax.random.key(20), problem.target_of(arrays)
+    # some 2 ** 22 numbers at once, whatever the dimension
+    most = max(256, min(2**14, 2**22 // (phi.size + 1)))
+    chunks = Chunks.of(counts, dict.fromkeys(counts, most))
+    z = jax.tree.map(lambda x: jnp.zeros(jnp.shape(x), phi.dtype), problem.example)
+    shapes = jax.eval_shape(lambda z: problem.coordinates.of(target, z), z)
+    nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    _, unravel_phi = ravel_pytree(nothing)
+
+    def of_chunk(phi: Array, i: Array) -> Array:
         indices, masks = chunks.at(i)
         for name, positions in indices.items():
             if counts[name] != plates[name]:
@@ -192,21 +305,30 @@ def row_sums(problem: Problem, counts: Mapping[str, int], derivatives: int) -> A
         ]
         return reduce(add, parts)
 
-    def sums(arrays: list[Any], phi: Array) -> tuple[Array, ...]:
-        # some 2 ** 22 numbers at once, whatever the dimension
-        most = max(256, min(2**14, 2**22 // (phi.size + 1)))
-        chunks = Chunks.of(counts, dict.fromkeys(counts, most))
-        z = jax.tree.map(lambda x: jnp.zeros(jnp.shape(x), phi.dtype), problem.example)
-        _, unravel_phi = ravel_pytree(
-            problem.coordinates.of(problem.target_of(arrays), z)
-        )
-        functions = [of_chunk, jax.grad(of_chunk), jax.hessian(of_chunk)][:derivatives]
+    def sums_of(i: Array) -> tuple[Array, ...]:
+        return value_and_derivatives(lambda phi: of_chunk(phi, i), phi, derivatives)
 
-        def sums_of(i: Array) -> tuple[Array, ...]:
-            template = unravel_phi, z, chunks
-            return tuple(fn(phi, i, template, arrays) for fn in functions)
+    zeros = [jnp.zeros((phi.size,) * k, phi.dtype) for k in range(derivatives)]
+    return chunks.sum(sums_of, tuple(zeros))
 
-        zeros = [jnp.zeros((phi.size,) * k, phi.dtype) for k in range(derivatives)]
-        return chunks.sum(sums_of, tuple(zeros))
 
-    return problem.over_rows(sums)
+def known_hessian(problem: Problem, arrays: list[Any], flat: Array) -> Array:
+    """The Hessian of the weighted log density of all but the rows."""
+    return jax.hessian(lambda flat: problem.known(arrays, flat))(flat)
+
+
+def value_and_derivatives(
+    fn: Callable[[Array], Array], x: Array, derivatives: int = 3
+) -> tuple[Array, ...]:
+    """A function's value, gradient and Hessian; it is at one place of the program.
+
+    :param fn: a function of a flat position.
+    :param x: the position, shape ``(D,)``.
+    :param derivatives: two without the Hessian, else three.
+    """
+    both = jax.value_and_grad(fn)
+    if derivatives == 2:
+        return both(x)
+    (value, gradient), along = jax.linearize(both, x)
+    _, hessian = jax.vmap(along, out_axes=(0, -1))(jnp.eye(x.size, dtype=x.dtype))
+    return value, gradient, hessian

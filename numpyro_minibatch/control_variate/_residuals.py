@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
-from functools import cached_property
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -16,10 +15,10 @@ from jax.typing import ArrayLike
 from numpyro_minibatch._internal.passes import Chunks
 from numpyro_minibatch.batch import Design, Weighted, stratum_of
 from numpyro_minibatch.control_variate._expand import ExactRows, Expansion, expand
-from numpyro_minibatch.control_variate._problem import Problem
+from numpyro_minibatch.control_variate._problem import Problem, Program
 from numpyro_minibatch.control_variate._taylor import Form
 
-__all__ = ["ResidualScan", "Rows"]
+__all__ = ["ResidualScan", "Rows", "residuals"]
 
 _WIDTH = 2**13  # rows that are read at once, at as many draws as score and judge
 _DRAWS = 32
@@ -56,8 +55,8 @@ def _parts(draws: Array, num_rows: int) -> list[Array]:
 class ResidualScan:
     """Passes over the residuals of all rows at some draws.
 
-    Each pass is compiled once, also for :meth:`keeping` some rows out of it, and once
-    more where these lead others.
+    Each pass is compiled once, also for :meth:`keeping` some rows out of it and for
+    other data of the same shape, and once more where these rows lead others.
     """
 
     def __init__(
@@ -112,43 +111,25 @@ class ResidualScan:
             else (exact, None)
             for name, exact in self.exact.items()
         }
-        return self.expansion, kept, jnp.asarray(draws, self.dtype)
+        return self.expansion, kept, jax.device_put(np.asarray(draws, self.dtype))
 
-    def _chunks(self, draws: Array, counts: Mapping[str, int] | None = None) -> Chunks:
-        """How the program that is being traced goes through the rows."""
-        counts = self.problem.plates if counts is None else counts
-        width = _WIDTH * _DRAWS // max(len(draws), _DRAWS)
-        return Chunks.of(counts, dict.fromkeys(counts, width))
+    def ahead(self, summed: np.ndarray, scored: np.ndarray | None = None) -> None:
+        """Have passes compiled on other threads.
 
-    def _residuals(
-        self,
-        arrays: list[Any],
-        expansion: Expansion,
-        kept: Mapping[str, Any],
-        draws: Array,
-        indices: Mapping[str, Array],
-        masks: Mapping[str, Array],
-    ) -> dict[str, Array]:
-        """What is left of some rows, ``(K, width)``; zero where they are masked."""
-        problem = self.problem
-        evaluate = expand(
-            problem.target_of(arrays),
-            problem.coordinates,
-            self.order,
-            self.form,
-            expansion,
-            problem.unravel,
-        )
+        :param summed: as many draws as :meth:`sums` will be asked for.
+        :param scored: the same of :meth:`scores`.
+        """
+        self._over_rows(_total).ahead(*self._at(summed))
+        if scored is None:
+            return
+        args = self._at(scored)
+        leading = np.zeros(len(scored), self.dtype)
+        self._over_rows(_gram).ahead(*args)
+        self._over_rows(_score).ahead(*args, dict.fromkeys(self.exact, leading))
 
-        def left(flat: Array, of_exact: Mapping[str, Array | None]) -> dict[str, Array]:
-            rows = evaluate(flat, indices).rows
-            return {
-                n: kept[n][0].unexplained(r, indices[n], of_exact[n]) if kept else r
-                for n, r in rows.items()
-            }
-
-        rows = jax.vmap(left)(draws, {n: pair[1] for n, pair in kept.items()})
-        return {n: jnp.where(masks[n], r, 0.0) for n, r in rows.items()}
+    def _over_rows(self, fn: Callable, *static: Hashable) -> Program:
+        """A pass over all rows, compiled once for all scans like this one."""
+        return self.problem.over_rows(fn, self.order, self.form, *static)
 
     def _of_rows(
         self, draws: np.ndarray | Array, name: str, rows: ArrayLike, left: bool = False
@@ -157,19 +138,15 @@ class ResidualScan:
         rows = np.asarray(rows)
         # in the plate's order: a model need not look at the order of all of its rows
         order = np.argsort(rows, kind="stable")
-        indices = self.problem.one_row | {name: jnp.asarray(rows[order], jnp.int32)}
-        masks = {n: jnp.ones(len(i), bool) for n, i in indices.items()}
-        given, found = self.problem.arrays, []
-        for part in _parts(jnp.asarray(draws, self.dtype), len(rows)):
+        indices = self.problem.one_row | {name: np.asarray(rows[order], np.int32)}
+        masks = {n: np.ones(len(i), bool) for n, i in indices.items()}
+        found = []
+        of_some = self.problem.compiled(residuals, self.order, self.form)
+        for part in _parts(jax.device_put(np.asarray(draws, self.dtype)), len(rows)):
             kept = self._at(part)[1] if left else {}
-            args = given, self.expansion, kept, part, indices, masks
-            found.append(self._of_some(*args)[name])
+            args = self.expansion, kept, part, indices, masks
+            found.append(of_some(*args)[name])
         return jnp.concatenate(found)[:, np.argsort(order)]
-
-    @cached_property
-    def _of_some(self) -> Callable:
-        """The residuals of a few rows."""
-        return jax.jit(self._residuals)
 
     def of_rows(self, draws: np.ndarray, rows: Rows, left: bool = False) -> np.ndarray:
         """The residuals of a few rows, ``(K, number of rows)``.
@@ -197,34 +174,9 @@ class ResidualScan:
         # the largest square of so many correlations is about this where all are chance
         chance = {n: 2 * np.log(2 * len(r)) / len(draws) for n, r in leaders.items()}
 
-        def led(
-            arrays: list[Any], expansion: Expansion, of_exact: Any, draws: Array
-        ) -> Any:
-            chunks = self._chunks(draws)
-            unit = {n: r - r.mean(0) for n, r in of_exact.items()}
-            norms = {n: jnp.linalg.norm(r, axis=0) for n, r in unit.items()}
-            norms = {n: jnp.where(r > 0, r, 1.0) for n, r in norms.items()}
-
-            def of_chunk(i: Array) -> Any:
-                rows = self._residuals(arrays, expansion, {}, draws, *chunks.at(i))
-                leader, share = {}, {}
-                for n in leaders:
-                    centred = rows[n] - rows[n].mean(0)
-                    along = (unit[n] / norms[n]).T @ centred
-                    leader[n] = jnp.argmax(along, 0).astype(jnp.int32)
-                    highest = jnp.take_along_axis(along, leader[n][None], 0)[0]
-                    least = jnp.sqrt(chance[n] * jnp.square(centred).sum(0))
-                    multiple = highest / norms[n][leader[n]]
-                    share[n] = jnp.where(highest > least, multiple, 0.0)
-                return leader, share
-
-            return tuple(
-                {n: chunks.joined(n, part) for n, part in found.items()}
-                for found in chunks.map(of_chunk)
-            )
-
-        args = self.expansion, found, jnp.asarray(draws, self.dtype)
-        leader, share = self.problem.over_rows(led)(*args)
+        over_rows = self._over_rows(_led, tuple(chance.items()))
+        args = self.expansion, found, jax.device_put(np.asarray(draws, self.dtype))
+        leader, share = over_rows(*args)
         return {n: (np.array(leader[n]), np.array(share[n])) for n in leaders}
 
     def scores(
@@ -232,68 +184,12 @@ class ResidualScan:
     ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """How much each row matters, and its loading on the leading direction."""
         args = self._at(draws)
-        grams = jax.tree.map(np.asarray, self._gram(*args))
+        grams = jax.tree.map(np.asarray, self._over_rows(_gram)(*args))
         leading = {
-            n: jnp.asarray(np.linalg.eigh(np.nan_to_num(g))[1][:, -1], self.dtype)
+            n: np.linalg.eigh(np.nan_to_num(g))[1][:, -1].astype(self.dtype)
             for n, g in grams.items()
         }
-        return jax.tree.map(np.asarray, self._score(*args, leading))
-
-    @cached_property
-    def _gram(self) -> Callable:
-        """Inner products over rows of the residuals of each two draws."""
-        plates = self.problem.plates
-
-        def gram(
-            arrays: list[Any], expansion: Expansion, kept: Any, draws: Array
-        ) -> Any:
-            # pieces of the data, the same ones on any number of devices
-            strides = {n: -(-size // _WIDTH) // 16 for n, size in plates.items()}
-            counts = {n: min(size, 16 * _WIDTH) for n, size in plates.items()}
-            chunks = self._chunks(draws, counts)
-
-            def of_chunk(i: Array) -> Any:
-                indices, masks = chunks.at(i)
-                for name, row in indices.items():
-                    skipped = (max(strides[name], 1) - 1) * (row // _WIDTH)
-                    indices[name] = row + skipped * _WIDTH
-                rows = self._residuals(arrays, expansion, kept, draws, indices, masks)
-                centred = {n: r - r.mean(0) for n, r in rows.items()}
-                return {n: r @ r.T for n, r in centred.items()}
-
-            zeros = jnp.zeros((len(draws),) * 2, draws.dtype)
-            return chunks.sum(of_chunk, dict.fromkeys(plates, zeros))
-
-        return self.problem.over_rows(gram)
-
-    @cached_property
-    def _score(self) -> Callable:
-        """The scatter of each row's residual, and its part along a direction."""
-
-        def score(
-            arrays: list[Any],
-            expansion: Expansion,
-            kept: Any,
-            draws: Array,
-            leading: Any,
-        ) -> Any:
-            chunks = self._chunks(draws)
-
-            def of_chunk(i: Array) -> Any:
-                rows = self._residuals(arrays, expansion, kept, draws, *chunks.at(i))
-                centred = {n: r - r.mean(0) for n, r in rows.items()}
-                rms = {
-                    n: jnp.sqrt(jnp.square(r).sum(0) / (len(draws) - 1))
-                    for n, r in centred.items()
-                }
-                return rms, {n: leading[n] @ r for n, r in centred.items()}
-
-            return tuple(
-                {n: chunks.joined(n, part) for n, part in found.items()}
-                for found in chunks.map(of_chunk)
-            )
-
-        return self.problem.over_rows(score)
+        return jax.tree.map(np.asarray, self._over_rows(_score)(*args, leading))
 
     def sums(self, draws: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """Sums of all residuals at each draw, and the variance of a row's difference.
@@ -301,7 +197,7 @@ class ResidualScan:
         :return: the sums, ``(K,)``, and for each plate the variance over its rows of
             the difference between the draws of each pair, ``(K // 2,)``.
         """
-        found = self._total(*self._at(draws))
+        found = self._over_rows(_total)(*self._at(draws))
         sums = np.zeros(len(draws))
         variances: dict[str, np.ndarray] = {}
         for name, (whole, square) in found.items():
@@ -321,28 +217,6 @@ class ResidualScan:
             explained += np.asarray(residuals, np.float64) @ weights
         return explained
 
-    @cached_property
-    def _total(self) -> Callable:
-        """Sums over rows of the residuals, and of the squares of their differences."""
-
-        def total(
-            arrays: list[Any], expansion: Expansion, kept: Any, draws: Array
-        ) -> Any:
-            chunks = self._chunks(draws)
-
-            def of_chunk(i: Array) -> Any:
-                rows = self._residuals(arrays, expansion, kept, draws, *chunks.at(i))
-                return {
-                    name: (r.sum(1), jnp.square(r[1::2] - r[::2]).sum(1))
-                    for name, r in rows.items()
-                }
-
-            zeros = jnp.zeros(len(draws), draws.dtype)
-            first = {n: (zeros, zeros[::2]) for n in self.problem.plates}
-            return chunks.sum(of_chunk, first)
-
-        return self.problem.over_rows(total)
-
     def variances(
         self, draws: np.ndarray, designs: Mapping[str, Design], scheme: Weighted
     ) -> np.ndarray:
@@ -353,45 +227,216 @@ class ResidualScan:
             stratum, probability = stratum_of(design, size)
             count = design.num_strata
             tables[name] = (
-                jnp.asarray(np.where(stratum < 0, count, stratum), jnp.int32),
-                jnp.asarray(probability, self.dtype),
+                np.where(stratum < 0, count, stratum).astype(np.int32),
+                np.asarray(probability, self.dtype),
             )
             strata[name] = count + 1
             num_draws[name] = scheme.draws_of(name)
 
-        def total(
-            arrays: list[Any],
-            expansion: Expansion,
-            kept: Any,
-            draws: Array,
-            tables: Any,
-        ) -> Any:
-            chunks = self._chunks(draws)
-
-            def of_chunk(i: Array) -> Any:
-                indices, masks = chunks.at(i)
-                rows = self._residuals(arrays, expansion, kept, draws, indices, masks)
-                sums = {}
-                for name, count in strata.items():
-                    # rows that are none count for the last stratum, as the sure ones
-                    stratum, probability = (t[indices[name]] for t in tables[name])
-                    stratum = jnp.where(masks[name], stratum, count - 1)
-                    pairs = (rows[name][1::2] - rows[name][::2]).T
-                    parts = (pairs, jnp.square(pairs) / probability[:, None])
-                    sums[name] = tuple(
-                        jax.ops.segment_sum(p, stratum, count) for p in parts
-                    )
-                return sums
-
-            first = {
-                n: (jnp.zeros((count, len(draws) // 2), draws.dtype),) * 2
-                for n, count in strata.items()
-            }
-            return chunks.sum(of_chunk, first)
-
-        found = self.problem.over_rows(total)(*self._at(draws), tables)
+        total = self._over_rows(_of_strata, tuple(strata.items()))
+        found = total(*self._at(draws), tables)
         variance = np.zeros(len(draws) // 2)
         for name, parts in found.items():
             whole, square = (np.asarray(p, np.float64)[:-1] for p in parts)
             variance += np.maximum(square - whole**2, 0).sum(0) / num_draws[name]
         return variance
+
+
+# the programs -------------------------------------------------------------------------
+
+
+def _chunks(
+    problem: Problem, draws: Array, counts: Mapping[str, int] | None = None
+) -> Chunks:
+    """How the program that is being traced goes through the rows."""
+    counts = problem.plates if counts is None else counts
+    width = _WIDTH * _DRAWS // max(len(draws), _DRAWS)
+    return Chunks.of(counts, dict.fromkeys(counts, width))
+
+
+def residuals(
+    problem: Problem,
+    order: int,
+    form: Form,
+    arrays: list[Any],
+    expansion: Expansion,
+    kept: Mapping[str, Any],
+    draws: Array,
+    indices: Mapping[str, Array],
+    masks: Mapping[str, Array],
+) -> dict[str, Array]:
+    """What is left of some rows, ``(K, width)``; zero where they are masked."""
+    evaluate = expand(
+        problem.target_of(arrays),
+        problem.coordinates,
+        order,
+        form,
+        expansion,
+        problem.unravel,
+    )
+
+    def left(flat: Array, of_exact: Mapping[str, Array | None]) -> dict[str, Array]:
+        rows = evaluate(flat, indices).rows
+        return {
+            n: kept[n][0].unexplained(r, indices[n], of_exact[n]) if kept else r
+            for n, r in rows.items()
+        }
+
+    rows = jax.vmap(left)(draws, {n: pair[1] for n, pair in kept.items()})
+    return {n: jnp.where(masks[n], r, 0.0) for n, r in rows.items()}
+
+
+def _led(
+    problem: Problem,
+    order: int,
+    form: Form,
+    chance: tuple[tuple[str, float], ...],
+    arrays: list[Any],
+    expansion: Expansion,
+    of_exact: Any,
+    draws: Array,
+) -> Any:
+    """The leader of each row, and its multiple."""
+    chunks = _chunks(problem, draws)
+    unit = {n: r - r.mean(0) for n, r in of_exact.items()}
+    norms = {n: jnp.linalg.norm(r, axis=0) for n, r in unit.items()}
+    norms = {n: jnp.where(r > 0, r, 1.0) for n, r in norms.items()}
+
+    def of_chunk(i: Array) -> Any:
+        read = chunks.at(i)
+        rows = residuals(problem, order, form, arrays, expansion, {}, draws, *read)
+        leader, share = {}, {}
+        for n, least_square in chance:
+            centred = rows[n] - rows[n].mean(0)
+            along = (unit[n] / norms[n]).T @ centred
+            leader[n] = jnp.argmax(along, 0).astype(jnp.int32)
+            highest = jnp.take_along_axis(along, leader[n][None], 0)[0]
+            least = jnp.sqrt(least_square * jnp.square(centred).sum(0))
+            multiple = highest / norms[n][leader[n]]
+            share[n] = jnp.where(highest > least, multiple, 0.0)
+        return leader, share
+
+    return _joined(chunks, of_chunk)
+
+
+def _joined(chunks: Chunks, of_chunk: Callable[[Array], Any]) -> Any:
+    """Numbers of all rows, by plate, from those of chunks."""
+    return tuple(
+        {n: chunks.joined(n, part) for n, part in found.items()}
+        for found in chunks.map(of_chunk)
+    )
+
+
+def _gram(
+    problem: Problem,
+    order: int,
+    form: Form,
+    arrays: list[Any],
+    expansion: Expansion,
+    kept: Any,
+    draws: Array,
+) -> Any:
+    """Inner products over rows of the residuals of each two draws."""
+    plates = problem.plates
+    # pieces of the data, the same ones on any number of devices
+    strides = {n: -(-size // _WIDTH) // 16 for n, size in plates.items()}
+    counts = {n: min(size, 16 * _WIDTH) for n, size in plates.items()}
+    chunks = _chunks(problem, draws, counts)
+
+    def of_chunk(i: Array) -> Any:
+        indices, masks = chunks.at(i)
+        for name, row in indices.items():
+            skipped = (max(strides[name], 1) - 1) * (row // _WIDTH)
+            indices[name] = row + skipped * _WIDTH
+        read = indices, masks
+        rows = residuals(problem, order, form, arrays, expansion, kept, draws, *read)
+        centred = {n: r - r.mean(0) for n, r in rows.items()}
+        return {n: r @ r.T for n, r in centred.items()}
+
+    zeros = jnp.zeros((len(draws),) * 2, draws.dtype)
+    return chunks.sum(of_chunk, dict.fromkeys(plates, zeros))
+
+
+def _score(
+    problem: Problem,
+    order: int,
+    form: Form,
+    arrays: list[Any],
+    expansion: Expansion,
+    kept: Any,
+    draws: Array,
+    leading: Any,
+) -> Any:
+    """The scatter of each row's residual, and its part along a direction."""
+    chunks = _chunks(problem, draws)
+
+    def of_chunk(i: Array) -> Any:
+        read = chunks.at(i)
+        rows = residuals(problem, order, form, arrays, expansion, kept, draws, *read)
+        centred = {n: r - r.mean(0) for n, r in rows.items()}
+        rms = {
+            n: jnp.sqrt(jnp.square(r).sum(0) / (len(draws) - 1))
+            for n, r in centred.items()
+        }
+        return rms, {n: leading[n] @ r for n, r in centred.items()}
+
+    return _joined(chunks, of_chunk)
+
+
+def _total(
+    problem: Problem,
+    order: int,
+    form: Form,
+    arrays: list[Any],
+    expansion: Expansion,
+    kept: Any,
+    draws: Array,
+) -> Any:
+    """Sums over rows of the residuals, and of the squares of their differences."""
+    chunks = _chunks(problem, draws)
+
+    def of_chunk(i: Array) -> Any:
+        read = chunks.at(i)
+        rows = residuals(problem, order, form, arrays, expansion, kept, draws, *read)
+        return {
+            name: (r.sum(1), jnp.square(r[1::2] - r[::2]).sum(1))
+            for name, r in rows.items()
+        }
+
+    zeros = jnp.zeros(len(draws), draws.dtype)
+    first = {n: (zeros, zeros[::2]) for n in problem.plates}
+    return chunks.sum(of_chunk, first)
+
+
+def _of_strata(
+    problem: Problem,
+    order: int,
+    form: Form,
+    strata: tuple[tuple[str, int], ...],
+    arrays: list[Any],
+    expansion: Expansion,
+    kept: Any,
+    draws: Array,
+    tables: Any,
+) -> Any:
+    """Sums over the rows of strata, of differences of pairs and of their squares."""
+    chunks = _chunks(problem, draws)
+
+    def of_chunk(i: Array) -> Any:
+        indices, masks = read = chunks.at(i)
+        rows = residuals(problem, order, form, arrays, expansion, kept, draws, *read)
+        sums = {}
+        for name, count in strata:
+            # rows that are none count for the last stratum, as the sure ones
+            stratum, probability = (t[indices[name]] for t in tables[name])
+            stratum = jnp.where(masks[name], stratum, count - 1)
+            pairs = (rows[name][1::2] - rows[name][::2]).T
+            parts = (pairs, jnp.square(pairs) / probability[:, None])
+            sums[name] = tuple(jax.ops.segment_sum(p, stratum, count) for p in parts)
+        return sums
+
+    first = {
+        n: (jnp.zeros((count, len(draws) // 2), draws.dtype),) * 2
+        for n, count in strata
+    }
+    return chunks.sum(of_chunk, first)

@@ -27,12 +27,14 @@ from numpyro_minibatch.control_variate._pilot import (
     COARSE,
     Pilot,
     check_residuals,
+    compile_pilot,
     run_pilot,
 )
 from numpyro_minibatch.control_variate._posterior import (
     SurrogatePosterior,
     starting_point,
     surrogate_posterior,
+    unflatten,
 )
 from numpyro_minibatch.control_variate._problem import (
     Chosen,
@@ -107,15 +109,24 @@ class Prepared(NamedTuple):
     starts: Any
     report: dict[str, Any]
 
-    def start(self, key: Array) -> Any:
-        """Where chains start: a draw of the surrogate's posterior for each key."""
-        count = len(jax.tree.leaves(self.starts)[0])
+    def start(self, key: Array) -> tuple[Array, Any]:
+        """Keys of the chains, and where they start, drawn from the surrogate.
 
-        def one(key: Array) -> Any:
-            chosen = jax.random.randint(key, (), 0, count)
-            return jax.tree.map(lambda x: x[chosen], self.starts)
+        :param key: a key, or one for each chain.
+        """
+        return _started(key, self.starts)
 
-        return one(key) if is_prng_key(key) else jax.vmap(one)(key)
+
+@jax.jit
+def _started(key: Array, starts: Any) -> tuple[Array, Any]:
+    count = len(jax.tree.leaves(starts)[0])
+
+    def one(key: Array) -> tuple[Array, Any]:
+        key, start_key = jax.random.split(key)
+        chosen = jax.random.randint(start_key, (), 0, count)
+        return key, jax.tree.map(lambda x: x[chosen], starts)
+
+    return one(key) if is_prng_key(key) else jax.vmap(one)(key)
 
 
 def prepare(who: str, problem: Problem, chosen: Chosen, needs: Needs) -> Prepared:
@@ -145,9 +156,13 @@ def _prepared(problem: Problem, chosen: Chosen, needs: Needs) -> Prepared:
     few = may_be_exact(problem, chosen, needs)
     center, start = None, positions[0]
     try:
-        center = find_center(problem, phi, taylor)
+        center = find_center(
+            problem, phi, taylor, lambda: compile_pilot(problem, taylor, phi.shape[1])
+        )
         start = starting_point(problem, center.expansion, start)
-        posterior = surrogate_posterior(problem, center.expansion, start)
+        posterior = surrogate_posterior(
+            problem, center.expansion, start, center.known_hessian
+        )
         pilot = run_pilot(problem, chosen, needs, posterior)
     except Refused:
         if not few or (center is None and problem.in_own_coordinates):
@@ -235,15 +250,17 @@ def _recentred(
 
 def _positions(problem: Problem) -> np.ndarray:
     """Where searches for the mode begin, flat, ``(K, D)``."""
-    flat, _ = ravel_pytree(problem.example)
+    size = sum(np.size(x) for x in jax.tree.leaves(problem.example))
     # the box that NumPyro starts chains in
-    positions = np.random.default_rng(40).uniform(-2, 2, size=(_STARTS, flat.size))
+    positions = np.random.default_rng(40).uniform(-2, 2, size=(_STARTS, size))
     positions[0] = 0.0
     return positions
 
 
 def _in_coordinates(problem: Problem, positions: np.ndarray) -> np.ndarray:
     """The coordinates of the expansion at some flat positions."""
+    if problem.in_own_coordinates:
+        return np.asarray(positions, np.float64)
     with double():
         at = jnp.asarray(positions, jnp.float64)
         return np.asarray(problem.compiled(_phi_of)(at))
@@ -277,8 +294,8 @@ def _outcome(
     dtype, coordinates = problem.dtype, problem.coordinates
     surrogate = Surrogate(
         expansion=posterior.expansion.cast(dtype),
-        location=jnp.asarray(posterior.location, dtype),
-        root=jnp.asarray(posterior.root, dtype),
+        location=jax.device_put(np.asarray(posterior.location, dtype)),
+        root=jax.device_put(np.asarray(posterior.root, dtype)),
         designs=pilot.designs,
     )
     # in tails that a chain hardly leaves, the other side is the wrong place to look
@@ -297,10 +314,10 @@ def _outcome(
     if tails is not None and not posterior.expansion.has_every_row:
         report["tail_inefficiency"] = tails.inefficiency
         report["tail_parameter"] = _element(problem, tails.parameter)
-    starts = jnp.asarray(posterior.draws[:_STARTING], dtype)
+    starts = unflatten(posterior.draws[:_STARTING], problem.example)
     return Prepared(
         Plan(coordinates, pilot.form, pilot.scheme, posterior.num_steps, near),
         surrogate,
-        jax.vmap(problem.unravel)(starts),
+        jax.tree.map(lambda x: np.asarray(x, dtype), starts),
         report,
     )

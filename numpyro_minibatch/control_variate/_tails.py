@@ -16,10 +16,8 @@ References:
 
 from __future__ import annotations
 
-from functools import partial
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve, eigh
@@ -35,7 +33,11 @@ from numpyro_minibatch.control_variate._posterior import (
     refined,
     rounding_error,
 )
-from numpyro_minibatch.control_variate._problem import Problem, double
+from numpyro_minibatch.control_variate._problem import (
+    Problem,
+    double,
+    known_hessian,
+)
 from numpyro_minibatch.control_variate._residuals import Rows
 from numpyro_minibatch.control_variate._taylor import Taylor
 
@@ -286,9 +288,8 @@ def _scale(problem: Problem, before: Expansion, after: Expansion) -> float:
     curvature = -np.asarray(before.hessian)
     if problem.in_own_coordinates:  # the prior has these coordinates, too
         with double():
-            known = jax.hessian(partial(problem.known, problem.arrays))
             at = jnp.asarray(before.center, jnp.float64)
-            prior = np.asarray(jax.jit(known)(at))
+            prior = np.asarray(problem.compiled(known_hessian)(at))
         curvature = curvature - prior / problem.likelihood_weight
     try:
         highest = eigh(taken, curvature, eigvals_only=True)[-1]

@@ -90,9 +90,7 @@ class Shared:
         """
 
         def rows_of(indices: Mapping[str, Array]) -> tuple[Any, dict[str, Array]]:
-            # one by one: for a map over both positions, XLA swaps the operands in the
-            # product of many rows and two directions, which is slow
-            current, new = (reader.evaluate(x, indices) for x in (z, z_new))
+            current, new = reader.evaluate_both(z, z_new, indices)
             # float32: per-row and per-term differences first, sums afterwards
             change = jax.tree.map(jnp.subtract, new, current)
             known = [reader.weights.known(part) for part in (change, current)]

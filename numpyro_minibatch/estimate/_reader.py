@@ -219,6 +219,53 @@ class Reader(NamedTuple):
         end = jax.lax.while_loop(unfinished, one_round, start)
         return end.extra, estimate(end.moments), end.num_rows, end.is_enough
 
+    def evaluate_both(
+        self, z: Array, z_new: Array, indices: Mapping[str, Array]
+    ) -> tuple[Terms, Terms]:
+        """The target's terms at two positions, on the same rows.
+
+        Not mapped over both: XLA then swaps the operands in the product of many rows
+        and two directions, which is slow.
+
+        :param z: a flat position, shape ``(D,)``.
+        :param z_new: another.
+        :param indices: the rows of each data plate.
+        """
+        if not isinstance(self.scheme, FullBatch):
+            return self.evaluate(z, indices), self.evaluate(z_new, indices)
+        # of many rows in a loop, which compiles the model once
+        both = jax.lax.map(lambda x: self.evaluate(x, indices), jnp.stack([z, z_new]))
+        first, second = (jax.tree.map(lambda x, k=k: x[k], both) for k in (0, 1))
+        return first, second
+
+    def difference(self, z: Array, z_new: Array) -> Array:
+        """The log ratio of two positions' densities from all rows, which has no noise.
+
+        Its loop is the same for vectorised chains, so that they share what they read.
+
+        :param z: a flat position, shape ``(D,)``.
+        :param z_new: another.
+        """
+        scheme = full().bound(dict.fromkeys(self.plates, 0), self.plates)
+        reader, chunks = (
+            self._replace(scheme=scheme),
+            Chunks.of(self.plates, scheme.widths),
+        )
+
+        def of_chunk(i: Array) -> Array:
+            indices, masks = chunks.at(i)
+            current, new = reader.evaluate_both(z, z_new, indices)
+            # float32: per-row and per-term differences first, sums afterwards
+            change = jax.tree.map(jnp.subtract, new, current)
+            parts = [
+                jnp.where(masks[name], row, 0.0).sum()
+                for name, row in change.rows.items()
+            ]
+            known = jnp.where(i == 0, self.weights.known(change), 0.0)
+            return known + self.weights.likelihood * reduce(add, parts)
+
+        return chunks.sum(of_chunk, jnp.zeros((), z.dtype))
+
     def everything(self, active: Array) -> Reader:
         """The same target with all of its rows read, where ``active`` is true."""
         widths = dict.fromkeys(self.plates, 0)

@@ -21,9 +21,9 @@ from numpyro_minibatch._internal.static import Static
 from numpyro_minibatch._model.independence import check_rows
 from numpyro_minibatch._model.preflight import (
     Layout,
+    content_of,
     explained,
     inspect_model,
-    known_content,
     layout_target,
 )
 from numpyro_minibatch._model.start import check_init_params, check_start
@@ -38,8 +38,8 @@ from numpyro_minibatch.kernels._rows_ahead import RowsAhead
 from numpyro_minibatch.kernels._start import (
     _start_chains,
     _start_equal,
+    constraining,
     first_chain,
-    split_keys,
     untraced,
 )
 from numpyro_minibatch.kernels._survey import expand_likelihood, survey
@@ -365,15 +365,9 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
         :param residual_only: whether to read only the residual of the target over the
             surrogate.
         """
-        layout, plan = self.layout, self._run.plan
-        plates = dict(layout.plates)
+        plates, plan = self.plates, self._run.plan
         if plan is None or self._control_variate is None:
-            return Reader(
-                lambda flat, indices: target.terms(unravel(flat), indices),
-                plates,
-                self._batch.bound(dict(layout.widths), plates),
-                self._weights,
-            )
+            return self.plain_reader(target, unravel)
         evaluate = control_variates.expand(
             target,
             plan.coordinates,
@@ -393,6 +387,19 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
             self._weights,
             surrogate.designs,
             known_rows=expansion.num_leading if residual_only else expansion.num_exact,
+        )
+
+    def plain_reader(self, target: Target, unravel: Callable[[Array], Any]) -> Reader:
+        """The target's rows as they are, with a control variate too.
+
+        :param target: the target.
+        :param unravel: from a flat position to the latent sites.
+        """
+        return Reader(
+            lambda flat, indices: target.terms(unravel(flat), indices),
+            self.plates,
+            self.bound_scheme,
+            self._weights,
         )
 
     @property
@@ -536,9 +543,8 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
                 plan=prepared.plan, report=prepared.report, start_given=not starts
             )
             if starts and prepared.starts is not None:
-                rng_key, start_key = split_keys(rng_key, vectorized)
-                init_params = prepared.start(start_key)
-        content = None if self._model is None else known_content()
+                rng_key, init_params = prepared.start(rng_key)
+        content = None if self._model is None else content_of(self._model)
         start_fn = self._run.start_fn
         if content is not None:
             # a copy without data, because this kernel may change
@@ -574,6 +580,4 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
         """
         if self._target is not None:
             return lambda z: z
-        target = self.make_target(args, kwargs or {})
-        assert isinstance(target, ModelTarget)
-        return target.constrain
+        return constraining(self, args, kwargs or {})

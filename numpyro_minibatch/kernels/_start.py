@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+import copy
+from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -13,10 +14,17 @@ from jax import Array
 from jax.flatten_util import ravel_pytree
 
 from numpyro_minibatch._internal.static import Static
+from numpyro_minibatch._model.preflight import content_of
 from numpyro_minibatch._model.start import find_start
 from numpyro_minibatch.kernels._contract import Start
 
-__all__ = ["first_chain", "split_keys", "_start_chains", "_start_equal", "untraced"]
+__all__ = [
+    "constraining",
+    "first_chain",
+    "_start_chains",
+    "_start_equal",
+    "untraced",
+]
 
 
 def _start_chains(
@@ -61,6 +69,41 @@ def _start(
     return kernel.first_state(start), log_density
 
 
+def _constrain(
+    kernel: Any, static: Static, content: Hashable, arrays: list[Any], z: Any
+) -> dict[str, Array]:
+    """The model's values at a position; compiled once, as the first states are."""
+    return kernel.make_target(*static.join(arrays)).constrain(z)
+
+
+_constrain_equal = jax.jit(_constrain, static_argnums=(0, 1, 2))
+
+
+def constraining(
+    kernel: Any, args: tuple, kwargs: Mapping[str, Any]
+) -> Callable[[Any], dict[str, Array]]:
+    """A function from a position to the model's constrained values.
+
+    :param kernel: the kernel, which has seen the data.
+    :param args: positional arguments of the model.
+    :param kwargs: keyword arguments of the model.
+    """
+    static, arrays = Static.split(args, kwargs)
+    content = content_of(kernel.model)
+    here = kernel.make_target(args, kwargs).constrain
+    if content is None or any(isinstance(x, jax.core.Tracer) for x in arrays):
+        return here
+    bare = copy.copy(kernel)
+
+    def constrain(z: Any) -> dict[str, Array]:
+        # outside of any program, one instead of one for each operation of the model
+        if isinstance(jnp.zeros(()), jax.core.Tracer):
+            return here(z)
+        return _constrain_equal(bare, static, content, arrays, z)
+
+    return constrain
+
+
 def untraced(fn: Callable, *args: Any) -> Any:
     """Evaluate a function of concrete values, even while JAX is tracing."""
     if not isinstance(jnp.zeros(()), jax.core.Tracer):
@@ -73,9 +116,3 @@ def untraced(fn: Callable, *args: Any) -> Any:
 def first_chain(init: Any, chains: tuple[int, ...]) -> Any:
     """The starting point of the first chain."""
     return jax.tree.map(lambda x: x[0], init) if chains else init
-
-
-def split_keys(key: Array, vectorized: bool) -> tuple[Array, Array]:
-    """Two keys, or two keys per chain."""
-    split = jax.vmap(jax.random.split)(key) if vectorized else jax.random.split(key)
-    return (split[:, 0], split[:, 1]) if vectorized else (split[0], split[1])

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
+from collections.abc import Hashable
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -12,6 +15,7 @@ from numpyro.util import find_stack_level
 
 from numpyro_minibatch._internal import passes
 from numpyro_minibatch._internal.static import Seen, Static
+from numpyro_minibatch._model.preflight import content_of
 from numpyro_minibatch.batch import full
 from numpyro_minibatch.control_variate._problem import Chosen, Problem
 from numpyro_minibatch.control_variate._setup import Prepared, prepare
@@ -57,8 +61,12 @@ def _problem(kernel: Any, static: Static, arrays: list[Any], init: Any) -> Probl
     if mesh is not None:
         both = passes.everywhere(static.join(arrays), mesh)
         own, placed = (Static.split(*given)[1] for given in both)
+    # a copy, which has no data: programs that are kept keep it as well
+    bare = copy.copy(kernel)
+    bare._run = replace(kernel._run.not_started(), report={})
     return Problem(
-        target_of=lambda arrays: kernel.make_target(*static.join(arrays)),
+        target_of=lambda arrays: bare.make_target(*static.join(arrays)),
+        identity=_identity(kernel, static),
         arrays=own,
         mesh=mesh,
         placed=placed,
@@ -73,6 +81,19 @@ def _problem(kernel: Any, static: Static, arrays: list[Any], init: Any) -> Probl
             else jax.tree.map(lambda x: np.zeros(jnp.shape(x)), init)
         ),
     )
+
+
+def _identity(kernel: Any, static: Static) -> Hashable:
+    """What the programs of a set-up depend on but shapes; ``None`` if not known."""
+    content = None if kernel.model is None else content_of(kernel.model)
+    if content is None:
+        return None
+    key = content, static, kernel.layout, kernel._run.frozen_digest, kernel._weights
+    try:
+        hash(key)
+    except TypeError:  # a temperature that is traced
+        return None
+    return key
 
 
 def expand_likelihood(kernel: Any, problem: Problem) -> Prepared:

@@ -139,6 +139,21 @@ class _Step(NamedTuple):
     checks: _Checks
 
 
+class _Readers(NamedTuple):
+    """Ways to read the rows of a target.
+
+    :param all: the reader that everything else uses.
+    :param residual: with a surrogate, reads the residual of the target over it.
+    :param plain: with a surrogate whose residuals are differences from polynomials,
+        reads the log likelihoods themselves. The polynomials of all rows have a known
+        sum, so that a decision on all rows needs no derivatives.
+    """
+
+    all: Reader
+    residual: Reader | None
+    plain: Reader | None
+
+
 class MinibatchMH(SteppedKernel, AdaptedKernel, MinibatchKernel):
     """Metropolis-Hastings whose log ratio is estimated from a minibatch.
 
@@ -448,9 +463,11 @@ class MinibatchMH(SteppedKernel, AdaptedKernel, MinibatchKernel):
         flat, unravel = ravel_pytree(state.z)
         reader = self.reader(target, unravel, state.surrogate)
         context = self._context(reader, target, unravel, state)
-        residual = None
+        residual, plain = None, None
         if self._run.plan is not None and isinstance(self._estimate, Shared):
             residual = self.reader(target, unravel, state.surrogate, residual_only=True)
+            if self._run.plan.form == "direct":
+                plain = self.plain_reader(target, unravel)
 
         is_check = self._is_check(reader, state.i)
 
@@ -459,8 +476,7 @@ class MinibatchMH(SteppedKernel, AdaptedKernel, MinibatchKernel):
             batch_key = jax.random.fold_in(state.index_key, count)
             step_size = self._step_size_at(count, state)
             return self._metropolis_step(
-                reader,
-                residual,
+                _Readers(reader, residual, plain),
                 context,
                 step_size,
                 is_check & (n == 0),
@@ -581,8 +597,7 @@ class MinibatchMH(SteppedKernel, AdaptedKernel, MinibatchKernel):
 
     def _metropolis_step(
         self,
-        reader: Reader,
-        residual: Reader | None,
+        readers: _Readers,
         context: ProposalContext,
         step_size: Array,
         is_check: Array,
@@ -590,10 +605,8 @@ class MinibatchMH(SteppedKernel, AdaptedKernel, MinibatchKernel):
         carry: _Carry,
         unravel: Callable[[Array], Any],
     ) -> tuple[_Carry, _Step]:
-        """Propose, compare on a batch, accept or reject.
-
-        :param residual: with a surrogate, reads the residual of the target over it.
-        """
+        """Propose, compare on a batch, accept or reject."""
+        reader, residual, plain = readers
         rng_key, z, memory, lp = carry
         rng_key, key_proposal, key_accept = jax.random.split(rng_key, 3)
         evaluations = self._proposal.evaluations(context)
@@ -635,6 +648,12 @@ class MinibatchMH(SteppedKernel, AdaptedKernel, MinibatchKernel):
                 return seen
             return seen._replace(log_density=seen.log_density + known)
 
+        def exact_log_ratio() -> Array:
+            whole = (plain or judge).difference(z, proposed.z)
+            if known is None or plain is None:
+                return whole
+            return whole - (known[1] - known[0])  # the surrogate has decided on that
+
         if judge.known_rows < sum(reader.plates.values()):  # else they are the batch
             rows = judge.known_rows * jnp.asarray(proposed.moved)
             proposal_rows = proposal_rows + rows
@@ -646,7 +665,7 @@ class MinibatchMH(SteppedKernel, AdaptedKernel, MinibatchKernel):
         else:
             seen = compare()
         seen, checks = self._check_exactly(
-            judge, compare, seen, is_check, proposed.moved
+            judge, compare, exact_log_ratio, seen, is_check, proposed.moved
         )
         log_ratio = seen.log_ratio + log_q_ratio
         decision = test(key_accept, log_ratio)
@@ -672,6 +691,7 @@ class MinibatchMH(SteppedKernel, AdaptedKernel, MinibatchKernel):
         self,
         reader: Reader,
         compare: Callable,
+        exact_log_ratio: Callable[[], Array],
         seen: Comparison,
         is_check: Array,
         moved: ArrayLike,
@@ -679,29 +699,37 @@ class MinibatchMH(SteppedKernel, AdaptedKernel, MinibatchKernel):
         """Read all rows if a decision is checked, or too noisy for the test."""
         noise = jnp.asarray(seen.log_ratio.variance)
         zero = jnp.zeros_like(noise)
-        is_noisy = jnp.array(False)
-        if self._fallback is not None and not isinstance(reader.scheme, FullBatch):
-            is_noisy = ~(noise <= self._acceptance.max_variance)
-        elif not self._may_check(reader):
-            return seen, _Checks(zero, zero, zero)
-        # a branch, if all chains have the same condition; otherwise all chains run it,
-        # and read only the rows that are active for them
+        checks = _Checks(zero, zero, zero)
+        if self._may_check(reader):
+            # a branch, since vectorised chains check the same draws
+            exact = jax.lax.cond(is_check, exact_log_ratio, lambda: zero)
+            error = jnp.square(seen.log_ratio.value - exact)
+            # differences from rounding are not noise
+            tiny = jnp.finfo(noise.dtype).eps
+            relative = error / jnp.maximum(noise, tiny)
+            is_check = is_check & moved
+            checks = jax.tree.map(
+                lambda x: jnp.where(is_check, x, 0.0),
+                _Checks(zero + 1.0, error, relative),
+            )
+            number = jnp.where(is_check, sum(reader.plates.values()), 0)
+            seen = seen._replace(num_rows=seen.num_rows + number)
+        if self._fallback is None or isinstance(reader.scheme, FullBatch):
+            return seen, checks
+        # each chain has a condition of its own: all chains run the branch, and read
+        # only the rows that are active for them
+        is_noisy = ~(noise <= self._acceptance.max_variance)
         exact = jax.lax.cond(
-            is_check | is_noisy,
-            lambda: compare(reader.everything((is_check & moved) | is_noisy)),
+            is_noisy,
+            lambda: compare(reader.everything(is_noisy)),
             lambda: _stay(compare, seen.memory, seen.log_density[0]),
         )
-        is_check = is_check & moved
-        error = jnp.square(seen.log_ratio.value - exact.log_ratio.value)
-        # differences from rounding are not noise
-        tiny = jnp.finfo(noise.dtype).eps
         seen = jax.tree.map(
             lambda all_rows, few: jnp.where(is_noisy, all_rows, few),
             exact._replace(log_ratio=exact.log_ratio + Estimate(zero, zero)),
             seen,
         )._replace(num_rows=seen.num_rows + exact.num_rows)
-        checks = _Checks(zero + 1.0, error, error / jnp.maximum(noise, tiny))
-        return seen, jax.tree.map(lambda x: jnp.where(is_check, x, 0.0), checks)
+        return seen, checks
 
 
 def _default_proposal(surrogate: bool) -> Proposal:

@@ -13,6 +13,7 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
+from numpyro_minibatch._internal.keys import normal
 from numpyro_minibatch.proposal._contract import (
     Proposal,
     ProposalContext,
@@ -204,7 +205,7 @@ class _SurrogateHMC(Proposal):
             # the exact flow of the normal distribution, which loses no energy
             if not context.over_relaxed:
                 return independence().propose(key, z, step_size, context)
-            noise = jax.random.normal(key, z.shape, z.dtype)
+            noise = normal(key, z.size, z.dtype)
             return _rotated(
                 z,
                 noise,
@@ -212,7 +213,7 @@ class _SurrogateHMC(Proposal):
                 math.sqrt(1.0 - OVERRELAXATION_COSINE**2),
                 context,
             )
-        noise = jax.random.normal(key, (z.size + 3,), z.dtype)
+        noise = normal(key, z.size + 3, z.dtype)
         momentum, for_step, for_accept = noise[:-3], noise[-3], noise[-2:]
         step = jnp.asarray(length, z.dtype)
         if self.jitter:  # erf(x / sqrt(2)) of a normal x is uniform on (-1, 1)
@@ -233,7 +234,7 @@ class _DelayedRandomWalk(Proposal):
     def propose(
         self, key: Array, z: Array, step_size: Array, context: ProposalContext
     ) -> Proposed:
-        noise = jax.random.normal(key, (z.size + 2,), z.dtype)
+        noise = normal(key, z.size + 2, z.dtype)
         z_new = z + step_size * context.whitening.color(noise[:-2])
         logs = jax.vmap(_surrogate(context))(jnp.stack([z, z_new]))
         return _first_stage(z, z_new, logs, logs[1] - logs[0], noise[-2:])
@@ -247,7 +248,7 @@ class _Independence(Proposal):
     def propose(
         self, key: Array, z: Array, step_size: Array, context: ProposalContext
     ) -> Proposed:
-        noise = jax.random.normal(key, z.shape, z.dtype)
+        noise = normal(key, z.size, z.dtype)
         center, white = _centered(z, context)
         log_q_ratio = 0.5 * (jnp.square(noise) - jnp.square(white)).sum()
         return Proposed(center + context.whitening.color(noise), log_q_ratio)
@@ -306,7 +307,7 @@ class _PreconditionedCrankNicolson(Proposal):
     def propose(
         self, key: Array, z: Array, step_size: Array, context: ProposalContext
     ) -> Proposed:
-        noise = jax.random.normal(key, z.shape, z.dtype)
+        noise = normal(key, z.size, z.dtype)
         beta = step_size if self.beta is None else self.beta
         beta = jnp.minimum(jnp.asarray(beta, z.dtype), 1.0)
         # sqrt((1 - b) (1 + b)) keeps its digits where b is close to one

@@ -120,7 +120,7 @@ def _at(problem: Problem, flat: np.ndarray, temper_prior: bool) -> Lowest:
         known = target.terms(z, problem.one_row)._replace(rows={})
         return chunks.joined(plate, rows), known
 
-    found = problem.over_rows(evaluate)(jnp.asarray(flat, problem.dtype))
+    found = problem.once_over_rows(evaluate)(jnp.asarray(flat, problem.dtype))
     rows, known = jax.tree.map(jnp.asarray, found)
     tempered = Weights(float(temper_prior), 1.0, 0.0).known(known)
     rest = Weights(float(not temper_prior), 0.0, 1.0).known(known)

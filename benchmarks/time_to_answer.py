@@ -1,0 +1,395 @@
+"""Seconds from ``MCMC.run`` to 1,000 effective draws of every parameter, from cold.
+
+Each case is a process of its own, started one after the other, with no compiled
+program kept from before. Data are on the device before the clock starts; the progress
+bar is off. What is reported of each run:
+
+- seconds of the wall clock and of the processors (user time) of the first `run`;
+- the same to 1,000 effective draws: what lies between is scaled with a second part of
+  the same chains, which compiles nothing but the driver's loop;
+- every program that was compiled, with its lines of StableHLO and its seconds of
+  tracing, lowering and compiling (``--programs``).
+
+    python benchmarks/time_to_answer.py --problems logistic --sizes 1e4 2e5 1e6
+    python benchmarks/time_to_answer.py --problems quadrature --sizes 1e4 --programs
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+METHODS = ("ours", "nuts", "nuts4")
+ENOUGH = 1000  # effective draws
+_LINE = "time_to_answer "
+
+
+# in a process of its own --------------------------------------------------------------
+
+
+class Clock(NamedTuple):
+    """Seconds of the wall clock, and of the processors in this process."""
+
+    wall: float
+    user: float
+
+    @classmethod
+    def now(cls) -> Clock:
+        return cls(time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF)[0])
+
+    def since(self, before: Clock) -> Clock:
+        return Clock(self.wall - before.wall, self.user - before.user)
+
+
+class Programs:
+    """Everything that JAX compiles, by the name of the function, in order."""
+
+    def __init__(self) -> None:
+        import jax
+
+        self.stages: dict[str, str] = {
+            "/jax/core/compile/jaxpr_trace_duration": "trace",
+            "/jax/core/compile/jaxpr_to_mlir_module_duration": "lower",
+            "/jax/core/compile/backend_compile_duration": "compile",
+        }
+        self.found: list[tuple[str, str, float]] = []
+        jax.monitoring.register_event_duration_secs_listener(self._heard)
+
+    def _heard(self, event: str, seconds: float, **kwargs: Any) -> None:
+        if event in self.stages:
+            name = str(kwargs.get("fun_name", "?"))
+            self.found.append((name, self.stages[event], seconds))
+
+    def totals(self) -> dict[str, float]:
+        """Number of programs, and the seconds of each stage."""
+        total: dict[str, float] = defaultdict(float)
+        for _, stage, seconds in self.found:
+            total[stage] += seconds
+            total["programs"] += stage == "compile"
+        return dict(total)
+
+    def by_name(self) -> dict[str, dict[str, float]]:
+        """The same of each function; tracing contains what is traced within it."""
+        found: dict[str, dict[str, float]] = {}
+        for name, stage, seconds in self.found:
+            each = found.setdefault(name.removeprefix("jit(").rstrip(")"), {})
+            each[stage] = each.get(stage, 0.0) + seconds
+            each["programs"] = each.get("programs", 0) + (stage == "compile")
+        return found
+
+
+def lines_of(folder: str) -> dict[str, list[int]]:
+    """Lines of StableHLO of each program that was dumped, by the function's name."""
+    found: dict[str, list[int]] = {}
+    for path in sorted(Path(folder).glob("*compile*.mlir")):
+        name = path.stem.split("jit_", 1)[-1].removesuffix("_compile")
+        # lines that say where in the source an operation comes from are none of it
+        count = sum(not line.startswith("#loc") for line in path.open())
+        found.setdefault(name, []).append(count)
+    return found
+
+
+def logistic(size: int) -> tuple[Any, tuple]:
+    import jax.numpy as jnp
+    import numpyro
+    import numpyro.distributions as dist
+
+    from numpyro_minibatch import datasets
+
+    def model(X: Any, y: Any) -> None:
+        shape = [X.shape[1]]
+        b = numpyro.sample("b", dist.Normal(0, 1).expand(shape).to_event(1))
+        with numpyro.plate("rows", len(y)) as i:
+            numpyro.sample("y", dist.Bernoulli(logits=X[i] @ b - 2), obs=y[i])
+
+    X, y, _ = datasets.simulate_logistic(0, size, 12)
+    return model, (jnp.asarray(X), jnp.asarray(y))
+
+
+def quadrature(size: int) -> tuple[Any, tuple]:
+    """Groups of five rows with an intercept each, which is integrated out.
+
+    Adaptive Gauss-Hermite quadrature at nine points about the mode, which four Newton
+    steps find: a row likelihood of a thousand operations.
+    """
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    import numpyro
+    import numpyro.distributions as dist
+
+    dim, each = 5, 5
+    rng = np.random.default_rng(1)
+    X = rng.normal(size=(size, each, dim)).astype(np.float32)
+    b = rng.normal(size=dim) / 2
+    eta = X @ b + 0.8 * rng.normal(size=(size, 1)) - 0.5
+    y = (rng.uniform(size=eta.shape) < 1 / (1 + np.exp(-eta))).astype(np.float32)
+    nodes, weights = np.polynomial.hermite_e.hermegauss(9)
+    log_weights = jnp.asarray(np.log(weights / weights.sum()) + nodes**2 / 2)
+
+    def log_marginal(eta: Any, y: Any, sd: Any) -> Any:
+        def joint(u: Any) -> Any:
+            logits = eta + sd * u
+            return (y * logits - jax.nn.softplus(logits)).sum() - u**2 / 2
+
+        mode = jnp.zeros(())
+        for _ in range(4):
+            slope, curvature = jax.grad(joint)(mode), jax.hessian(joint)(mode)
+            mode = mode - slope / curvature
+        mode = jax.lax.stop_gradient(mode)
+        width = jax.lax.stop_gradient((-jax.hessian(joint)(mode)) ** -0.5)
+        values = jax.vmap(lambda node: joint(mode + width * node))(jnp.asarray(nodes))
+        return jnp.log(width) + jax.scipy.special.logsumexp(values + log_weights)
+
+    def model(X: Any, y: Any) -> None:
+        b = numpyro.sample("b", dist.Normal(0, 1).expand([dim]).to_event(1))
+        log_sd = numpyro.sample("log_sd", dist.Normal(0, 1))
+        a = numpyro.sample("a", dist.Normal(0, 2))
+        with numpyro.plate("groups", len(y)) as i:
+            of_group = jax.vmap(log_marginal, (0, 0, None))
+            numpyro.factor("y", of_group(a + X[i] @ b, y[i], jnp.exp(log_sd)))
+
+    return model, (jnp.asarray(X), jnp.asarray(y))
+
+
+def hierarchy(size: int) -> tuple[Any, tuple]:
+    """Effects of 40 groups, non-centred."""
+    import jax.numpy as jnp
+    import numpy as np
+    import numpyro
+    import numpyro.distributions as dist
+
+    groups = 40
+    rng = np.random.default_rng(2)
+    group = rng.integers(groups, size=size)
+    effects = 1.0 + 0.7 * rng.normal(size=groups)
+    y = effects[group] + rng.normal(size=size)
+
+    def model(group: Any, y: Any) -> None:
+        mu = numpyro.sample("mu", dist.Normal(0, 5))
+        tau = numpyro.sample("tau", dist.HalfNormal(2))
+        sigma = numpyro.sample("sigma", dist.HalfNormal(2))
+        eta = numpyro.sample("eta", dist.Normal(0, 1).expand([groups]).to_event(1))
+        theta = numpyro.deterministic("theta", mu + tau * eta)
+        with numpyro.plate("rows", len(y)) as i:
+            numpyro.sample("y", dist.Normal(theta[group[i]], sigma), obs=y[i])
+
+    return model, (jnp.asarray(group), jnp.asarray(y, jnp.float32))
+
+
+PROBLEMS = {"logistic": logistic, "quadrature": quadrature, "hierarchy": hierarchy}
+
+
+def worker(case: dict[str, Any]) -> None:
+    """Time one case, and print what was found."""
+    folder = tempfile.mkdtemp() if case["programs"] else None
+    if folder is not None:
+        os.environ["JAX_DUMP_IR_TO"] = folder
+        os.environ["JAX_DUMP_IR_MODES"] = "stablehlo"
+    begin = Clock.now()
+    import jax
+    import numpy as np
+    from numpyro.infer import MCMC, NUTS
+
+    imported = Clock.now().since(begin)
+    begin = Clock.now()
+    from numpyro_minibatch import MinibatchMH
+
+    ours = Clock.now().since(begin)
+    model, data = PROBLEMS[case["problem"]](case["size"])
+    jax.block_until_ready(data)
+    method, chains = case["method"], 1 if case["method"] == "nuts" else 4
+    warmup, samples = (200, 500) if method == "ours" else (300, 500)
+
+    def make() -> MCMC:
+        if method == "ours":
+            kernel = MinibatchMH(model, control_variate="taylor2")
+        else:
+            kernel = NUTS(model)
+        return MCMC(
+            kernel,
+            num_warmup=warmup,
+            num_samples=samples,
+            num_chains=chains,
+            chain_method="vectorized",
+            progress_bar=False,
+        )
+
+    parts: list[dict[str, np.ndarray]] = []
+
+    def run(mcmc: MCMC, key: int) -> Clock:
+        begin = Clock.now()
+        mcmc.run(jax.random.key(key), *data)
+        samples = mcmc.get_samples(group_by_chain=True)
+        parts.append({n: np.asarray(x) for n, x in samples.items()})
+        return Clock.now().since(begin)
+
+    if folder is not None:  # of the data no one asks
+        for path in Path(folder).glob("*"):
+            path.unlink()
+    mcmc, programs = make(), Programs()
+    first = run(mcmc, 1)
+    found = programs.totals()
+    by_name, lines = programs.by_name(), lines_of(folder) if folder else {}
+    ess = least_ess(parts[0])
+    # what a draw costs once all is compiled
+    mcmc.post_warmup_state = mcmc.last_state
+    run(mcmc, 2)
+    mcmc.post_warmup_state = mcmc.last_state
+    more = run(mcmc, 3)
+    missing = max(ENOUGH / ess - 1.0, 0.0)
+    answer = {
+        "first": first,
+        "to_answer": [a + missing * b for a, b in zip(first, more, strict=True)],
+        "ess": ess,
+        "import_numpyro": imported,
+        "import_ours": ours,
+        "totals": found,
+        "lines": sum(map(sum, lines.values())),
+        "load": os.getloadavg()[0],
+    }
+    if case["again"]:
+        answer["again"] = {}
+        for name, again in {"run again": mcmc, "equal kernel": make()}.items():
+            again.post_warmup_state = None
+            before = programs.totals()
+            clock = run(again, 4)
+            after = programs.totals()
+            spent = {k: after[k] - before.get(k, 0.0) for k in after}
+            answer["again"][name] = [clock, spent]
+        data = tuple(x[::-1] for x in data)
+        before = programs.totals()
+        clock = run(make(), 5)
+        after = programs.totals()
+        spent = {k: after[k] - before.get(k, 0.0) for k in after}
+        answer["again"]["other data"] = [clock, spent]
+    if folder is not None:
+        answer["by_name"], answer["lines_by_name"] = by_name, lines
+    print(_LINE + json.dumps(answer), flush=True)
+
+
+def least_ess(samples: dict[str, Any]) -> float:
+    """The smallest effective sample size of any element of the position."""
+    import numpy as np
+    from numpyro.diagnostics import effective_sample_size
+
+    with np.errstate(all="ignore"):
+        found = [
+            effective_sample_size(np.asarray(x, np.float64)) for x in samples.values()
+        ]
+    return float(min(np.nanmin(x) for x in found))
+
+
+# the process that starts the others ---------------------------------------------------
+
+
+def measured(case: dict[str, Any]) -> dict[str, Any]:
+    """What a fresh process finds."""
+    env = {k: v for k, v in os.environ.items() if "JAX_" not in k and k != "XLA_FLAGS"}
+    command = [sys.executable, __file__, "--worker", json.dumps(case)]
+    done = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True)
+    for line in done.stdout.splitlines():
+        if line.startswith(_LINE):
+            return json.loads(line.removeprefix(_LINE))
+    raise RuntimeError(f"{case} gave no result:\n{done.stdout}")
+
+
+def shown(case: dict[str, Any], found: dict[str, Any]) -> str:
+    """A line of the table."""
+    totals, (wall, user) = found["totals"], found["first"]
+    return (
+        f"| {case['problem']}, {case['size']:.0e} | {case['method']} "
+        f"| {wall:.1f} | {user:.1f} | {found['ess']:.0f} "
+        f"| {found['to_answer'][0]:.1f} | {found['to_answer'][1]:.1f} "
+        f"| {totals['programs']:.0f} | {found['lines'] or ''} "
+        f"| {totals['trace']:.1f} | {totals['lower']:.1f} | {totals['compile']:.1f} "
+        f"| {found['load']:.1f} |"
+    )
+
+
+def shown_programs(found: dict[str, Any]) -> str:
+    """Every program that was compiled, those that cost most first."""
+    rows = []
+    for name, spent in found["by_name"].items():
+        if not spent["programs"]:
+            continue
+        lines = found["lines_by_name"].get(name, [])
+        seconds = [spent.get(k, 0.0) for k in ("trace", "lower", "compile")]
+        rows.append((sum(seconds), name, spent["programs"], lines, seconds))
+    text = ["| program | times | lines | tracing | lowering | compiling |"]
+    text.append("|---|---|---|---|---|---|")
+    for _, name, times, lines, seconds in sorted(rows, reverse=True):
+        numbers = " | ".join(f"{x:.2f}" for x in seconds)
+        joined = ", ".join(map(str, lines))
+        text.append(f"| `{name}` | {times:.0f} | {joined} | {numbers} |")
+    return "\n".join(text)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--problems", nargs="+", default=["logistic"], choices=PROBLEMS)
+    parser.add_argument("--sizes", type=float, nargs="+", default=[1e4, 2e5, 1e6])
+    parser.add_argument("--methods", nargs="+", default=["ours"], choices=METHODS)
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--programs", action="store_true")
+    parser.add_argument("--again", action="store_true")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--worker")
+    args = parser.parse_args()
+    if args.worker:
+        worker(json.loads(args.worker))
+        return
+    import jax
+
+    lines = [
+        f"jax {jax.__version__}, Python {platform.python_version()}, "
+        f"{os.cpu_count()} cores",
+        "",
+        "| problem | method | first run, s | user s | effective draws | "
+        "to 1,000 effective draws, s | user s | programs | lines of StableHLO | "
+        "tracing, s | lowering, s | compiling, s | load |",
+        "|" + "---|" * 13,
+    ]
+    details = []
+    print("\n".join(lines), flush=True)
+    for _ in range(args.rounds):
+        for problem in args.problems:
+            for size in args.sizes:
+                for method in args.methods:
+                    case = {
+                        "problem": problem,
+                        "size": int(size),
+                        "method": method,
+                        "programs": args.programs,
+                        "again": args.again,
+                    }
+                    found = measured(case)
+                    lines.append(shown(case, found))
+                    print(lines[-1], flush=True)
+                    for name, (clock, spent) in found.get("again", {}).items():
+                        details.append(
+                            f"{name}: {clock[0]:.2f} s, user {clock[1]:.2f} s; "
+                            f"programs {spent['programs']:.0f}, tracing "
+                            f"{spent['trace']:.2f}, lowering {spent['lower']:.2f}, "
+                            f"compiling {spent['compile']:.2f} s"
+                        )
+                        print(details[-1], flush=True)
+                    if args.programs:
+                        details.append(shown_programs(found))
+                        print(details[-1], flush=True)
+    if args.out:
+        args.out.write_text("\n".join([*lines, "", *details, ""]))
+
+
+if __name__ == "__main__":
+    main()
