@@ -27,6 +27,13 @@ MOST_STEPS = 1000
 # dimensions, and 1 / 2 in one; a mean of 0.55 has T between 0.9 and 1.3 times pi.
 _MEAN_DIRECTION = 0.55
 _FIRST_STEPS = 10
+_LENGTHS = 618  # the key of the lengths
+
+# With fewer steps of such a trajectory the step size is that of the bulk alone: where
+# the curvature is larger in the tail of a skewed posterior, all trajectories are
+# rejected there. With as few as the acceptance rate allowed, the rate of six
+# exponential rows had 37 effective draws of its square in 4,000; it has 1,600 now.
+_FEWEST_STEPS = 6
 
 
 class AdaptState(NamedTuple):
@@ -117,15 +124,16 @@ class Adaptation(NamedTuple):
     def num_steps(self, t: Array, state: AdaptState) -> Array:
         """The steps of one trajectory, of a length between 0 and the longest.
 
-        The lengths are a low-discrepancy sequence, the same in all chains: vectorised
-        chains wait for the longest one. They do not depend on the position, so that
-        the trajectory of each draw is reversible.
+        Random lengths that do not depend on the position, so that each trajectory is
+        reversible. They are the same in all chains, because vectorised chains wait for
+        the longest one. A low-discrepancy sequence would have autocorrelations from
+        which effective sample sizes come out too large, by 1.3 to 1.8 for squares.
 
         :param t: the draw's number.
         :param state: the step size and the length.
         """
-        turns = t.astype(jnp.uint32) * jnp.uint32(2654435769)  # golden ratio, 2 ** 32
-        share = (turns >> 8).astype(state.length.dtype) / 2**24
+        key = jax.random.fold_in(jax.random.key(_LENGTHS), t)
+        share = jax.random.uniform(key, dtype=state.length.dtype)
         number = jnp.ceil(share * state.length / state.step_size)
         return jnp.clip(number, 1, MOST_STEPS).astype(jnp.int32)
 
@@ -156,8 +164,11 @@ class Adaptation(NamedTuple):
             last = t == self.num_warmup - 1
             log_step = jnp.where(last, step_state[1], step_state[0])
             finite = jnp.finfo(z.dtype)
+            longest = finite.max
+            if self.adapt_length:
+                longest = state.length / _FEWEST_STEPS
             state = state._replace(
-                step_size=jnp.clip(jnp.exp(log_step), finite.tiny, finite.max),
+                step_size=jnp.clip(jnp.exp(log_step), finite.tiny, longest),
                 step_size_state=step_state,
             )
         if not self.adapt_mass_matrix:

@@ -367,6 +367,7 @@ class AMAGOLD(AdaptedKernel, MinibatchKernel):
             **self._dynamics.facts,
             "num_steps": 0 if self._adapt_length else self.num_steps,
             "has_step_size": True,
+            "adapts_length": self._adapt_length,
         }
         if self._correction is None:
             return facts
