@@ -12,6 +12,8 @@ import gradient_problems as problems
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
 import pytest
 from gradient_problems import (
     DATA,
@@ -28,6 +30,8 @@ from gradient_problems import (
     shape_errors,
 )
 from jax import random
+from numpyro.diagnostics import effective_sample_size, gelman_rubin
+from numpyro.infer import MCMC
 
 from numpyro_minibatch import (
     AMAGOLD,
@@ -516,3 +520,83 @@ def test_a_design_is_not_replaced_by_even_rows():
             control_variate="taylor2",
             correction=batch.growing(100),
         )
+
+
+# warmup at default settings, from the default start ---
+
+
+def columns_of_all_scales(x, y):
+    beta = numpyro.sample("beta", dist.Normal(0, 10).expand([4]).to_event(1))
+    with numpyro.plate("data", len(y)) as i:
+        numpyro.sample("obs", dist.Normal(x[i] @ beta, 1.0), obs=y[i])
+
+
+def all_scales(size=1000):
+    """Data of columns of scale 0.1 to 10, and mean and covariance of the posterior."""
+    rng = np.random.default_rng(3)
+    x = np.column_stack([np.ones(size), rng.normal(size=(size, 3)) * [0.1, 1.0, 10.0]])
+    y = x @ [1.0, -2.0, 0.5, 0.3] + rng.normal(size=size)
+    precision = x.T @ x + np.eye(4) / 100.0
+    mean = np.linalg.solve(precision, x.T @ y)
+    return (jnp.asarray(x), jnp.asarray(y)), mean, np.linalg.inv(precision)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param({}, id="all rows"),
+        pytest.param({"batch_size": 200, "dense_mass": True}, id="batches", marks=slow),
+    ],
+)
+def test_default_settings_need_no_tuning(settings):
+    """Chains from the default start find the posterior and explore it."""
+    data, mean, cov = all_scales()
+    kernel = AMAGOLD(columns_of_all_scales, **settings)
+    mcmc = MCMC(
+        kernel,
+        num_warmup=1000,
+        num_samples=1000,
+        num_chains=4,
+        chain_method="vectorized",
+        progress_bar=False,
+    )
+    mcmc.run(random.key(0), *data, extra_fields=("num_steps", "num_rows"))
+    white = (draws_of(mcmc, "beta") - mean) @ np.linalg.inv(np.linalg.cholesky(cov)).T
+    assert gelman_rubin(white).max() < 1.01
+    size = effective_sample_size(white)
+    assert size.min() > 400
+    assert np.abs(white.mean((0, 1)) * np.sqrt(size)).max() < 4.5
+    error = 1.0 / np.sqrt(2.0 * effective_sample_size(white**2))
+    assert (np.abs(white.std((0, 1)) - 1.0) < 4.5 * error).all()
+    steps = np.asarray(mcmc.get_extra_fields()["num_steps"])
+    if not settings:
+        # a trajectory is a few steps long, and not always as long as the last one
+        assert 1.0 < steps.mean() < 6.0 and len(np.unique(steps)) > 1
+        rows = np.asarray(mcmc.get_extra_fields()["num_rows"])
+        assert (rows >= 1000 * steps).all()
+
+
+def test_lengths_make_the_slowest_direction_independent():
+    """On a normal of scales 1 and 30 that no mass matrix evens out."""
+    scales = jnp.array([1.0, 30.0])
+    target = noisy_target(lambda z: -0.5 * ((z / scales) ** 2).sum(-1), dim=2)
+    start = np.random.default_rng(0).normal(size=(4, 2)) * [1.0, 30.0]
+
+    def slowest(**settings):
+        kernel = AMAGOLD(
+            target=target, batch=batch.full(), adapt_mass_matrix=False, **settings
+        )
+        mcmc = run(kernel, start, num_warmup=500, num_samples=1000)
+        return effective_sample_size(draws_of(mcmc)[..., 1:])[0]
+
+    assert slowest() > 1000
+    assert slowest(num_steps=10, friction=0.5) < 200  # the control
+
+
+@pytest.mark.parametrize("temperature, rows", [(1.0, 10_000), (1e4, 100), (10.0, 3000)])
+def test_the_temperature_chooses_the_batch(temperature, rows):
+    x, y = jnp.ones((10_000, 4)), jnp.zeros(10_000)
+    kernel = AMAGOLD(columns_of_all_scales, temperature=temperature)
+    kernel._setup((x, y), {})
+    assert kernel.batch_sizes == {"data": rows}
+    assert kernel.bound_scheme.reads_all_rows == (rows == 10_000)

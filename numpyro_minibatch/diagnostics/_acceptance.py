@@ -271,7 +271,9 @@ def _advise_acceptance(run: Run) -> Iterator[str]:
             f"the acceptance rate is {rate:.2g}, so most draws repeat the "
             f"previous one. Write a smaller step_size, {aim}."
         )
-    if rate > max(0.95 * highest, wanted + 0.05):
+    # trajectories of adapted length have a smallest number of steps, whatever the rate
+    free = not run.flag("adapts_length")
+    if free and rate > max(0.95 * highest, wanted + 0.05):
         yield (
             f"the acceptance rate is {rate:.2g} of at most {highest:g}: "
             f"the steps are so small that the chain hardly moves. Write a larger "

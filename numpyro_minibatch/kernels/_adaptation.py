@@ -1,7 +1,8 @@
-"""Adaptation of step size and mass matrix in warmup; both are fixed afterwards."""
+"""Step size, mass matrix and trajectory length, adapted in warmup and then fixed."""
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -10,12 +11,29 @@ import numpy as np
 from jax import Array
 from numpyro.infer.hmc_util import dual_averaging, welford_covariance
 
-__all__ = ["AdaptState", "Adaptation", "AdaptedKernel", "advanced"]
+__all__ = ["MOST_STEPS", "AdaptState", "Adaptation", "AdaptedKernel", "advanced"]
 
 # NumPyro's defaults suit an acceptance probability that is averaged over a trajectory.
 # A single accept/reject step is several times noisier, and at gamma = 0.05 it moves the
 # logarithm of the step size by more than one at every draw.
 _GAMMA = 0.5
+
+# The longest trajectory, in steps. NUTS stops at as many.
+MOST_STEPS = 1000
+
+# A trajectory of length t on a standard normal has turned back if t > pi. Lengths are
+# drawn uniformly from (0, T): with T = pi the autocorrelation of the slowest direction,
+# sin(T) / T, is zero. The mean sign of `displacement . momentum` is then 1 in many
+# dimensions, and 1 / 2 in one; a mean of 0.55 has T between 0.9 and 1.3 times pi.
+_MEAN_DIRECTION = 0.55
+_FIRST_STEPS = 10
+_LENGTHS = 618  # the key of the lengths
+
+# With fewer steps of such a trajectory the step size is that of the bulk alone: where
+# the curvature is larger in the tail of a skewed posterior, all trajectories are
+# rejected there. With as few as the acceptance rate allowed, the rate of six
+# exponential rows had 37 effective draws of its square in 4,000; it has 1,600 now.
+_FEWEST_STEPS = 6
 
 
 class AdaptState(NamedTuple):
@@ -27,6 +45,8 @@ class AdaptState(NamedTuple):
     - **root** - ``C.T`` with ``C @ C.T`` the inverse mass matrix, or its diagonal.
     - **step_size_state** - state of dual averaging.
     - **covariance_state** - state of Welford's running covariance.
+    - **length** - the longest trajectory, in whitened coordinates, or nothing.
+    - **length_state** - state of its dual averaging.
     """
 
     step_size: Array
@@ -34,6 +54,8 @@ class AdaptState(NamedTuple):
     root: Array
     step_size_state: Any
     covariance_state: Any
+    length: Any = ()
+    length_state: Any = ()
 
     def with_root(self, root: Array) -> AdaptState:
         """The state with the mass matrix of a known covariance, ``root.T @ root``."""
@@ -53,6 +75,7 @@ class Adaptation(NamedTuple):
     :param adapt_step_size: whether the step size adapts.
     :param adapt_mass_matrix: whether the mass matrix adapts.
     :param dense_mass: full mass matrix rather than a diagonal one.
+    :param adapt_length: whether the length of a trajectory adapts.
     """
 
     num_warmup: int
@@ -60,6 +83,7 @@ class Adaptation(NamedTuple):
     adapt_step_size: bool
     adapt_mass_matrix: bool
     dense_mass: bool
+    adapt_length: bool = False
 
     def init(self, z: Array, step_size: float | Array) -> AdaptState:
         """The state before the first draw.
@@ -72,9 +96,13 @@ class Adaptation(NamedTuple):
         matrix = jnp.diag(ones) if self.dense_mass else ones
         init_step, _ = dual_averaging(gamma=_GAMMA)
         init_covariance, _, _ = welford_covariance(diagonal=not self.dense_mass)
-        return AdaptState(
+        state = AdaptState(
             step, matrix, matrix, init_step(jnp.log(step)), init_covariance(z.size)
         )
+        if not self.adapt_length:
+            return state
+        length = _FIRST_STEPS * step
+        return state._replace(length=length, length_state=init_step(jnp.log(length)))
 
     @property
     def active(self) -> bool:
@@ -93,8 +121,29 @@ class Adaptation(NamedTuple):
             width *= 2
         return np.array([*ends, stop - 1])
 
+    def num_steps(self, t: Array, state: AdaptState) -> Array:
+        """The steps of one trajectory, of a length between 0 and the longest.
+
+        Random lengths that do not depend on the position, so that each trajectory is
+        reversible. They are the same in all chains, because vectorised chains wait for
+        the longest one. A low-discrepancy sequence would have autocorrelations from
+        which effective sample sizes come out too large, by 1.3 to 1.8 for squares.
+
+        :param t: the draw's number.
+        :param state: the step size and the length.
+        """
+        key = jax.random.fold_in(jax.random.key(_LENGTHS), t)
+        share = jax.random.uniform(key, dtype=state.length.dtype)
+        number = jnp.ceil(share * state.length / state.step_size)
+        return jnp.clip(number, 1, MOST_STEPS).astype(jnp.int32)
+
     def update(
-        self, t: Array, accept_prob: Array, z: Array, state: AdaptState
+        self,
+        t: Array,
+        accept_prob: Array,
+        z: Array,
+        state: AdaptState,
+        progress: Array | None = None,
     ) -> AdaptState:
         """Learn from one draw.
 
@@ -102,8 +151,12 @@ class Adaptation(NamedTuple):
         :param accept_prob: its acceptance probability.
         :param z: the position after it, shape ``(D,)``.
         :param state: the state before it.
+        :param progress: of a trajectory, the inner product of its displacement and its
+            last momentum: half the rate at which the squared displacement grows.
         """
         _, update_step = dual_averaging(gamma=_GAMMA)
+        if self.adapt_length:
+            state = self._with_length(t, accept_prob, progress, state)
         if self.adapt_step_size:
             step_state = update_step(
                 self.target_accept_prob - accept_prob, state.step_size_state
@@ -111,8 +164,11 @@ class Adaptation(NamedTuple):
             last = t == self.num_warmup - 1
             log_step = jnp.where(last, step_state[1], step_state[0])
             finite = jnp.finfo(z.dtype)
+            longest = finite.max
+            if self.adapt_length:
+                longest = state.length / _FEWEST_STEPS
             state = state._replace(
-                step_size=jnp.clip(jnp.exp(log_step), finite.tiny, finite.max),
+                step_size=jnp.clip(jnp.exp(log_step), finite.tiny, longest),
                 step_size_state=step_state,
             )
         if not self.adapt_mass_matrix:
@@ -130,6 +186,22 @@ class Adaptation(NamedTuple):
         )
         at_end = (t == jnp.asarray(ends[1:])).any()
         return jax.lax.cond(at_end, self._end_window, lambda s: s, state)
+
+    def _with_length(
+        self, t: Array, accept_prob: Array, progress: Any, state: AdaptState
+    ) -> AdaptState:
+        """Trajectories that are as long as they can be before they turn back."""
+        _, update_length = dual_averaging(gamma=_GAMMA)
+        # a trajectory that was rejected tells little, one that diverged nothing
+        known = jnp.isfinite(progress) & jnp.isfinite(accept_prob)
+        weight = jnp.where(known, accept_prob, 0.0)
+        excess = _MEAN_DIRECTION - jnp.where(known, jnp.sign(progress), 0.0)
+        length_state = update_length(weight * excess, state.length_state)
+        last = t == self.num_warmup - 1
+        log_length = jnp.where(last, length_state[1], length_state[0])
+        log_step = jnp.log(state.step_size)
+        inside = jnp.clip(log_length, log_step, log_step + math.log(MOST_STEPS))
+        return state._replace(length=jnp.exp(inside), length_state=length_state)
 
     def _end_window(self, state: AdaptState) -> AdaptState:
         """A new mass matrix, and a step size that keeps the steps as long as before."""
@@ -151,10 +223,16 @@ class Adaptation(NamedTuple):
             diagonal = jnp.diag(root) if self.dense_mass else root
             return jnp.log(diagonal).mean()
 
-        log_step = jnp.log(state.step_size) + log_scale(state.root) - log_scale(root)
+        change = log_scale(state.root) - log_scale(root)
+        log_step = jnp.log(state.step_size) + change
         init_step, _ = dual_averaging(gamma=_GAMMA)
         init_covariance, _, _ = welford_covariance(diagonal=not self.dense_mass)
-        return AdaptState(
+        if self.adapt_length:
+            log_length = jnp.log(state.length) + change
+            state = state._replace(
+                length=jnp.exp(log_length), length_state=init_step(log_length)
+            )
+        return state._replace(
             step_size=jnp.exp(log_step) if self.adapt_step_size else state.step_size,
             inverse_mass_matrix=matrix,
             root=root,
@@ -163,20 +241,27 @@ class Adaptation(NamedTuple):
         )
 
 
-def advanced(adaptation: Adaptation, state: Any, z: Array, accept_prob: Array) -> Any:
+def advanced(
+    adaptation: Adaptation,
+    state: Any,
+    z: Array,
+    accept_prob: Array,
+    progress: Array | None = None,
+) -> Any:
     """Adapt the settings of a kernel in warmup, and count its draw.
 
     :param adaptation: what adapts.
     :param state: the kernel's state after the draw, with the previous ``adapt_state``.
     :param z: the position, shape ``(D,)``.
     :param accept_prob: the acceptance probability to adapt to.
+    :param progress: see :meth:`Adaptation.update`.
     """
     adapt_state = state.adapt_state
     step_size = adapt_state.step_size
     if adaptation.active:
         adapt_state = jax.lax.cond(
             state.i < adaptation.num_warmup,
-            lambda: adaptation.update(state.i, accept_prob, z, adapt_state),
+            lambda: adaptation.update(state.i, accept_prob, z, adapt_state, progress),
             lambda: adapt_state,
         )
     i = state.i + 1
@@ -198,6 +283,7 @@ class AdaptedKernel:
     _adapt_step_size: bool
     _adapt_mass_matrix: bool
     _dense_mass: bool
+    _adapt_length: bool = False
 
     if TYPE_CHECKING:
 
@@ -216,4 +302,5 @@ class AdaptedKernel:
             # with a control variate, the surrogate's covariance is known in advance
             adapt_mass_matrix=self._adapt_mass_matrix and self.control_variate is None,
             dense_mass=self._dense_mass,
+            adapt_length=self._adapt_length,
         )

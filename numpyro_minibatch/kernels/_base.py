@@ -454,7 +454,7 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
         size = self._batch.size
         sizes = dict(size) if isinstance(size, tuple) else size
         full = isinstance(self._batch, FullBatch)
-        automatic = None if self._control_variate is None else _BATCH
+        automatic = self._rows_unless_said
         if self._target is not None:
             if args or kwargs:
                 raise ValueError(
@@ -470,6 +470,11 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
                 name, self._model, args, kwargs, sizes, full=full, default=automatic
             )
             self._learn(layout=layout, frozen=frozen)
+
+    @property
+    def _rows_unless_said(self) -> int | None:
+        """Rows of a batch if neither user nor model says; ``None`` to ask."""
+        return None if self._control_variate is None else _BATCH
 
     @property
     def _needs(self) -> Needs:

@@ -27,7 +27,7 @@ def follow(
     whitening: Whitening,
     step_size_of: Callable[[Array], Any],
     temperature: Scalar,
-    num_steps: int,
+    num_steps: int | Array,
     start: Array,
     keys: tuple[Array, Array],
     z: Array,
@@ -42,7 +42,8 @@ def follow(
     :param whitening: the whitened coordinates.
     :param step_size_of: from the number of a step to its step size.
     :param temperature: the temperature ``T``.
-    :param num_steps: how many steps.
+    :param num_steps: how many steps. With a traced number, the loop stops once a value
+        is not finite.
     :param start: the number of steps made before.
     :param keys: the key of the noise, and ``index_key``: step ``n`` of all reads the
         rows of ``fold_in(index_key, n)``. Rows from an epoch that continues across
@@ -75,9 +76,25 @@ def follow(
 
     zero = jnp.zeros((), z.dtype)
     first = (Moved(z, memory, zero, jnp.zeros_like(z), zero), seen)
-    if num_steps == 1:
+    if isinstance(num_steps, int) and num_steps == 1:
         row_key = jax.random.fold_in(index_key, start)
         return step(first, (start, unwrapped(noise_key)[0], unwrapped(row_key)[0]))[0]
+
+    if not isinstance(num_steps, int):
+
+        def unfinished(carry: tuple[Array, tuple[Moved, Any]]) -> Array:
+            n, (moved, _) = carry
+            return (n < num_steps) & jnp.isfinite(moved.work)
+
+        def next_step(
+            carry: tuple[Array, tuple[Moved, Any]],
+        ) -> tuple[Array, tuple[Moved, Any]]:
+            n, before = carry
+            bits = unwrapped(jax.random.fold_in(noise_key, n))[0]
+            row_bits = unwrapped(jax.random.fold_in(index_key, start + n))[0]
+            return n + 1, step(before, (start + n, bits, row_bits))[0]
+
+        return jax.lax.while_loop(unfinished, next_step, (jnp.int32(0), first))[1]
 
     # all keys in one call, which costs about as much as drawing the noise of one step
     def fold(key: Array, numbers: Array) -> Array:

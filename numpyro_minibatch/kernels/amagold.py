@@ -10,7 +10,8 @@ makes up for the discretisation and for the noise of the gradients together.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -30,7 +31,12 @@ from numpyro_minibatch.batch import BatchSize, Scheme, Weighted
 from numpyro_minibatch.control_variate import Taylor
 from numpyro_minibatch.dynamics import Moved
 from numpyro_minibatch.estimate import Comparison, Estimate, Exact, Reader, Shared
-from numpyro_minibatch.kernels._adaptation import AdaptedKernel, AdaptState, advanced
+from numpyro_minibatch.kernels._adaptation import (
+    MOST_STEPS,
+    AdaptedKernel,
+    AdaptState,
+    advanced,
+)
 from numpyro_minibatch.kernels._arguments import (
     read_acceptance,
     read_flags,
@@ -45,6 +51,9 @@ from numpyro_minibatch.preconditioner import Whitening
 from numpyro_minibatch.target import Target
 
 __all__ = ["AMAGOLD", "AMAGOLDState"]
+
+_ALL = 2**31 - 1  # more rows than there are
+_FEWEST = 100  # rows of a batch at high temperatures
 
 
 @with_named_items
@@ -73,6 +82,7 @@ class AMAGOLDState(NamedTuple):
     - **reliable** - whether the noise was inside the test's domain.
     - **noise_ratio** - variance of the noise that a step injects over that of the
       gradient's, in the coordinate where it is smallest.
+    - **num_steps** - gradient steps of the draw.
     - **num_rows** - rows of data read to make the draw.
     """
 
@@ -94,6 +104,7 @@ class AMAGOLDState(NamedTuple):
     log_ratio_variance: Array
     reliable: Array
     noise_ratio: Array
+    num_steps: Array
     num_rows: Array
 
 
@@ -112,12 +123,14 @@ class AMAGOLD(AdaptedKernel, MinibatchKernel):
     :param model: a NumPyro model with a data plate.
     :param target: a :class:`~numpyro_minibatch.Target` instead of a model.
     :param batch_size: rows of a gradient, or ``{plate: rows}``; by default each plate's
-        own ``subsample_size``.
+        own ``subsample_size``, and without one as many as the temperature asks for:
+        at ``T = 1`` all rows.
     :param batch: a ``batch.*`` scheme instead of ``batch_size``.
     :param step_size: (initial) step size, in whitened coordinates; 0.1 by default,
         with a control variate 0.3.
     :param friction: the rate at which momentum is forgotten, twice the paper's
-        ``beta``, whose default this is; may be 0.
+        ``beta``. By default 0 where the length of trajectories adapts and each has a
+        momentum of its own, and 0.5 otherwise, the paper's.
     :param momentum_variance: the paper's ``sigma ** 2``: variance of the momentum. It
         only changes the unit of ``step_size`` and ``friction``: a step moves by
         ``step_size / sigma`` times a standard normal momentum.
@@ -125,7 +138,10 @@ class AMAGOLD(AdaptedKernel, MinibatchKernel):
         like gradient descent with momentum; then ``b`` must be given too, and neither
         step size nor mass matrix adapt unless the arguments for that say so.
     :param b: ``step_size * friction / 2``.
-    :param num_steps: gradient steps of one draw.
+    :param num_steps: gradient steps of one draw. By default warmup adapts the length
+        of the trajectories: they are as long as they can be before they turn back, and
+        each draw takes a number of steps between 1 and that, at most 1,000. Where the
+        step size does not adapt, it is 10.
     :param resample_momentum: draw a new momentum for each draw: the reversible variant.
         Without it the momentum goes on, and turns round where a draw is rejected; in
         warmup, where that would lead nowhere, it is drawn anew all the same.
@@ -192,7 +208,7 @@ class AMAGOLD(AdaptedKernel, MinibatchKernel):
         momentum_variance: float = 1.0,
         h: float | None = None,
         b: float | None = None,
-        num_steps: int = 10,
+        num_steps: int | None = None,
         resample_momentum: bool = True,
         correction: Literal["exact", "minibatch", "default"]
         | Scheme
@@ -225,10 +241,9 @@ class AMAGOLD(AdaptedKernel, MinibatchKernel):
         step_size, friction = read_step_and_friction(name, step_size, friction, h, b)
         if step_size is None:
             step_size = 0.1 if self._control_variate is None else 0.3
-        friction = 0.5 if friction is None else friction
         check_positive(name, "step_size", step_size)
-        check_positive(name, "friction", friction, zero=True)
-        check_count(name, "num_steps", num_steps)
+        if num_steps is not None:
+            check_count(name, "num_steps", num_steps)
         (
             self._resample_momentum,
             adapt_step_size,
@@ -241,6 +256,13 @@ class AMAGOLD(AdaptedKernel, MinibatchKernel):
             adapt_mass_matrix=adapt_mass_matrix,
             dense_mass=dense_mass,
         )
+        self._adapt_step_size = adapt_step_size and correction is not None
+        self._adapt_length = num_steps is None and self._adapt_step_size
+        if friction is None:
+            # a fresh momentum for each trajectory forgets enough; friction on the way
+            # would make a random walk of a long one
+            friction = 0.0 if self._adapt_length and self._resample_momentum else 0.5
+        check_positive(name, "friction", friction, zero=True)
         if isinstance(correction, str) and correction == "default":
             correction = "exact" if self._control_variate is None else "minibatch"
         known = self._control_variate is not None
@@ -279,9 +301,35 @@ class AMAGOLD(AdaptedKernel, MinibatchKernel):
         sigma = float(momentum_variance) ** 0.5 if h is None else 1.0
         self._step_size = float(step_size) / sigma
         self._dynamics = dynamics.sghmc(float(friction) * sigma, "midpoint")
-        self.num_steps = int(num_steps)
+        self.num_steps = 10 if num_steps is None else int(num_steps)
         self._correction = correction
-        self._adapt_step_size = adapt_step_size and correction is not None
+
+    def _setup(self, args: tuple, kwargs: Mapping[str, Any]) -> None:
+        """Choose the batch of a gradient where neither the user nor the model does.
+
+        In coordinates in which the posterior is white, a gradient of ``m`` of ``N``
+        rows has noise of variance ``N / (m T)``, as the information equality says. On a
+        trajectory of length ``t`` in steps of ``h`` the noise gives the log ratio a
+        variance of ``h t D N / (m T)``. It should be below 1 at a step that the
+        discretisation allows, about 1 / 2 at ``t = pi / 2``. At ``T = 1`` that asks
+        for all rows: batches read ``t ** 2 * D * N`` rows in all, whatever their size.
+        """
+        super()._setup(args, kwargs)
+        layout = self.layout
+        if not layout.automatic or self._control_variate is not None:
+            return
+        # of a target written by hand the dimension is not known yet
+        dim = sum(math.prod(shape) for shape in layout.shapes) or 1
+        share = 0.75 * dim / self._temperature
+        widths = {
+            name: size if share > 0.5 else min(size, max(_FEWEST, int(share * size)))
+            for name, size in layout.plates
+        }
+        self._learn(layout=layout._replace(widths=tuple(widths.items())))
+
+    @property
+    def _rows_unless_said(self) -> int | None:
+        return super()._rows_unless_said or _ALL
 
     @property
     def default_fields(self) -> tuple[str, ...]:
@@ -296,6 +344,7 @@ class AMAGOLD(AdaptedKernel, MinibatchKernel):
             "log_ratio_variance",
             "reliable",
             "noise_ratio",
+            "num_steps",
             "num_rows",
         )
 
@@ -318,8 +367,9 @@ class AMAGOLD(AdaptedKernel, MinibatchKernel):
         facts = {
             **super().facts,
             **self._dynamics.facts,
-            "num_steps": self.num_steps,
+            "num_steps": 0 if self._adapt_length else self.num_steps,
             "has_step_size": True,
+            "adapts_length": self._adapt_length,
         }
         if self._correction is None:
             return facts
@@ -361,6 +411,7 @@ class AMAGOLD(AdaptedKernel, MinibatchKernel):
             log_ratio_variance=zero,
             reliable=jnp.array(False),
             noise_ratio=zero,
+            num_steps=jnp.int32(0),
             num_rows=jnp.zeros((), self._rows_dtype(start.reader)),
         )
 
@@ -394,19 +445,23 @@ class AMAGOLD(AdaptedKernel, MinibatchKernel):
         def constant(n: Array) -> Array:
             return step_size
 
+        number: int | Array = self.num_steps
+        if self._adapt_length:
+            number = self._adaptation.num_steps(state.i, state.adapt_state)
         end, _ = follow(
             self._dynamics,
             energy,
             whitening,
             constant,
             temperature,
-            self.num_steps,
-            state.i * self.num_steps,
+            number,
+            state.i * self._most_steps,
             (keys["noise"], state.index_key),
             z,
             momentum,
         )
         decision, seen = self._decide(reader, keys, z, end, state)
+        progress = whitening.whiten(end.z - z) @ end.memory
         # without a new momentum the way back starts with this one turned round
         z, momentum, memory, lp = jax.tree.map(
             lambda new, old: jnp.where(decision.accept, new, old),
@@ -431,20 +486,32 @@ class AMAGOLD(AdaptedKernel, MinibatchKernel):
                 log_ratio_variance=seen.noise,
                 reliable=decision.reliable,
                 noise_ratio=estimator.ratio(self._dynamics, step_size, temperature),
-                num_rows=seen.num_rows + rows + self._gradient_rows(reader),
+                num_steps=jnp.asarray(number, jnp.int32),
+                num_rows=seen.num_rows + rows + self._gradient_rows(reader, number),
             ),
             z,
             decision.accept_prob,
+            progress,
         )
 
-    def _gradient_rows(self, reader: Reader) -> Array:
+    @property
+    def _most_steps(self) -> int:
+        """The most gradient steps that a draw can take."""
+        return MOST_STEPS if self._adapt_length else self.num_steps
+
+    @property
+    def knows_rows(self) -> bool:
+        """Whether the rows of steps to come are known, as in :class:`RowsAhead`."""
+        return super().knows_rows and not self._adapt_length
+
+    def _gradient_rows(self, reader: Reader, number: int | Array) -> Array:
         """Rows that the gradients of a draw read."""
-        number = self.num_steps * reader.gradient_rows
-        return jnp.asarray(number, self._rows_dtype(reader))
+        each = jnp.asarray(reader.gradient_rows, self._rows_dtype(reader))
+        return number * each
 
     def _rows_dtype(self, reader: Reader) -> Any:
         """Integers, unless the rows of a draw could be more than an int32 counts."""
-        most = (self.num_steps + 8) * sum(reader.plates.values())
+        most = (self._most_steps + 8) * sum(reader.plates.values())
         return jnp.int32 if most < 2**31 else jnp.float32
 
     def _decide(

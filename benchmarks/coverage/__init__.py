@@ -1,0 +1,1 @@
+"""Coverage of reported errors on skewed and heavy-tailed posteriors."""

@@ -1,0 +1,149 @@
+"""Write the page of the recorded results: python -m benchmarks.coverage.report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.coverage.families import FAMILIES
+
+from .record import load
+
+PAGE = Path(__file__).parents[2] / "docs" / "benchmarks-coverage.md"
+QUANTITIES = {"mean": "mean", "sd": "sd", "q5": "5%", "q95": "95%"}
+
+
+def _table(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f}%"
+
+
+def overview(families: dict[str, Any]) -> str:
+    """Misses of each kind of interval, over all families."""
+    rows = []
+    kernels = list(dict.fromkeys(k for found in families.values() for k in found))
+    for kernel in kernels:
+        found = [f[kernel] for f in families.values() if kernel in f]
+        ran = [run for run in found if "refused" not in run]
+        for level in ("0.5", "0.9", "0.95"):
+            cells = []
+            for quantity in QUANTITIES:
+                shares = np.array([run["misses"][quantity][level] for run in ran])
+                error = np.sqrt((shares[:, 1] ** 2).sum()) / len(shares)
+                cells.append(f"{_percent(shares[:, 0].mean())} ± {100 * error:.1f}")
+            name = f"{kernel}, {len(ran)} of {len(found)} families"
+            rows.append([name, _percent(float(level)), *cells])
+    return _table(["kernel", "interval", *QUANTITIES.values()], rows)
+
+
+def details(families: dict[str, Any], kernel: str) -> str:
+    """One row for each family."""
+    rows = []
+    for name, family in FAMILIES.items():
+        found = families.get(name, {}).get(kernel)
+        if found is None:
+            continue
+        if "refused" in found:
+            rows.append([family.words, "refused", *[""] * 8])
+            continue
+        skewness = max((p["skewness"] for p in found["truth"].values()), key=abs)
+        ratios = [
+            max(
+                said / true
+                for said, true in zip(
+                    found["said_ess"][key], found["true_ess"][key], strict=True
+                )
+            )
+            for key in ("mean", "sd")
+        ]
+        rows.append(
+            [
+                family.words,
+                f"{skewness:.1f}",
+                *(_percent(found["misses"][q]["0.95"][0]) for q in QUANTITIES),
+                f"{min(found['true_ess']['mean']):.0f}",
+                *(f"{ratio:.2f}" for ratio in ratios),
+                _percent(found["with_advice"]),
+            ]
+        )
+    head = ["posterior", "skewness", *QUANTITIES.values(), "true ESS"]
+    return _table([*head, "said / true, means", "squares", "with advice"], rows)
+
+
+def refusals(families: dict[str, Any]) -> str:
+    """What kernels said that did not run."""
+    lines = [
+        f"- {FAMILIES[name].words}: `{' '.join(found['refused'].split())}`"
+        for name, kernels in families.items()
+        for found in kernels.values()
+        if "refused" in found
+    ]
+    return "\n".join(lines) or "None."
+
+
+def advice(families: dict[str, Any]) -> str:
+    """What was advised, without numbers."""
+    lines = [
+        f"- {FAMILIES[name].words}, {kernel}, {_percent(found['with_advice'])} of the "
+        f"runs: {'; '.join(found['advice'])}"
+        for name, kernels in families.items()
+        for kernel, found in kernels.items()
+        if found.get("advice")
+    ]
+    return "\n".join(lines) or "None."
+
+
+def page(results: dict[str, Any]) -> str:
+    """The page."""
+    families = results["families"]
+    runs = max(
+        found.get("runs", 0)
+        for kernels in families.values()
+        for found in kernels.values()
+    )
+    parts = [
+        INTRODUCTION.format(runs=runs, families=len(families)),
+        "## All families\n\n" + overview(families),
+    ]
+    for kernel in ("MinibatchMH", "AMAGOLD", "NUTS"):
+        parts.append(f"## {kernel}\n\n" + details(families, kernel))
+    parts.append("## Refusals\n\n" + refusals(families))
+    parts.append("## Advice\n\n" + advice(families))
+    return "\n\n".join(parts) + "\n"
+
+
+INTRODUCTION = """# Coverage of reported errors
+
+Do the numbers that a run reports hold on posteriors that are skewed, have heavy tails or
+lie at a bound? Each family below has one to three parameters whose posterior mean,
+standard deviation and 5% and 95% quantiles are known by quadrature. A user run is four
+chains of 1,000 + 1,000 draws at default settings, from the default start; its estimates
+and Monte Carlo errors are those of `diagnose(...).precision`. An interval misses if it
+does not contain the truth: 50%, 10% and 5% of them should.
+
+There are {families} families and {runs} runs of each by each kernel, on one data set a
+family, so that a share of 5% in one family has a standard error of 5 percentage points.
+The tables over all families have their standard errors, from the scatter between runs.
+The **true ESS** is that of four chains, by the squared errors of the means of all chains
+about the truth, with a relative error of about 16%; **said / true** divides the median of
+what runs reported by it, for the parameter where that is largest.
+
+Written by `python -m benchmarks.coverage.report`. `python -m benchmarks.coverage` makes
+the results; `--runs`, `--families`, `--kernels` and `--seed` choose among them. The
+kernels are `MinibatchMH(model, control_variate="taylor2")`, `AMAGOLD(model)` and
+NumPyro's `NUTS(model)`."""
+
+
+def main() -> None:
+    """Write the page."""
+    PAGE.write_text(page(load("coverage")))
+
+
+if __name__ == "__main__":
+    main()
