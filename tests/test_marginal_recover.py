@@ -11,9 +11,15 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 import xarray as xr
+from numpyro.diagnostics import effective_sample_size
+from numpyro.infer import MCMC, NUTS
 
 from numpyro_minibatch import by_group, marginalize, recover_marginals
-from numpyro_minibatch.inference_data import as_inference_data, get_group
+from numpyro_minibatch.inference_data import (
+    as_inference_data,
+    get_group,
+    to_inference_data,
+)
 from numpyro_minibatch.marginal import quadrature_error
 
 rng = np.random.default_rng(5)
@@ -288,3 +294,43 @@ def test_keys_decide_the_draws() -> None:
     )
     np.testing.assert_array_equal(one, same)
     assert not np.any(one == other)
+
+
+@pytest.mark.slow
+def test_a_run_with_its_drawn_sites_is_that_of_nuts_on_the_whole_model() -> None:
+    x, groups = rng.normal(size=(15, 5)), 15
+    logits = 1.5 * rng.normal(size=(groups, 1)) + 0.8 * x
+    y = (rng.uniform(size=x.shape) < 1 / (1 + np.exp(-logits))).astype("f")
+
+    def model(x: Any, y: Any) -> None:
+        b = numpyro.sample("b", dist.Normal(0.0, 1.0))
+        tau = numpyro.sample("tau", dist.LogNormal(0.0, 0.5))
+        with numpyro.plate("groups", len(y)) as idx:
+            a = numpyro.sample("a", dist.Normal(0.0, tau))
+            with numpyro.plate("within", y.shape[1]):
+                linear = a + b * x[idx].T
+                numpyro.sample("y", dist.Bernoulli(logits=linear), obs=y[idx].T)
+
+    def run(model: Any, count: int) -> Any:
+        mcmc = MCMC(NUTS(model), num_warmup=200, num_samples=count, progress_bar=False)
+        mcmc.run(jax.random.key(1), jnp.asarray(x), jnp.asarray(y))
+        return to_inference_data(mcmc, constant_data=False)
+
+    whole, marginal = run(model, 1000), run(marginalize(model), 400)
+    full = recover_marginals(
+        marginalize(model), marginal, jnp.asarray(x), jnp.asarray(y)
+    )
+    for name in ("b", "tau", "a"):
+        one, other = drawn(whole, name), drawn(full, name)
+        for power in (1, 2):  # means, and squares about the mean of both
+            center = one.mean(0) if power == 2 else 0.0
+            p, q = (one - center) ** power, (other - center) ** power
+            error = sum(v.var(0) / effective(v) for v in (p, q))
+            z = (p.mean(0) - q.mean(0)) / np.sqrt(error)
+            assert np.max(np.abs(z)) < 5.0, (name, power)
+
+
+def effective(x: np.ndarray) -> np.ndarray:
+    """The effective sample size of each column of one chain."""
+    found = effective_sample_size(x.reshape(1, len(x), -1))
+    return np.minimum(found, len(x)).reshape(x.shape[1:])
