@@ -1,5 +1,5 @@
 """A mixture with a member for each row
-======================================
+====================================
 
 Each row of the data belongs to one of three components, and which one is not seen. The
 model says so as one would say it: a discrete latent site in the plate of the rows.

@@ -168,7 +168,10 @@ def test_few_nodes_are_seen_to_be_wrong() -> None:
     assert jnp.max(jnp.abs(found - intercepts_by_hand(INTERCEPTS))) > 1e-4
 
 
-@pytest.mark.parametrize("model", [intercepts, intercepts_given_rows])
+@pytest.mark.parametrize(
+    "model",
+    [intercepts_given_rows, pytest.param(intercepts, marks=pytest.mark.slow)],
+)
 def test_rows_are_read_a_few_at_a_time(model: Callable) -> None:
     marginal, args = marginalize(model), (GROUPS_X, GROUPS_Y)
     layout, _ = inspect_model("MINT", marginal, args, {}, 4)
@@ -230,6 +233,7 @@ def test_three_numbers_and_a_state_of_a_row() -> None:
     np.testing.assert_allclose(finer, expected, atol=2e-4)
 
 
+@pytest.mark.slow
 def test_correlated_normal_variables_are_exact() -> None:
     # the model is normal: three nodes of each dimension would do
     design = jnp.asarray(rng.normal(size=(9, 4, 2)))

@@ -59,7 +59,9 @@ def normal_of_rows(y: Any) -> None:
             numpyro.sample("y", dist.Normal(a, 2.0), obs=y)
 
 
-@pytest.mark.parametrize("model", [normal, normal_of_rows])
+@pytest.mark.parametrize(
+    "model", [normal, pytest.param(normal_of_rows, marks=pytest.mark.slow)]
+)
 def test_one_number_of_a_row_has_its_conditional_distribution(model: Any) -> None:
     y, tau, count = jnp.asarray(rng.normal(1.0, 3.0, size=(6, 4))), 1.5, 4000
     idata = run_at(count, tau=tau)
@@ -183,6 +185,7 @@ def test_the_error_of_few_nodes_is_measured() -> None:
     assert "num_nodes=31" in str(found)
 
 
+@pytest.mark.slow
 def test_a_second_mode_is_seen() -> None:
     y = jnp.array([-6.0, 6.0])
 
@@ -286,6 +289,7 @@ def test_bad_groups_are_refused(args: Any, message: str) -> None:
         by_group(*args)
 
 
+@pytest.mark.slow
 def test_keys_decide_the_draws() -> None:
     y, idata = jnp.ones((3, 2)), run_at(2, tau=1.0)
     one, same, other = (
