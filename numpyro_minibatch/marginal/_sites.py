@@ -190,6 +190,9 @@ def _chosen(
     if sites is None:
         if not local:
             raise ValueError(_nothing(latent, observed))
+        for site in local:
+            if site.in_scan:
+                raise ValueError(_in_scan(site.name))
         return local
     chosen = []
     for name in sites:
