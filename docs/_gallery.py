@@ -8,6 +8,7 @@ ORDER = (
     "covertype",
     "hierarchical_poisson",
     "random_intercepts",
+    "gaussian_mixture",
     "robust_regression",
     "tied_means",
     "batch_sizes",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -12,9 +13,10 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from numpyro import handlers
-from numpyro.infer import Predictive
+from numpyro.contrib.control_flow import scan
+from numpyro.infer import MCMC, Predictive
 
-from numpyro_minibatch import marginalize
+from numpyro_minibatch import SGHMC, marginalize, to_inference_data
 from numpyro_minibatch._model.independence import check_rows
 from numpyro_minibatch._model.preflight import inspect_model
 from numpyro_minibatch.target import ModelTarget
@@ -98,6 +100,22 @@ def test_without_observations_the_model_runs_as_written() -> None:
     assert draws["y"].shape == draws["z"].shape == (5,)
 
 
+@pytest.mark.slow
+def test_results_have_the_observations_and_a_log_likelihood_of_each_row() -> None:
+    y = jnp.concatenate([Y, Y + 3.0])
+    model = pickle.loads(pickle.dumps(marginalize(mixture)))
+    kernel = SGHMC(model, batch_size=5, step_size=1e-3)
+    mcmc = MCMC(kernel, num_warmup=5, num_samples=3, progress_bar=False)
+    mcmc.run(jax.random.key(0), y)
+    idata = to_inference_data(mcmc, log_likelihood=True)
+    np.testing.assert_array_equal(idata["observed_data"]["y"], y)
+    found = idata["log_likelihood"]["y"]
+    assert found.dims == ("chain", "draw", "data")
+    draw = jax.tree.map(lambda x: x[-1], mcmc.get_samples())
+    expected = log_rows(model, draw, y)
+    np.testing.assert_allclose(found[0, -1], expected, rtol=1e-5)
+
+
 def intercepts(X: Any, y: Any, mask: Any = True) -> None:
     beta = numpyro.sample("beta", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
     tau = numpyro.sample("tau", dist.HalfNormal(1.0))
@@ -168,7 +186,10 @@ def test_few_nodes_are_seen_to_be_wrong() -> None:
     assert jnp.max(jnp.abs(found - intercepts_by_hand(INTERCEPTS))) > 1e-4
 
 
-@pytest.mark.parametrize("model", [intercepts, intercepts_given_rows])
+@pytest.mark.parametrize(
+    "model",
+    [intercepts_given_rows, pytest.param(intercepts, marks=pytest.mark.slow)],
+)
 def test_rows_are_read_a_few_at_a_time(model: Callable) -> None:
     marginal, args = marginalize(model), (GROUPS_X, GROUPS_Y)
     layout, _ = inspect_model("MINT", marginal, args, {}, 4)
@@ -230,6 +251,7 @@ def test_three_numbers_and_a_state_of_a_row() -> None:
     np.testing.assert_allclose(finer, expected, atol=2e-4)
 
 
+@pytest.mark.slow
 def test_correlated_normal_variables_are_exact() -> None:
     # the model is normal: three nodes of each dimension would do
     design = jnp.asarray(rng.normal(size=(9, 4, 2)))
@@ -345,6 +367,18 @@ def no_latent(y: Any) -> None:
         numpyro.sample("y", dist.Normal(s, 1.0), obs=y[idx])
 
 
+def chain_of_states(y: Any) -> None:
+    s = numpyro.sample("s", dist.LogNormal(0.0, 1.0))
+
+    def step(z: Any, y: Any) -> Any:
+        with numpyro.plate("data", 7):
+            z = numpyro.sample("z", dist.Bernoulli(0.2 + 0.6 * z))
+            numpyro.sample("y", dist.Normal(z, s), obs=y)
+        return z, None
+
+    scan(step, jnp.zeros(7, int), jnp.stack([y, y]))
+
+
 @pytest.mark.parametrize(
     ("model", "sites", "message"),
     [
@@ -353,6 +387,8 @@ def no_latent(y: Any) -> None:
         (shared, ["s"], "'s', which is in no plate: all rows share it"),
         (infinite, None, "'n': Poisson has no finite support.*NegativeBinomial2"),
         (four, None, r"at most 3 continuous.* has 4: 'a' \(4\)"),
+        (chain_of_states, None, "'z', which is in a scan.*jax.lax.scan"),
+        (chain_of_states, ["z"], "'z', which is in a scan.*jax.lax.scan"),
         (leaking, None, "'a' out of each row of plate 'data': site 'total' depends"),
         (dependent, ["z"], "'z' out of each row of plate 'data': site 'a' depends"),
         (no_latent, None, "no latent site in a plate with observations.*are: 's'"),

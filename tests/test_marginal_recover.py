@@ -11,9 +11,15 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 import xarray as xr
+from numpyro.diagnostics import effective_sample_size
+from numpyro.infer import MCMC, NUTS
 
 from numpyro_minibatch import by_group, marginalize, recover_marginals
-from numpyro_minibatch.inference_data import as_inference_data, get_group
+from numpyro_minibatch.inference_data import (
+    as_inference_data,
+    get_group,
+    to_inference_data,
+)
 from numpyro_minibatch.marginal import quadrature_error
 
 rng = np.random.default_rng(5)
@@ -53,7 +59,9 @@ def normal_of_rows(y: Any) -> None:
             numpyro.sample("y", dist.Normal(a, 2.0), obs=y)
 
 
-@pytest.mark.parametrize("model", [normal, normal_of_rows])
+@pytest.mark.parametrize(
+    "model", [normal, pytest.param(normal_of_rows, marks=pytest.mark.slow)]
+)
 def test_one_number_of_a_row_has_its_conditional_distribution(model: Any) -> None:
     y, tau, count = jnp.asarray(rng.normal(1.0, 3.0, size=(6, 4))), 1.5, 4000
     idata = run_at(count, tau=tau)
@@ -177,6 +185,7 @@ def test_the_error_of_few_nodes_is_measured() -> None:
     assert "num_nodes=31" in str(found)
 
 
+@pytest.mark.slow
 def test_a_second_mode_is_seen() -> None:
     y = jnp.array([-6.0, 6.0])
 
@@ -280,6 +289,7 @@ def test_bad_groups_are_refused(args: Any, message: str) -> None:
         by_group(*args)
 
 
+@pytest.mark.slow
 def test_keys_decide_the_draws() -> None:
     y, idata = jnp.ones((3, 2)), run_at(2, tau=1.0)
     one, same, other = (
@@ -288,3 +298,43 @@ def test_keys_decide_the_draws() -> None:
     )
     np.testing.assert_array_equal(one, same)
     assert not np.any(one == other)
+
+
+@pytest.mark.slow
+def test_a_run_with_its_drawn_sites_is_that_of_nuts_on_the_whole_model() -> None:
+    x, groups = rng.normal(size=(15, 5)), 15
+    logits = 1.5 * rng.normal(size=(groups, 1)) + 0.8 * x
+    y = (rng.uniform(size=x.shape) < 1 / (1 + np.exp(-logits))).astype("f")
+
+    def model(x: Any, y: Any) -> None:
+        b = numpyro.sample("b", dist.Normal(0.0, 1.0))
+        tau = numpyro.sample("tau", dist.LogNormal(0.0, 0.5))
+        with numpyro.plate("groups", len(y)) as idx:
+            a = numpyro.sample("a", dist.Normal(0.0, tau))
+            with numpyro.plate("within", y.shape[1]):
+                linear = a + b * x[idx].T
+                numpyro.sample("y", dist.Bernoulli(logits=linear), obs=y[idx].T)
+
+    def run(model: Any, count: int) -> Any:
+        mcmc = MCMC(NUTS(model), num_warmup=200, num_samples=count, progress_bar=False)
+        mcmc.run(jax.random.key(1), jnp.asarray(x), jnp.asarray(y))
+        return to_inference_data(mcmc, constant_data=False)
+
+    whole, marginal = run(model, 1000), run(marginalize(model), 400)
+    full = recover_marginals(
+        marginalize(model), marginal, jnp.asarray(x), jnp.asarray(y)
+    )
+    for name in ("b", "tau", "a"):
+        one, other = drawn(whole, name), drawn(full, name)
+        for power in (1, 2):  # means, and squares about the mean of both
+            center = one.mean(0) if power == 2 else 0.0
+            p, q = (one - center) ** power, (other - center) ** power
+            error = sum(v.var(0) / effective(v) for v in (p, q))
+            z = (p.mean(0) - q.mean(0)) / np.sqrt(error)
+            assert np.max(np.abs(z)) < 5.0, (name, power)
+
+
+def effective(x: np.ndarray) -> np.ndarray:
+    """The effective sample size of each column of one chain."""
+    found = effective_sample_size(x.reshape(1, len(x), -1))
+    return np.minimum(found, len(x)).reshape(x.shape[1:])

@@ -1136,9 +1136,9 @@ def _given_rows(
         if found.startswith("latent site"):
             raise ValueError(
                 f"{who}: {found} of observed site {site!r}, and most rows are not in a "
-                "minibatch. Integrate it out (for two normal distributions their "
-                "variances add), or have one value for each group of rows. Otherwise "
-                "sample with NUTS."
+                "minibatch. Put both into a plate of the rows and integrate the latent "
+                "site out by numpyro_minibatch.marginalize(model), or have one value "
+                "for each group of rows. Otherwise sample with NUTS."
             )
         raise ValueError(
             f"{who}: observed site {site!r} has {plates[plate]} rows and is in no "

@@ -99,11 +99,12 @@ def run_hidden(
     :param data: values of global sites; by default any.
     """
     shown = ("plate", "subsample")
-    model = handlers.seed(fn, jax.random.PRNGKey(0))
-    if data is None:
-        model = handlers.substitute(model, substitute_fn=init_to_uniform())
-    else:
-        model = handlers.substitute(model, data=dict(data))
+    key = jax.random.PRNGKey(0)
+    if data is None:  # an init strategy reads the site's key
+        seeded = handlers.seed(fn, key)
+        model = handlers.substitute(seeded, substitute_fn=init_to_uniform())
+    else:  # keys only for sites that have no value, which costs operations
+        model = handlers.seed(handlers.substitute(fn, data=dict(data)), key)
     with handlers.block(hide_fn=lambda msg: msg["type"] not in shown):
         return handlers.trace(model).get_trace(*args, **kwargs)
 
@@ -189,6 +190,9 @@ def _chosen(
     if sites is None:
         if not local:
             raise ValueError(_nothing(latent, observed))
+        for site in local:
+            if site.in_scan:
+                raise ValueError(_in_scan(site.name))
         return local
     chosen = []
     for name in sites:
