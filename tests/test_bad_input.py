@@ -358,7 +358,7 @@ MODELS = [
         lambda: run(no_plate, batch_size=10),
         ValueError,
         "'obs' has 40 rows and is in no plate",
-        "Pass all data as arguments of the model",
+        "pass all data as arguments of the model",
         "with numpyro.plate(",
     ),
     refuse(

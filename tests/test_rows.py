@@ -340,3 +340,16 @@ def test_an_event_of_the_rows_outside_of_their_plate_is_named() -> None:
             model_args=(X[:, 0],),
             model_kwargs={"treated": (X[:, 1] > 0) * 1.0, "y": Y},
         )
+
+
+def test_a_table_of_pandas_is_named() -> None:
+    pandas = pytest.importorskip("pandas")
+
+    def model(table: Any) -> None:
+        b = numpyro.sample("b", dist.Normal(0.0, 1.0))
+        mean = b * table["x"].values
+        numpyro.sample("obs", dist.Normal(mean, 1.0), obs=table["y"].values)
+
+    table = pandas.DataFrame({"x": X[:, 0], "y": Y})
+    with pytest.raises(ValueError, match=r"table of pandas.*to_numpy\(\)"):
+        inspect_model("MINT", model, (table,), {}, 10)

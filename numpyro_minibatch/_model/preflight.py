@@ -1177,6 +1177,11 @@ def find_slices(
     if len(set(plates.values())) < len(plates):
         return "two plates have the same number of rows, and arrays may be of either"
     leaves = flatten_arguments(_arguments(target))[0]
+    if any(hasattr(leaf, "iloc") for leaf in leaves):
+        return (
+            "an argument is a table of pandas, of which a batch cannot take rows; pass "
+            "its columns as arrays, {name: table[name].to_numpy() for name in table}"
+        )
     places = []
     for number, leaf in enumerate(leaves):
         shape = np.shape(leaf) if hasattr(leaf, "shape") else ()
