@@ -1,0 +1,78 @@
+"""Reported errors cover the truth, and ranks of simulated parameters are uniform."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from jax import random
+from numpyro.infer import MCMC
+from scipy.stats import beta as beta_distribution
+from scipy.stats import chisquare
+
+from benchmarks.coverage.families import FAMILIES, truth
+from numpyro_minibatch import AMAGOLD
+
+slow = pytest.mark.slow
+
+
+def test_quadrature_is_right_where_a_closed_form_is_known():
+    """The probability near 0 has a beta posterior."""
+    family = FAMILIES["bound"]
+    data = family.data(0)
+    known = beta_distribution(1 + data[0].sum(), 1 + len(data[0]) - data[0].sum())
+    found = truth(family, data)["p"]
+    assert np.isclose(found["mean"], known.mean(), rtol=1e-5)
+    assert np.isclose(found["sd"], known.std(), rtol=1e-5)
+    assert np.isclose(found["q5"], known.ppf(0.05), rtol=1e-4)
+    assert np.isclose(found["q95"], known.ppf(0.95), rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["gamma", "groups", "correlation"])
+def test_quadrature_does_not_depend_on_the_grid(name):
+    family = FAMILIES[name]
+    data = family.data(0)
+    fine, coarse = truth(family, data), truth(family, data, points=301)
+    for parameter, values in fine.items():
+        off = [values[k] - coarse[parameter][k] for k in ("mean", "sd", "q5", "q95")]
+        assert np.abs(off).max() < 1e-3 * values["sd"]
+
+
+# simulation-based calibration: many data sets at once, each a chain of its own ---
+
+SETS, ROWS, BINS = 240, 12, 8
+
+
+def rates(y, prior=1.0):
+    """A rate for each of many independent data sets, a row of ``y`` each."""
+    with numpyro.plate("sets", SETS):
+        rate = numpyro.sample("rate", dist.Gamma(2.0, prior))
+    with numpyro.plate("data", y.shape[1]) as i:
+        rows = dist.Exponential(rate).to_event(1)
+        numpyro.sample("obs", rows, obs=y[:, i].T)
+
+
+def ranks(prior):
+    """Ranks of the rates that made the data among draws of their posterior."""
+    rng = np.random.default_rng(4)
+    true = rng.gamma(2.0, 1.0, SETS)
+    y = rng.exponential(1 / true, (ROWS, SETS)).T
+    mcmc = MCMC(
+        AMAGOLD(rates), num_warmup=300, num_samples=960, thinning=5, progress_bar=False
+    )
+    mcmc.run(random.key(1), jnp.asarray(y, jnp.float32), prior)
+    return (np.asarray(mcmc.get_samples()["rate"]) < true).mean(0)
+
+
+@slow
+def test_ranks_of_simulated_parameters_are_uniform():
+    """Simulation-based calibration, which a wrong prior fails."""
+
+    def probability(prior):
+        counts, _ = np.histogram(ranks(prior), np.linspace(0, 1, BINS + 1))
+        return chisquare(counts).pvalue
+
+    assert probability(1.0) > 1e-4
+    assert probability(3.0) < 1e-4
