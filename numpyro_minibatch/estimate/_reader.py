@@ -39,6 +39,8 @@ class SequentialEvidence(NamedTuple):
     number: Array
 
 
+_LARGE = 1000  # operations of a model and its expansion that are not compiled twice
+
 StoppingRule = Callable[[SequentialEvidence], Array]  # whether the rows read are enough
 
 
@@ -231,10 +233,13 @@ class Reader(NamedTuple):
         :param z_new: another.
         :param indices: the rows of each data plate.
         """
-        if not isinstance(self.scheme, FullBatch):
-            return self.evaluate(z, indices), self.evaluate(z_new, indices)
-        # of many rows in a loop, which compiles the model once
-        both = jax.lax.map(lambda x: self.evaluate(x, indices), jnp.stack([z, z_new]))
+        # a function of its own, which is traced and lowered once for both
+        evaluate = jax.jit(lambda x: self.evaluate(x, indices))
+        loop = isinstance(self.scheme, FullBatch)
+        if not loop and _size(jax.make_jaxpr(evaluate)(z).jaxpr) <= _LARGE:
+            return evaluate(z), evaluate(z_new)
+        # a loop is slower to start than a few rows are read, but XLA compiles it once
+        both = jax.lax.map(evaluate, jnp.stack([z, z_new]))
         first, second = (jax.tree.map(lambda x, k=k: x[k], both) for k in (0, 1))
         return first, second
 
@@ -336,6 +341,14 @@ class Reader(NamedTuple):
         # one after the other, to keep memory small
         found = jax.lax.map(lambda bits: mapping(self.gradient(wrap(bits), z)), bits)
         return found.var(0, ddof=1)
+
+
+def _size(jaxpr: Any) -> int:
+    """How many operations a program has."""
+    params = [x for eqn in jaxpr.eqns for x in eqn.params.values()]
+    several = [x if isinstance(x, list | tuple) else [x] for x in params]
+    inner = (getattr(x, "jaxpr", x) for xs in several for x in xs)
+    return len(jaxpr.eqns) + sum(_size(x) for x in inner if hasattr(x, "eqns"))
 
 
 class _Rounds(NamedTuple):
