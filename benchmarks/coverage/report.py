@@ -140,13 +140,13 @@ kernels are `MinibatchMH(model, control_variate="taylor2")`, `AMAGOLD(model)` an
 NumPyro's `NUTS(model)`. NumPyro's result has fewer statistics, so that some advice
 cannot be given for NUTS. Of families without a row in a table there is no result yet.
 
-The hierarchy is beyond all three kernels at these lengths, and all of its runs
-advise so: large standard deviations of the groups are visited too seldom. The
-Weibull family has an open problem of AMAGOLD: of 80 chains some never leave a start
-where single precision does not resolve the log density, which `diagnose` reports. On
-the gamma family AMAGOLD overstates its effective sample sizes of squares by more
-than two, and advises on a fifth of the runs only. Chains share the random lengths of
-AMAGOLD's trajectories, so its true ESS is conditional on them."""
+The hierarchy is beyond all three kernels at these lengths, and all of its runs advise:
+large standard deviations of the groups are visited too seldom. The Weibull family has
+an open problem of AMAGOLD: of 80 chains some never leave a start where single precision
+does not resolve the log density, which `diagnose` reports. On the gamma family AMAGOLD
+overstates its effective sample sizes of squares by more than two, and advises on a
+fifth of the runs only. Chains share the random lengths of AMAGOLD's trajectories, so
+its true ESS is conditional on them."""
 
 
 def main() -> None:
