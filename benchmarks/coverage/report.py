@@ -145,8 +145,8 @@ large standard deviations of the groups are visited too seldom. The Weibull fami
 an open problem of AMAGOLD: of 80 chains some never leave a start where single precision
 does not resolve the log density, which `diagnose` reports. On the gamma family AMAGOLD
 overstates its effective sample sizes of squares by more than two, and advises on a
-fifth of the runs only. Chains share the random lengths of AMAGOLD's trajectories, so its true
-ESS is conditional on them."""
+fifth of the runs only. Chains share the random lengths of AMAGOLD's trajectories, so
+its true ESS is conditional on them."""
 
 
 def main() -> None:
