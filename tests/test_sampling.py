@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 import weakref
 from pathlib import Path
 from typing import Any
@@ -586,6 +587,27 @@ def reads_a_param(y: Any) -> None:
 def mean_of(kernel: Any, *data: Any) -> float:
     settings = {**SETTINGS, "num_warmup": 200, "num_samples": 300}
     return float(values(sample(kernel, *data, **settings))["mu"].mean())
+
+
+def test_settings_in_a_module_or_a_class_are_part_of_a_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Settings:
+        scale = 1.0
+
+    module = types.ModuleType("settings")
+    module.__dict__["other"] = np.ones(2)
+
+    def model() -> Any:
+        return Settings.scale * module.other
+
+    before = digest(model)
+    assert digest(model) == before
+    Settings.scale = 2.0
+    assert digest(model) != before
+    Settings.scale = 1.0
+    monkeypatch.setitem(module.__dict__, "other", np.zeros(2))
+    assert digest(model) != before
 
 
 def test_surroundings_of_a_model_are_seen(monkeypatch: Any) -> None:

@@ -121,12 +121,15 @@ def digest(value: Any) -> str:
     return found.hexdigest()
 
 
+_ARRAYS = np.generic | np.ndarray | Array
+
+
 def _parts(value: Any, seen: set[int]) -> Iterator[bytes]:
     """The bytes that identify a value."""
     if value is None or isinstance(value, bool | int | float | complex | str | bytes):
         yield f"{type(value).__name__} {value!r}".encode()
         return
-    if isinstance(value, np.generic | np.ndarray | Array):
+    if isinstance(value, _ARRAYS):
         yield from _of_array(value)
         return
     if isinstance(value, types.ModuleType):
@@ -191,6 +194,15 @@ def _of_function(value: types.FunctionType, seen: set[int]) -> Iterator[bytes]:
             yield f"{module}.{getattr(content, '__qualname__', '')}".encode()
         else:
             yield from _parts(content, seen)
+        if isinstance(content, types.FunctionType) and not own:
+            yield from _of_code(content.__code__)  # its module may be loaded again
+        if isinstance(content, types.ModuleType | type):
+            # settings that the function reads: `config.SCALE`
+            for attribute in sorted(_names(value.__code__) & vars(content).keys()):
+                held = vars(content)[attribute]
+                if isinstance(held, bool | int | float | complex | str | _ARRAYS):
+                    yield attribute.encode()
+                    yield from _parts(held, seen)
 
 
 def _of_code(code: types.CodeType) -> Iterator[bytes]:
