@@ -449,12 +449,15 @@ def test_what_is_not_expanded_is_the_likelihood_all_the_same(kind, order):
         exact["first"] = ExactRows.representing(kept["first"], [8.0, 0.3, 2.5], 500)
     elif kind != "alone":
         rng = np.random.default_rng(5)
-        leader, share = rng.integers(3, size=500), rng.normal(0.4, 0.3, 500)
-        leader[kept["first"]], share[kept["first"]] = np.arange(3), 1.0
+        representative, coefficient = (
+            rng.integers(3, size=500),
+            rng.normal(0.4, 0.3, 500),
+        )
+        representative[kept["first"]], coefficient[kept["first"]] = np.arange(3), 1.0
         exact["first"] = exact["first"]._replace(
-            weights=jnp.asarray(np.bincount(leader, share, 3)),
-            leader=jnp.asarray(leader),
-            share=jnp.asarray(share),
+            weights=jnp.asarray(np.bincount(representative, coefficient, 3)),
+            representative=jnp.asarray(representative),
+            coefficient=jnp.asarray(coefficient),
         )
     expansion = without(problem, found.expansion, exact).cast(x.dtype)
     form = "remainder" if "remainder" in kind else "direct"
@@ -589,10 +592,14 @@ def test_rows_stand_for_those_like_them():
     draws, mcmc = run(kernels[8], posterior.draws(128), data)
     assert np.abs(posterior.z_scores(draws)).max() < 5.0
     kept = mcmc.last_state.surrogate.expansion.exact["data"]
-    rows, leader, share = map(np.asarray, (kept.rows, kept.leader, kept.share))
-    np.testing.assert_array_equal(x[rows][leader], x)
-    np.testing.assert_allclose(np.delete(share, rows), 0.9, rtol=0.02)
-    np.testing.assert_allclose(np.bincount(leader, share), kept.weights, rtol=1e-5)
+    rows, representative, coefficient = map(
+        np.asarray, (kept.rows, kept.representative, kept.coefficient)
+    )
+    np.testing.assert_array_equal(x[rows][representative], x)
+    np.testing.assert_allclose(np.delete(coefficient, rows), 0.9, rtol=0.02)
+    np.testing.assert_allclose(
+        np.bincount(representative, coefficient), kept.weights, rtol=1e-5
+    )
     assert len(rows) == 8  # and no more that would be of no use
     # and that is what is chosen
     kernel = MinibatchMH(model, control_variate="taylor2")
@@ -635,7 +642,7 @@ def test_a_surrogate_with_leaders_has_tails(monkeypatch):
     surrogate = kernel._run.prepared[2].surrogate
     expansion, root = surrogate.expansion, np.asarray(surrogate.root)
     kept = expansion.exact["data"]
-    assert kept.share is not None and 2 <= len(kept.rows) <= 8
+    assert kept.coefficient is not None and 2 <= len(kept.rows) <= 8
     assert np.asarray(kept.weights).min() >= 1
     assert np.asarray(kept.weights).sum() > 1000
     target = ModelTarget(model=poisson_model, args=data, sizes={"data": 3000})
@@ -658,7 +665,7 @@ def test_a_surrogate_with_leaders_has_tails(monkeypatch):
     kernel = MinibatchMH(poisson_model, control_variate=variate)
     kernel.init(random.key(0), 10, None, data, {})
     kept = kernel._run.prepared[2].surrogate.expansion.exact["data"]
-    assert kept.share is None and len(kept.rows) == 8
+    assert kept.coefficient is None and len(kept.rows) == 8
 
 
 def test_residuals_of_some_rows_are_in_the_order_asked_for():

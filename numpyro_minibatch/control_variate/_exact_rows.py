@@ -49,8 +49,8 @@ __all__ = [
 _WORTH = 0.9  # of the residual that exact rows may leave
 _FITTING = 200  # draws by which rows are found to be alike, and as many that judge
 _CANDIDATES = 2048  # rows of which some are taken that others are like
-_SMALL = 0.1  # of the middle of all scores that a leader has to have
-_GAIN = 1e-4  # of all that a leader explains, or it is left out
+_SMALL = 0.1  # of the middle of all scores that a representative has to have
+_GAIN = 1e-4  # of all that a representative explains, or it is left out
 _CURVED = 0.9  # of the curvature that the exact rows may take
 _EXACT = (16, 32, 64, 128, 256, 512, 1024, 2048)  # how many that may be
 
@@ -130,7 +130,7 @@ def _chosen_rows(
 
     Where an expansion is coarse, a few rows carry much of what it leaves over, or rows
     are like each other. The exact ones are the same for every batch, so that chains
-    side by side share them, and once they belong to the surrogate, trajectories follow
+    in parallel share them, and once they belong to the surrogate, trajectories follow
     what they say.
 
     :param problem: the target and its coordinates.
@@ -172,13 +172,19 @@ def _chosen_rows(
         found = {}
 
     # too many matter: rather some that stand for others, as far as these are alike
-    leaders = rows.take(_leaders(scan, fitting, rows, scores, counts[-1]))
-    leading = _led(problem, scan, fitting, expansion, leaders.alone(sizes))
+    representatives = rows.take(
+        _representatives(scan, fitting, rows, scores, counts[-1])
+    )
+    leading = _represented(
+        problem, scan, fitting, expansion, representatives.alone(sizes)
+    )
     weights = np.concatenate([kept.weights for kept in leading.values()])
-    after = weight * (sums - scan.of_rows(judging, leaders) @ weights).std(ddof=1)
+    after = weight * (sums - scan.of_rows(judging, representatives) @ weights).std(
+        ddof=1
+    )
     if not after <= _WORTH * min(left[-1], before):
         return found
-    # a leader's rounding error is multiplied as it is
+    # a representative's rounding error is multiplied as it is
     surrogate = without(problem, expansion, leading)
     error = rounding_error(problem, surrogate, judging[:IN_DOUBLE])
     return leading if error <= FLOAT_ERROR else found
@@ -201,7 +207,7 @@ def _counts(problem: Problem, taylor: Taylor, pilot: Pilot) -> list[int]:
     return [0, *(count for count in _EXACT if count <= most)]
 
 
-def _leaders(
+def _representatives(
     scan: ResidualScan, draws: np.ndarray, rows: Rows, scores: np.ndarray, many: int
 ) -> np.ndarray:
     """Which rows are most like all others, sorted; a greedy search among some.
@@ -221,7 +227,7 @@ def _leaders(
     residuals = residuals - residuals.mean(0)
     norms = np.linalg.norm(residuals, axis=0)
     residuals = (residuals / np.where(norms > 0, norms, np.inf)).astype(np.float32)
-    like = np.square(np.maximum(residuals.T @ residuals, 0.0))  # row, leader
+    like = np.square(np.maximum(residuals.T @ residuals, 0.0))  # row, representative
     like *= candidates.plate == candidates.plate[:, None]
     # one that hardly has a residual would lead by huge multiples of it
     by_score = np.argsort(scores[some])
@@ -258,7 +264,7 @@ def _sample(scores: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
     return some, np.where(chance > 0, scores[some] / np.where(chance > 0, chance, 1), 0)
 
 
-def _led(
+def _represented(
     problem: Problem,
     scan: ResidualScan,
     draws: np.ndarray,
@@ -273,24 +279,24 @@ def _led(
     :param expansion: of all rows.
     :param alone: the rows.
     """
-    fitted = scan.led(draws, alone)
+    fitted = scan.represented(draws, alone)
 
     def scaled(scale: float) -> dict[str, ExactRows]:
         new = dict(alone)
-        for name, (leader, share) in fitted.items():
+        for name, (representative, coefficient) in fitted.items():
             kept = alone[name]
             own = np.asarray(kept.rows)
-            leader[own] = np.arange(len(own))
-            share = np.where(kept.others, scale * share, 1.0)
+            representative[own] = np.arange(len(own))
+            coefficient = np.where(kept.others, scale * coefficient, 1.0)
             new[name] = kept._replace(
-                weights=jnp.asarray(np.bincount(leader, share, len(own))),
-                leader=jnp.asarray(leader),
-                share=jnp.asarray(share),
+                weights=jnp.asarray(np.bincount(representative, coefficient, len(own))),
+                representative=jnp.asarray(representative),
+                coefficient=jnp.asarray(coefficient),
             )
         return new
 
     # What polynomials are left, and the prior, must have a maximum: without it the
-    # surrogate, which follows a leader where it is flat, would have no tails.
+    # surrogate, which follows a representative where it is flat, would have no tails.
     before = without(problem, expansion, alone).hessian
     taken = without(problem, expansion, scaled(1.0)).hessian - before
     curvature = 1e-6 * np.mean(-np.diag(before)) * np.eye(len(before)) - before

@@ -31,17 +31,17 @@ class ExactRows(NamedTuple):
     """Rows of a plate that the surrogate has as they are.
 
     Each stands for itself, and maybe for others like it: the residual of such a row is
-    a multiple of its leader's, up to an error which a batch estimates. That is a
-    control variate again, and no approximation.
+    a multiple of its representative's, up to an error which a batch estimates. That is
+    a control variate again, and no approximation.
 
     :param rows: which, int32, ``(S,)``; may be none.
     :param weights: the sum of the multiples of those that each leads, 1 for itself
         included, ``(S,)``.
     :param at_center: their log likelihoods at the centre of the expansion, ``(S,)``.
     :param others: whether a row is none of them, ``(N,)``.
-    :param leader: for each row of the plate, which of ``rows`` leads it, ``(N,)``;
-        ``None`` where all stand for themselves alone.
-    :param share: the multiple, ``(N,)``; ``None`` as well.
+    :param representative: for each row of the plate, which of ``rows`` represents it,
+        ``(N,)``; ``None`` if all stand for themselves alone.
+    :param coefficient: the multiple, ``(N,)``; ``None`` as well.
     :param surplus: multiples of their residuals that belong to the surrogate although
         batches estimate the residuals of all rows, ``(S,)``: they are subtracted
         exactly. ``None`` where there are none.
@@ -51,8 +51,8 @@ class ExactRows(NamedTuple):
     weights: Array
     at_center: Array
     others: Array
-    leader: Array | None = None
-    share: Array | None = None
+    representative: Array | None = None
+    coefficient: Array | None = None
     surplus: Array | None = None
 
     @classmethod
@@ -91,7 +91,7 @@ class ExactRows(NamedTuple):
     @property
     def in_residuals(self) -> bool:
         """Whether the residuals of these rows are part of what is left."""
-        return self.share is not None or self.surplus is not None
+        return self.coefficient is not None or self.surplus is not None
 
     def values(self, rows: Array) -> Array:
         """What their log likelihoods add to the surrogate; zero at the centre.
@@ -109,9 +109,11 @@ class ExactRows(NamedTuple):
         :param index: which rows, ``(m,)``.
         :param of_rows: the residuals of :attr:`rows`, ``(S,)``, where these lead.
         """
-        if self.share is not None:
-            assert self.leader is not None and of_rows is not None
-            residual = residual - self.share[index] * of_rows[self.leader[index]]
+        if self.coefficient is not None:
+            assert self.representative is not None and of_rows is not None
+            residual = (
+                residual - self.coefficient[index] * of_rows[self.representative[index]]
+            )
         return jnp.where(self.others[index], residual, 0.0)
 
 
@@ -227,7 +229,7 @@ def expand(
     form: Form,
     expansion: Expansion,
     unravel: Callable[[Array], Position],
-    beyond: bool = False,
+    residual_only: bool = False,
 ) -> Callable[[Array, Mapping[str, Array]], Terms]:
     """The target whose rows are residuals.
 
@@ -239,9 +241,9 @@ def expand(
         rounding errors are relative to the residual and not to the log likelihood.
     :param expansion: the summed polynomial.
     :param unravel: from a flat position to the target's.
-    :param beyond: only what the target has beyond :func:`log_surrogate`: the residuals,
-        and at order 1 what their polynomials lack of the surrogate's. Plates whose rows
-        are all exact need no indices.
+    :param residual_only: only what the target has beyond :func:`log_surrogate`: the
+        residuals, and at order 1 what their polynomials lack of the surrogate's.
+        Plates whose rows are all exact need no indices.
     :return: ``evaluate(flat, indices)``, the terms at a flat position.
     """
     one = jnp.zeros(1, jnp.int32)  # of a plate that nobody asks for
@@ -286,7 +288,7 @@ def expand(
             }
         residual = {name: residual[name] for name in asked}
         # the value apart, so that it cancels exactly in a difference
-        if beyond:
+        if residual_only:
             likelihood = [expansion.value, *surplus]
             if order == 1:
                 likelihood.append(polynomial - expansion.polynomial(displacement))

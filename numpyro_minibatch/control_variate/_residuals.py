@@ -72,7 +72,7 @@ class ResidualScan:
         self.expansion = expansion.cast(self.dtype)
         none = np.zeros(0, int)
         self.exact = {n: ExactRows.alone(none, N) for n, N in problem.plates.items()}
-        self.leaders: dict[str, np.ndarray] = {}
+        self.representatives: dict[str, np.ndarray] = {}
         self.surplus: dict[str, tuple[np.ndarray, np.ndarray]] = {}
 
     def about(self, expansion: Expansion) -> ResidualScan:
@@ -94,8 +94,8 @@ class ResidualScan:
             )
             for name, none in self.exact.items()
         }
-        leads = {n: kept for n, kept in exact.items() if kept.share is not None}
-        scan.leaders = {n: np.asarray(kept.rows) for n, kept in leads.items()}
+        leads = {n: kept for n, kept in exact.items() if kept.coefficient is not None}
+        scan.representatives = {n: np.asarray(kept.rows) for n, kept in leads.items()}
         scan.surplus = {
             n: (np.asarray(kept.rows), np.asarray(kept.surplus, np.float64))
             for n, kept in exact.items()
@@ -106,8 +106,8 @@ class ResidualScan:
     def _at(self, draws: np.ndarray | Array) -> tuple[Expansion, Any, Array]:
         """What every pass depends on but the data."""
         kept = {
-            name: (exact, self._of_rows(draws, name, self.leaders[name]))
-            if name in self.leaders
+            name: (exact, self._of_rows(draws, name, self.representatives[name]))
+            if name in self.representatives
             else (exact, None)
             for name, exact in self.exact.items()
         }
@@ -161,7 +161,7 @@ class ResidualScan:
                 found[:, mine] = self._of_rows(draws, name, rows.row[mine], left)
         return found
 
-    def led(
+    def represented(
         self, draws: np.ndarray, exact: Mapping[str, ExactRows]
     ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         """Which exact row of its plate each row is most like, and its multiple of it.
@@ -169,15 +169,22 @@ class ResidualScan:
         A multiple is not negative: weights that are would make of a log likelihood that
         falls one that rises. It is zero where the likeness may well be chance.
         """
-        leaders = {n: kept.rows for n, kept in exact.items() if len(kept.rows)}
-        found = {n: self._of_rows(draws, n, rows) for n, rows in leaders.items()}
+        representatives = {n: kept.rows for n, kept in exact.items() if len(kept.rows)}
+        found = {
+            n: self._of_rows(draws, n, rows) for n, rows in representatives.items()
+        }
         # the largest square of so many correlations is about this where all are chance
-        chance = {n: 2 * np.log(2 * len(r)) / len(draws) for n, r in leaders.items()}
+        chance = {
+            n: 2 * np.log(2 * len(r)) / len(draws) for n, r in representatives.items()
+        }
 
-        over_rows = self._over_rows(_led, tuple(chance.items()))
+        over_rows = self._over_rows(_represented, tuple(chance.items()))
         args = self.expansion, found, jax.device_put(np.asarray(draws, self.dtype))
-        leader, share = over_rows(*args)
-        return {n: (np.array(leader[n]), np.array(share[n])) for n in leaders}
+        representative, coefficient = over_rows(*args)
+        return {
+            n: (np.array(representative[n]), np.array(coefficient[n]))
+            for n in representatives
+        }
 
     def scores(
         self, draws: np.ndarray
@@ -286,7 +293,7 @@ def residuals(
     return {n: jnp.where(masks[n], r, 0.0) for n, r in rows.items()}
 
 
-def _led(
+def _represented(
     problem: Problem,
     order: int,
     form: Form,
@@ -296,7 +303,7 @@ def _led(
     of_exact: Any,
     draws: Array,
 ) -> Any:
-    """The leader of each row, and its multiple."""
+    """The representative of each row, and its multiple."""
     chunks = _chunks(problem, draws)
     unit = {n: r - r.mean(0) for n, r in of_exact.items()}
     norms = {n: jnp.linalg.norm(r, axis=0) for n, r in unit.items()}
@@ -305,16 +312,16 @@ def _led(
     def of_chunk(i: Array) -> Any:
         read = chunks.at(i)
         rows = residuals(problem, order, form, arrays, expansion, {}, draws, *read)
-        leader, share = {}, {}
+        representative, coefficient = {}, {}
         for n, least_square in chance:
             centred = rows[n] - rows[n].mean(0)
             along = (unit[n] / norms[n]).T @ centred
-            leader[n] = jnp.argmax(along, 0).astype(jnp.int32)
-            highest = jnp.take_along_axis(along, leader[n][None], 0)[0]
+            representative[n] = jnp.argmax(along, 0).astype(jnp.int32)
+            highest = jnp.take_along_axis(along, representative[n][None], 0)[0]
             least = jnp.sqrt(least_square * jnp.square(centred).sum(0))
-            multiple = highest / norms[n][leader[n]]
-            share[n] = jnp.where(highest > least, multiple, 0.0)
-        return leader, share
+            multiple = highest / norms[n][representative[n]]
+            coefficient[n] = jnp.where(highest > least, multiple, 0.0)
+        return representative, coefficient
 
     return _joined(chunks, of_chunk)
 

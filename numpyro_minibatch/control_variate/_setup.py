@@ -59,7 +59,8 @@ _STAGES = 5
 _RECENTRED = 2  # times that a coarse expansion is made again
 _BETTER = 0.8  # of the residual that it must leave
 _STARTING = 56  # positions to start chains from
-_NEAR = 0.94  # share of effective draws by log weights of standard deviation 1/4
+# share of effective draws by log weights of standard deviation 1/4
+_ENOUGH_DRAWS = 0.94
 
 
 class Surrogate(NamedTuple):
@@ -85,14 +86,14 @@ class Plan(NamedTuple):
     :param scheme: how rows are drawn, bound to the plates.
     :param num_steps: steps of a trajectory on the surrogate; none where its dynamics
         are known in closed form.
-    :param near: whether draws of it may be over-relaxed there.
+    :param over_relaxed: whether draws of it may be over-relaxed there.
     """
 
     coordinates: Coordinates
     form: Form
     scheme: Scheme
     num_steps: int
-    near: bool
+    over_relaxed: bool
 
 
 class Prepared(NamedTuple):
@@ -299,7 +300,7 @@ def _outcome(
         designs=pilot.designs,
     )
     # in tails that a chain hardly leaves, the other side is the wrong place to look
-    near = posterior.gaussian and pilot.importance_ess >= _NEAR
+    over_relaxed = posterior.gaussian and pilot.importance_ess >= _ENOUGH_DRAWS
     report = {
         **pilot.report,
         "coordinates": coordinates,
@@ -307,7 +308,7 @@ def _outcome(
         "surrogate_rhat": posterior.rhat,
         "surrogate_num_steps": posterior.num_steps,
         "surrogate_stuck": posterior.stuck,
-        "over_relaxed": near,
+        "over_relaxed": over_relaxed,
         "other_mode": other_mode,
         "exact_rows": posterior.expansion.num_exact,
     }
@@ -316,7 +317,7 @@ def _outcome(
         report["tail_parameter"] = _element(problem, tails.parameter)
     starts = unflatten(posterior.draws[:_STARTING], problem.example)
     return Prepared(
-        Plan(coordinates, pilot.form, pilot.scheme, posterior.num_steps, near),
+        Plan(coordinates, pilot.form, pilot.scheme, posterior.num_steps, over_relaxed),
         surrogate,
         jax.tree.map(lambda x: np.asarray(x, dtype), starts),
         report,

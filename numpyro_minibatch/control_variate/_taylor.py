@@ -158,15 +158,14 @@ def taylor2(
         residual above which the expansion is refused, with exact rows where they pay.
         With ``s`` about a share ``erfc(s / 2)`` of independent proposals is accepted:
         16% at 2, 3% at 3.
-    :param exact_rows: with a proposal that follows the surrogate, the number of rows
-        that are not expanded, at most: the surrogate has them as they are, and every
-        evaluation of it reads them. They are those that matter most, or, where these
-        alone leave more than 0.5, rows that others are like and which lead them: a
-        multiple of the leader's residual is part of the surrogate, too. By default none
-        where the expansion leaves a summed residual of standard deviation 0.5 at most
-        over the posterior. Else as many as make it so, but no more than 16 or half as
-        many as a batch would have; where batches have all of at most 2048 rows, all of
-        them.
+    :param exact_rows: with a proposal that follows the surrogate, the largest number of
+        rows that are not expanded. The surrogate evaluates these rows exactly, and
+        every evaluation of it reads them. They are the rows that matter most. If these
+        alone leave more than 0.5, they are representative rows: for each row that one
+        represents, a multiple of its residual is part of the surrogate, too. By default
+        none, if the expansion leaves a summed residual of standard deviation 0.5 at
+        most over the posterior. Otherwise as many as make it so, but no more than 16 or
+        half of a batch; if batches have all of at most 2048 rows, all of them.
     :raises TypeError: ``sites`` or ``center`` is of the wrong kind.
     :raises ValueError: an argument is out of range.
 

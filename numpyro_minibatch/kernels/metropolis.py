@@ -591,7 +591,7 @@ class MinibatchMH(SteppedKernel, AdaptedKernel, MinibatchKernel):
             num_steps=max(self._run.plan.num_steps, 4)
             if self._moved
             else self._run.plan.num_steps,
-            over_relaxed=self._run.plan.near,
+            over_relaxed=self._run.plan.over_relaxed,
             num_rows=state.surrogate.expansion.num_exact,
         )
 
