@@ -638,7 +638,7 @@ ARGUMENTS: dict[type[MinibatchKernel], dict[str, tuple[Any, Any]]] = {
     AMAGOLD: {
         **{k: v for k, v in GRADIENT.items() if k != "preconditioner"},
         "step_size": (None, 0.02),
-        "num_steps": (10, 7),
+        "num_steps": (None, 7),
         "friction": (None, 2.0),
         "momentum_variance": (1.0, 2.0),
         "h": (None, 0.04),
