@@ -477,7 +477,7 @@ def test_log_likelihood_that_is_too_large(case: Case) -> None:
         limits = fitting or {"max_bytes": cost}
         idata = to_inference_data(case.mcmc, log_likelihood=True, **limits)
         assert values(idata, "log_likelihood", "obs").nbytes <= limits["max_bytes"]
-    with pytest.raises(ValueError, match="To have it, pass max_bytes"):
+    with pytest.raises(ValueError, match="To compute it, pass max_bytes"):
         to_inference_data(case.mcmc, log_likelihood=True, max_bytes=10)
 
 
