@@ -507,7 +507,7 @@ def test_kernels_that_cannot_be_rungs() -> None:
     two = [1.0, 2.0]
     with pytest.raises(ValueError, match="which must be 1, got lam=0.5"):
         ReplicaExchange(MINT(target=TARGET, lam=0.5), temperatures=two)
-    with pytest.raises(ValueError, match="rows by how much they matter"):
+    with pytest.raises(ValueError, match="swaps read rows by importance"):
         ReplicaExchange(
             MinibatchMH(target=TARGET, control_variate="taylor2"),
             temperatures=two,

@@ -474,7 +474,7 @@ def test_rows_of_unknown_plates_are_refused():
     kernel = ConfidenceMH(split_model, bound=lambda z, z_new: {"first": 1.0})
     mcmc = MCMC(kernel, num_warmup=0, num_samples=2, progress_bar=False)
     with pytest.raises(
-        ValueError, match=r"bounds for \['first'\], and the data plates"
+        ValueError, match=r"bounds for \['first'\], but the data plates"
     ):
         mcmc.run(random.key(0), *DATA)
 

@@ -493,7 +493,7 @@ def test_damage_is_found(tmp_path: Path) -> None:
     first = out / header["variables"][0]["file"]
     content = first.read_bytes()
     first.write_bytes(content[:-8])
-    with pytest.raises(ValueError, match="has only .* bytes, and 90 draws take"):
+    with pytest.raises(ValueError, match="has only .* bytes, but 90 draws take"):
         open_run(out)
     with pytest.raises(ValueError, match="has only .* bytes"):
         run(out=out, resume=True)
