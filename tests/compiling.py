@@ -9,10 +9,13 @@ import os
 from importlib.metadata import version
 
 # a program of XLA ends at a flag that it does not know: those known from JAX 0.7 on
-_ONE_THREAD = "--xla_cpu_parallel_codegen_split_count=1"
-_WITHOUT_EMITTERS = (
-    "--xla_cpu_use_fusion_emitters=false"  # a third of the compiler's time
-)
+_ONE_THREAD = "xla_cpu_parallel_codegen_split_count"
+_EMITTERS = "xla_cpu_use_fusion_emitters"  # a third of the compiler's time
+_HAS_EMITTERS = tuple(map(int, version("jax").split(".")[:2])) < (0, 11)
+
+# Options of a program that is compiled as those of users are. Few programs need it:
+# without fusion emitters, one whose fusions repeat each other compiles without end.
+AS_USERS: dict[str, bool] = {_EMITTERS: True} if _HAS_EMITTERS else {}
 
 
 def flags(level: int) -> str:
@@ -20,10 +23,8 @@ def flags(level: int) -> str:
 
     :param level: how much LLVM optimises, from 0.
     """
-    found = [f"--xla_backend_optimization_level={level}", _ONE_THREAD]
-    if tuple(map(int, version("jax").split(".")[:2])) < (0, 11):
-        found.append(_WITHOUT_EMITTERS)
-    return " ".join(found)
+    found = f"--xla_backend_optimization_level={level} --{_ONE_THREAD}=1"
+    return f"{found} --{_EMITTERS}=false" if _HAS_EMITTERS else found
 
 
 def quick_flags(devices: int | None = None) -> str:
