@@ -29,21 +29,30 @@ def pytest_report_header() -> str:
 # Files that check distributions and not interfaces: other versions of Python and of the
 # dependencies change interfaces, and these files take most of the time.
 STATISTICAL = {
+    "test_accept",
     "test_amagold",
     "test_control_variate",
+    "test_coverage",
+    "test_cycles",
     "test_cyclical",
     "test_cyclical_benchmarks",
     "test_dynamics",
+    "test_ensemble",
     "test_equi_energy",
     "test_equi_energy_benchmark",
+    "test_estimate",
+    "test_evidence",
     "test_exactness",
     "test_long_runs_benchmark",
+    "test_marginal_recover",
     "test_paper_figures",
+    "test_permutation",
     "test_proposal",
     "test_replica_exchange",
     "test_replica_exchange_benchmarks",
     "test_rivals",
     "test_stochastic_gradient_benchmarks",
+    "test_strata",
     "test_tails",
 }
 
