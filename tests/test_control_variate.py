@@ -1279,7 +1279,7 @@ def test_overconfident_batches_are_spoken_of():
         }.items()
     }
     assert "batches underestimate their noise" in advice["uniform"]
-    assert "underestimate" not in advice["stratified"], advice
+    assert "underestimate their noise" not in advice["stratified"], advice
     assert "checked on all rows" not in advice["stratified"], advice
 
 
