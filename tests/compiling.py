@@ -6,25 +6,19 @@
 from __future__ import annotations
 
 import os
-from importlib.metadata import version
 
-# a program of XLA ends at a flag that it does not know: those known from JAX 0.7 on
-_ONE_THREAD = "xla_cpu_parallel_codegen_split_count"
-_EMITTERS = "xla_cpu_use_fusion_emitters"  # a third of the compiler's time
-_HAS_EMITTERS = tuple(map(int, version("jax").split(".")[:2])) < (0, 11)
-
-# Options of a program that is compiled as those of users are. Few programs need it:
-# without fusion emitters, one whose fusions repeat each other compiles without end.
-AS_USERS: dict[str, bool] = {_EMITTERS: True} if _HAS_EMITTERS else {}
+# A program of XLA ends at a flag that it does not know: this one is known from JAX 0.7
+# on. Fusion emitters stay on: without them a third of the compiler's time is saved, and
+# a program whose fusions repeat each other compiles without end.
+_ONE_THREAD = "--xla_cpu_parallel_codegen_split_count=1"
 
 
 def flags(level: int) -> str:
-    """Flags for the installed JAX.
+    """Flags of XLA.
 
     :param level: how much LLVM optimises, from 0.
     """
-    found = f"--xla_backend_optimization_level={level} --{_ONE_THREAD}=1"
-    return f"{found} --{_EMITTERS}=false" if _HAS_EMITTERS else found
+    return f"--xla_backend_optimization_level={level} {_ONE_THREAD}"
 
 
 def quick_flags(devices: int | None = None) -> str:
