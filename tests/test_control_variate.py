@@ -208,6 +208,7 @@ def test_residuals_and_polynomial_are_the_likelihood(order, form):
         assert residual < 50 * (3**0.5 * scale) ** (order + 1)
 
 
+@slow
 def test_the_remainder_form_rounds_less():
     """An error that all rows share is what single precision suffers from."""
     rng = np.random.default_rng(3)
@@ -290,12 +291,18 @@ LAWS = {
 }  # fmt: skip
 
 
-QUICK = ("default", "over-relaxed", "delayed random walk", "langevin", "exact rows")
+MARKS = dict.fromkeys(LAWS, slow) | {
+    "default": (),
+    "langevin": (),
+    "over-relaxed": pytest.mark.slow_in_single,
+    "delayed random walk": pytest.mark.slow_in_single,
+    "exact rows": pytest.mark.slow_in_single,
+}
 
 
 @x64
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[] if n in QUICK else slow) for n in LAWS]
+    "name", [pytest.param(name, marks=marks) for name, marks in MARKS.items()]
 )
 def test_law_at_temperature_one(name, grid):
     posterior, _ = grid
@@ -344,6 +351,7 @@ def test_law_of_presets(kind, temperature):
     assert np.abs(posterior.z_scores(draws)).max() < 5.0
 
 
+@pytest.mark.slow_in_single
 @x64
 @pytest.mark.parametrize("exact_rows", [0, 20])
 def test_law_with_several_plates(exact_rows, grid):
@@ -369,6 +377,7 @@ def rare_data(size=20_003, count=15):
     return x, y
 
 
+@slow
 def test_rows_that_matter_are_found_where_uniform_rows_fail():
     """A uniform batch misses the few rows, and returns the Laplace approximation."""
     x, y = rare_data()
@@ -398,6 +407,7 @@ def test_rows_that_matter_are_found_where_uniform_rows_fail():
 # rows that the surrogate has as they are ----------------------------------------------
 
 
+@slow
 def test_rows_that_are_not_expanded_need_not_be_drawn():
     """Uniform batches fail on these data, unless the surrogate has what they miss."""
     x, y = rare_data()
@@ -419,6 +429,7 @@ def test_rows_that_are_not_expanded_need_not_be_drawn():
     assert {first, first + 100} <= read <= {first, first + 100, first + 100 + len(y)}
 
 
+@pytest.mark.slow_in_single
 @x64
 @pytest.mark.parametrize("order", [1, 2])
 @pytest.mark.parametrize(
@@ -502,6 +513,7 @@ class Reticent(type(proposal.surrogate_hmc())):
         return made._replace(log_surrogate=None)
 
 
+@pytest.mark.slow_in_single
 @x64
 def test_what_the_surrogate_says_cancels_in_a_decision(grid):
     """The same decisions, and log densities, as of the whole target's ratio."""
@@ -572,6 +584,7 @@ def alike_data():
     return x[mixed], y[mixed]
 
 
+@pytest.mark.slow_in_single
 @x64
 def test_rows_stand_for_those_like_them():
     """One of each kind, times their number: but for a tenth, which keeps the tails."""
@@ -629,6 +642,7 @@ def poisson_model(x, y):
         numpyro.sample("y", dist.Poisson(jnp.exp(x[idx] @ beta)), obs=y[idx])
 
 
+@slow
 def test_a_surrogate_with_leaders_has_tails(monkeypatch):
     """Rows of either sign lead, whose likelihoods fall faster than any parabola."""
     rng = np.random.default_rng(9)
@@ -753,6 +767,7 @@ def test_kept_rows_need_a_proposal_that_follows(grid):
         kernel.init(random.key(0), 10, None, DATA, {})
 
 
+@slow
 def test_rows_are_kept_where_they_pay(grid):
     """All of few rows, a few where they carry what is left, none where they do not."""
     pilots = {}
@@ -894,6 +909,7 @@ def test_law_of_a_hierarchy(centred):
     assert np.abs(z).max() < 5, z
 
 
+@slow
 def test_steps_on_the_surrogate_are_short_enough_for_its_tails(monkeypatch):
     def found(centred):
         kernel = MinibatchMH(hierarchy(centred), control_variate="taylor2")
@@ -943,6 +959,7 @@ def test_the_batch_noise_that_is_reported_is_true(grid):
     assert 0.5 < z2 < 2.0, z2
 
 
+@slow
 def test_as_few_rows_as_the_noise_allows():
     """16 where nobody would notice, else a hundred or more; a gradient wants a hundred.
 
@@ -1067,6 +1084,7 @@ def flat_regression(columns=6):
     return flat, (jnp.asarray(x), jnp.asarray(y))
 
 
+@slow
 def test_large_effects_are_expanded_where_they_are():
     """A ridge that assumes effects of size 1 left a residual of 17 of them."""
     large, data = effects(200)
@@ -1081,6 +1099,7 @@ def test_large_effects_are_expanded_where_they_are():
     np.testing.assert_allclose(center[-30:], means, atol=0.2 * 6 / np.sqrt(200))
 
 
+@slow
 @pytest.mark.parametrize(
     "made",
     [
@@ -1333,6 +1352,7 @@ def test_traced_data_are_an_error():
         jax.jit(start)(*DATA)
 
 
+@slow
 def test_few_rows_are_read_in_full():
     kernel = MinibatchMH(model, control_variate="taylor2")
     with pytest.warns(UserWarning, match="a minibatch does not pay"):
@@ -1369,7 +1389,7 @@ def test_draws_are_over_relaxed_only_near_the_target(monkeypatch):
     found = pilot_of()
     assert found["gaussian"] and 0.94 < found["importance_ess"] < 1
     assert found["over_relaxed"]
-    monkeypatch.setattr(_setup, "_NEAR", 1.0)
+    monkeypatch.setattr(_setup, "_ENOUGH_DRAWS", 1.0)
     assert not pilot_of()["over_relaxed"]
 
 
@@ -1419,11 +1439,47 @@ def test_chains_start_apart_in_the_posterior(grid):
     start = np.asarray(kernel.init(keys, 10, None, DATA, {}).z["beta"])
     assert len(np.unique(start, axis=0)) > 8  # of 56 draws
     assert np.abs(posterior.white(start)).max() < 5
-    # unless the user says where
-    there = init_to_value(values={"beta": jnp.array([-3.0, 0.0])})
-    kernel = MinibatchMH(model, control_variate="taylor2", init_strategy=there)
-    start = kernel.init(random.key(0), 10, None, DATA, {}).z["beta"]
-    np.testing.assert_array_equal(np.asarray(start), [-3.0, 0.0])
+
+
+def test_a_start_far_away_is_moved_to_a_draw_before_the_warmup(grid):
+    posterior, _ = grid
+    near, far = posterior.mean + 0.1, np.zeros(2)
+    strategy = init_to_value(values={"beta": jnp.asarray(near, jnp.float32)})
+    kernel = MinibatchMH(model, control_variate="taylor2", init_strategy=strategy)
+
+    def started(num_warmup, start=None, chains=None):
+        key = random.key(0) if chains is None else random.split(random.key(0), chains)
+        start = None if start is None else {"beta": jnp.asarray(start, jnp.float32)}
+        z = kernel.init(key, num_warmup, start, DATA, {}).z["beta"]
+        return np.asarray(z), kernel.facts["pilot"]
+
+    start, pilot = started(10)
+    np.testing.assert_array_equal(start, near.astype(np.float32))
+    assert "start_distance" not in pilot
+    # without a warmup the draws begin where the user says
+    assert (started(0, far)[0] == far).all()
+    assert np.linalg.norm(posterior.white(far)) > 10
+    start, pilot = started(10, np.stack([near, far, 2 * far - 40.0]), 3)
+    np.testing.assert_array_equal(start[0], near.astype(np.float32))
+    assert np.linalg.norm(posterior.white(start[1:]), axis=-1).max() < 5
+    assert (start[1] != start[2]).all()
+    assert pilot["moved_starts"] == 2
+    distance = np.linalg.norm(posterior.white(np.full(2, -40.0)))
+    assert pilot["start_distance"] == pytest.approx(distance, rel=0.2)
+
+
+def test_a_mode_near_the_start_of_a_chain_is_found():
+    """The searches for the centre begin in a box that does not hold it."""
+
+    def row(z, i):
+        first, second = -0.5 * jnp.square(z), -0.5 * jnp.square(z - 30.0) - 0.5
+        return jnp.logaddexp(first, second) / 1000 + 0.0 * i
+
+    target = Target(lambda z: -0.5 * jnp.square(z / 100.0), row, 1000)
+    for start, distance in ((0.3, 0.0), (29.0, 30.0)):
+        kernel = MinibatchMH(target=target, control_variate="taylor2", batch_size=100)
+        kernel.init(random.key(0), 10, jnp.asarray(start), (), {})
+        assert kernel.facts["pilot"]["other_mode"] == pytest.approx(distance, abs=0.1)
 
 
 def test_the_size_that_the_model_names_is_kept():

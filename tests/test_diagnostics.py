@@ -666,6 +666,14 @@ def test_a_start_that_was_given_is_named() -> None:
     assert "init_params" in text and "funnel" not in text
 
 
+def test_starts_that_were_moved_are_named() -> None:
+    assert "starts" not in str(diagnose(result(facts=PENALTY | {"pilot": MEASURED})))
+    moved = MEASURED | {"moved_starts": 2, "start_distance": 35.21}
+    found = diagnose(result(facts=PENALTY | {"pilot": moved}))
+    assert f"2 of {CHAINS} up to 35.2 sd away" in str(found)
+    assert found.moved_starts == 2 and found.start_distance == 35.21
+
+
 def test_no_advice_says_that_the_draws_are_right() -> None:
     coarse = PENALTY | {"pilot": MEASURED | {"residual_sd": 1.5}}
     assert "are right" not in advice(facts=coarse, log_ratio_variance=0.01)
@@ -685,6 +693,7 @@ def test_the_table_of_the_documentation_has_all_advice() -> None:
 # a real run -------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_advice_on_the_noise_helps() -> None:
     key_x, key_y, key_run = jax.random.split(jax.random.PRNGKey(0), 3)
     X = jax.random.normal(key_x, (N, 10))

@@ -26,6 +26,7 @@ from numpyro_minibatch.proposal import (
 
 __all__ = [
     "SurrogatePosterior",
+    "flatten",
     "log_surrogate_at",
     "refined",
     "rounding_error",
@@ -156,7 +157,7 @@ def starting_point(
         for name, value in unflatten(expansion.center, _phi_of(problem)).items():
             if name in latents:
                 z[name], fixed[name] = value, np.ones_like(value)
-        flat, fixed = map(_flatten, (z, fixed))
+        flat, fixed = map(flatten, (z, fixed))
         free, wide = np.flatnonzero(fixed == 0), expansion.cast(jnp.float64)
 
         def at(flat: np.ndarray) -> list[np.ndarray]:
@@ -206,7 +207,8 @@ def unflatten(flat: Any, example: Any) -> Any:
     )
 
 
-def _flatten(tree: Any) -> np.ndarray:
+def flatten(tree: Any) -> np.ndarray:
+    """All numbers of a tree, in the order of :func:`unflatten`."""
     return np.concatenate([np.ravel(x) for x in jax.tree.leaves(tree)])
 
 

@@ -72,11 +72,13 @@ class Chosen(NamedTuple):
     :param taylor: the control variate.
     :param scheme: how rows are drawn.
     :param sizes: rows of a batch, by plate; ``None`` where the pilot is to choose.
+    :param start: where the first chain is to start, or ``None``.
     """
 
     taylor: Taylor
     scheme: Scheme
     sizes: Mapping[str, int | None]
+    start: Any = None
 
 
 class Needs(NamedTuple):

@@ -32,6 +32,7 @@ from numpyro_minibatch.control_variate._pilot import (
 )
 from numpyro_minibatch.control_variate._posterior import (
     SurrogatePosterior,
+    flatten,
     starting_point,
     surrogate_posterior,
     unflatten,
@@ -102,12 +103,15 @@ class Prepared(NamedTuple):
     :param plan: what is part of the program.
     :param surrogate: what is part of the state.
     :param starts: positions where chains may start, with a leading axis.
+    :param radius: how far from its mean the draws of the surrogate's posterior lie, in
+        its standard deviations.
     :param report: what was measured, numbers and names.
     """
 
     plan: Plan
     surrogate: Surrogate
     starts: Any
+    radius: float
     report: dict[str, Any]
 
     def start(self, key: Array) -> tuple[Array, Any]:
@@ -152,7 +156,7 @@ def _prepared(problem: Problem, chosen: Chosen, needs: Needs) -> Prepared:
     target = problem.target_of(problem.arrays)
     coordinates = choose_coordinates(target, problem.example, taylor.sites)
     problem = replace(problem, coordinates=coordinates)
-    positions = _positions(problem)
+    positions = _positions(problem, chosen.start)
     phi = _in_coordinates(problem, positions)
     few = may_be_exact(problem, chosen, needs)
     center, start = None, positions[0]
@@ -249,13 +253,19 @@ def _recentred(
     return posterior, pilot
 
 
-def _positions(problem: Problem) -> np.ndarray:
-    """Where searches for the mode begin, flat, ``(K, D)``."""
+def _positions(problem: Problem, start: Any) -> np.ndarray:
+    """Where searches for the mode begin, flat, ``(K, D)``.
+
+    A start that the user chose is one of them: another mode there is found.
+    """
     size = sum(np.size(x) for x in jax.tree.leaves(problem.example))
     # the box that NumPyro starts chains in
     positions = np.random.default_rng(40).uniform(-2, 2, size=(_STARTS, size))
     positions[0] = 0.0
-    return positions
+    given = jax.tree.leaves(start)
+    if not given or any(isinstance(x, jax.core.Tracer) for x in given):
+        return positions
+    return np.vstack([positions, flatten(start)])
 
 
 def _in_coordinates(problem: Problem, positions: np.ndarray) -> np.ndarray:
@@ -316,9 +326,12 @@ def _outcome(
         report["tail_inefficiency"] = tails.inefficiency
         report["tail_parameter"] = _element(problem, tails.parameter)
     starts = unflatten(posterior.draws[:_STARTING], problem.example)
+    away = posterior.draws - posterior.location
+    radius = np.linalg.norm(np.linalg.solve(posterior.root.T, away.T), axis=0).max()
     return Prepared(
         Plan(coordinates, pilot.form, pilot.scheme, posterior.num_steps, over_relaxed),
         surrogate,
         jax.tree.map(lambda x: np.asarray(x, dtype), starts),
+        float(radius),
         report,
     )

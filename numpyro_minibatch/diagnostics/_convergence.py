@@ -190,8 +190,8 @@ def _advise_still(run: Run) -> Iterator[str]:
         yield (
             f"{never}. They started where init_params or init_strategy put them, but "
             "moves are scaled to the surrogate's posterior and are rejected far "
-            "outside of it. Leave both arguments out: chains then start at draws from "
-            "the surrogate's posterior."
+            "outside of it. Run a warmup, which begins at a draw from the surrogate's "
+            "posterior where a start is far away, or leave both arguments out."
         )
     elif run.pilot:
         yield (

@@ -24,6 +24,10 @@ class Setup(Numbers):
     :param batch_sizes: the rows of one draw of each data plate.
     :param num_chains: the number of chains.
     :param num_draws: the number of draws of each chain.
+    :param moved_starts: the number of chains whose start was far outside of the
+        surrogate's posterior, and which began their warmup at a draw from it.
+    :param start_distance: how far away the farthest of them was, in standard deviations
+        of that posterior; NaN if none was.
     """
 
     kernel: str
@@ -33,6 +37,8 @@ class Setup(Numbers):
     batch_sizes: Mapping[str, int]
     num_chains: int
     num_draws: int
+    moved_starts: int
+    start_distance: float
 
     @classmethod
     def measure(cls, run: Run) -> Self:
@@ -49,6 +55,8 @@ class Setup(Numbers):
             ),
             num_chains=run.posterior.sizes["chain"],
             num_draws=run.posterior.sizes["draw"],
+            moved_starts=int(run.pilot.get("moved_starts", 0)),
+            start_distance=float(run.pilot.get("start_distance", math.nan)),
         )
 
     def lines(self) -> Iterator[tuple[str, str]]:
@@ -62,6 +70,13 @@ class Setup(Numbers):
                 for name, size in self.plates.items()
             ),
         )
+        if self.moved_starts:
+            yield (
+                "starts",
+                f"{self.moved_starts} of {self.num_chains} up to "
+                f"{self.start_distance:.3g} sd away, moved to draws from the surrogate "
+                "before the first step",
+            )
 
 
 def _note_temperature(run: Run) -> Iterator[str]:

@@ -36,6 +36,7 @@ from numpyro_minibatch.kernels._contract import Start
 from numpyro_minibatch.kernels._driver import DrivenKernel
 from numpyro_minibatch.kernels._rows_ahead import RowsAhead
 from numpyro_minibatch.kernels._start import (
+    Within,
     _start_chains,
     _start_equal,
     constraining,
@@ -492,7 +493,7 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
         :param problem: the target and its data.
         :param init: where the first chain is to start, or ``None``.
         """
-        return expand_likelihood(self, problem)
+        return expand_likelihood(self, problem, init)
 
     # the driver's interface -----------------------------------------------------------
 
@@ -536,6 +537,7 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
                 first_chain(init_params, chains),
             )
         surrogate: Any = ()
+        within = None
         self._learn(plan=None)
         if self._surveys:
             with explained(name, model_args, kwargs):
@@ -547,8 +549,12 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
             self._learn(
                 plan=prepared.plan, report=prepared.report, start_given=not starts
             )
-            if starts and prepared.starts is not None:
+            if prepared.starts is None:
+                pass
+            elif starts:
                 rng_key, init_params = prepared.start(rng_key)
+            elif num_warmup > 0:
+                within = Within(prepared.radius, prepared.starts)
         content = None if self._model is None else content_of(self._model)
         start_fn = self._run.start_fn
         if content is not None:
@@ -561,7 +567,7 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
             start_fn = jax.jit(start, static_argnums=(0, 1, 2))
             self._learn(start_fn=start_fn)
         with explained(name, model_args, kwargs):
-            state, log_density = start_fn(
+            state, log_density, distance = start_fn(
                 static,
                 vectorized,
                 (num_warmup, layout, self._run.plan, self._run.frozen_digest, content),
@@ -569,7 +575,14 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
                 init_params,
                 arrays,
                 surrogate,
+                within,
             )
+        if within is not None and not isinstance(distance, jax.core.Tracer):
+            farthest = float(np.max(distance))
+            if not farthest <= within.radius:
+                moved = int(np.sum(~(np.asarray(distance) <= within.radius)))
+                away = {"moved_starts": moved, "start_distance": farthest}
+                self._learn(report={**self._run.report, **away})
         if not isinstance(log_density, jax.core.Tracer):
             target = self.make_target(model_args, kwargs)
             check_start(

@@ -6,12 +6,13 @@ import copy
 from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.flatten_util import ravel_pytree
+from jax.scipy.linalg import solve_triangular
 
 from numpyro_minibatch._internal.static import Static
 from numpyro_minibatch._model.preflight import content_of
@@ -19,12 +20,25 @@ from numpyro_minibatch._model.start import find_start
 from numpyro_minibatch.kernels._contract import Start
 
 __all__ = [
+    "Within",
     "constraining",
     "first_chain",
     "_start_chains",
     "_start_equal",
     "untraced",
 ]
+
+
+class Within(NamedTuple):
+    """Where chains with a surrogate may begin a warmup.
+
+    :param radius: the largest distance from the mean of the surrogate's posterior, in
+        its standard deviations.
+    :param draws: draws of it, with a leading axis.
+    """
+
+    radius: float
+    draws: Any
 
 
 def _start_chains(
@@ -36,12 +50,14 @@ def _start_chains(
     init: Any,
     arrays: list[Any],
     surrogate: Any,
-) -> tuple[Any, Array]:
+    within: Within | None,
+) -> tuple[Any, Array, Array | None]:
     """The first states; compiled once for equal arguments and shapes."""
     start = partial(_start, kernel, static)
     if vectorized:
-        start = jax.vmap(start, in_axes=(0, None if init is None else 0, None, None))
-    return start(key, init, arrays, surrogate)
+        chains = 0, None if init is None else 0
+        start = jax.vmap(start, in_axes=(*chains, None, None, None))
+    return start(key, init, arrays, surrogate, within)
 
 
 # for all equal kernels, if their models are known to be equal
@@ -55,18 +71,47 @@ def _start(
     init: Any,
     arrays: list[Any],
     surrogate: Any,
-) -> tuple[Any, Array]:
-    """The first state of one chain, and its log density."""
+    within: Within | None,
+) -> tuple[Any, Array, Array | None]:
+    """The first state of one chain, its log density, and how far away it started.
+
+    The log density is that of the start that was asked for, wherever the chain begins.
+    """
     args, kwargs = static.join(arrays)
     target = kernel.make_target(args, kwargs)
     key, init_key = jax.random.split(key)
     z, log_density = find_start(
         target, kernel.layout, kernel._init_strategy, init_key, init
     )
+    distance = None
+    if within is not None:
+        distance, z = _moved_within(
+            within, surrogate, jax.random.fold_in(init_key, 1), z
+        )
     flat, unravel = ravel_pytree(z)
     reader = kernel.reader(target, unravel, surrogate)
     start = Start(reader, z, flat, key, surrogate)
-    return kernel.first_state(start), log_density
+    return kernel.first_state(start), log_density, distance
+
+
+def _moved_within(
+    within: Within, surrogate: Any, key: Array, z: Any
+) -> tuple[Array, Any]:
+    """The distance of a start, and the start, or a draw where that is too far away.
+
+    Moves are scaled to the surrogate's posterior, and where a polynomial about its
+    centre is wrong by a thousand they are rejected for ever. A warmup forgets its start
+    in any case.
+    """
+    flat, _ = ravel_pytree(z)
+    away = solve_triangular(surrogate.root.T, flat - surrogate.location, lower=True)
+    distance = jnp.linalg.norm(away)
+    count = len(jax.tree.leaves(within.draws)[0])
+    chosen = jax.random.randint(key, (), 0, count)
+    near = distance <= within.radius
+    return distance, jax.tree.map(
+        lambda start, draws: jnp.where(near, start, draws[chosen]), z, within.draws
+    )
 
 
 def _constrain(

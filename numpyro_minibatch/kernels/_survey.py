@@ -96,11 +96,12 @@ def _identity(kernel: Any, static: Static) -> Hashable:
     return key
 
 
-def expand_likelihood(kernel: Any, problem: Problem) -> Prepared:
+def expand_likelihood(kernel: Any, problem: Problem, init: Any = None) -> Prepared:
     """Expand the likelihood for a control variate, and measure its residuals.
 
     :param kernel: the kernel.
     :param problem: the target and its data.
+    :param init: where the first chain is to start, or ``None``.
     """
     layout, who, plates = kernel.layout, type(kernel).__name__, problem.plates
     scheme = kernel.batch
@@ -114,5 +115,5 @@ def expand_likelihood(kernel: Any, problem: Problem) -> Prepared:
             stacklevel=find_stack_level(),
         )
         scheme, sizes = full(), dict(plates)
-    chosen = Chosen(kernel.control_variate, scheme, sizes)
+    chosen = Chosen(kernel.control_variate, scheme, sizes, init)
     return prepare(who, problem, chosen, kernel._needs)
