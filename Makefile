@@ -110,7 +110,8 @@ examples: $(VENV)/.has-examples
 	done
 
 docs: $(VENV)/.has-dev
-	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
+	XLA_FLAGS="$(FAST_COMPILER) $$XLA_FLAGS" \
+	    $(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
 	@echo 'docs/_build/html/index.html'
 
 lowest:

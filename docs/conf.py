@@ -50,6 +50,7 @@ sphinx_gallery_conf = {
     "image_scrapers": ("_gallery.figures",),
     "within_subsection_order": "_gallery.order",
     "abort_on_example_error": False,
+    "parallel": 2,
     "min_reported_time": 1e9,
     "show_memory": False,
     "show_signature": False,

@@ -1,7 +1,8 @@
 """Says in the header of a run what it ran on, and frees compiled programs; sets
 nothing, so that a test file behaves the same on its own.
 
-The marks ``slow``, ``x64`` and ``once`` are explained in ``pyproject.toml``.
+The marks ``slow``, ``slow_in_single``, ``x64`` and ``once`` are explained in
+``pyproject.toml``.
 """
 
 from __future__ import annotations
@@ -19,10 +20,9 @@ import pytest
 def pytest_report_header() -> str:
     """Name the versions and the precision that this run tests."""
     packages = ("numpyro", "jax", "numpy", "arviz", "xarray")
-    double = os.environ.get("JAX_ENABLE_X64", "").lower() in ("1", "true", "yes", "on")
     return ", ".join(
         [*(f"{name} {version(name)}" for name in packages)]
-        + [f"JAX_ENABLE_X64 {'on' if double else 'off'}"]
+        + [f"JAX_ENABLE_X64 {'on' if _is_double() else 'off'}"]
     )
 
 
@@ -58,10 +58,17 @@ STATISTICAL = {
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of these files."""
+    """Mark the tests of these files, and those that are slow in this precision."""
     for item in items:
         if item.path.stem in STATISTICAL:
             item.add_marker("once")
+        if item.get_closest_marker("slow_in_single") and not _is_double():
+            item.add_marker("slow")
+
+
+def _is_double() -> bool:
+    value = os.environ.get("JAX_ENABLE_X64", "").lower()
+    return value in ("1", "true", "yes", "on")
 
 
 _MOST_MAPS = 35_000  # Linux allows a process 65,530; a program takes several

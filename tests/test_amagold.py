@@ -358,6 +358,7 @@ CORRECTIONS = {
 }
 
 
+@pytest.mark.slow_in_single
 @pytest.mark.parametrize(
     "name",
     [
@@ -576,6 +577,7 @@ def test_default_settings_need_no_tuning(settings):
         assert (rows >= 1000 * steps).all()
 
 
+@pytest.mark.slow_in_single
 def test_lengths_make_the_slowest_direction_independent():
     """On a normal of scales 1 and 30 that no mass matrix evens out."""
     scales = jnp.array([1.0, 30.0])

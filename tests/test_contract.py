@@ -10,7 +10,7 @@ import pickle
 import subprocess
 import sys
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -176,17 +176,29 @@ CHANGING = {"SGLD", "CyclicalSGHMC", "CyclicalMINT"}  # step sizes, after warmup
 ON_ALL_VERSIONS = {"MINT", "control-variate", "AMAGOLD", "RENHD", "CyclicalMINT"}
 
 
-def _param(name: str) -> Any:
-    return pytest.param(name, marks=() if name in ON_ALL_VERSIONS else pytest.mark.once)
+def kernels(*names: str, quick: Collection[str] = KERNELS) -> pytest.MarkDecorator:
+    """For what does not depend on the kernel: as few as meet all code on the way.
 
-
-every_kernel = pytest.mark.parametrize("name", [_param(name) for name in KERNELS])
-
-
-def kernels(*names: str) -> pytest.MarkDecorator:
-    """For what does not depend on the kernel: as few as meet all code on the way."""
+    :param quick: those that run in the quick tests; the others compile for long.
+    """
     assert set(names) <= set(KERNELS)
-    return pytest.mark.parametrize("name", [_param(name) for name in names])
+    slow, once = pytest.mark.slow, pytest.mark.once
+    return pytest.mark.parametrize(
+        "name",
+        [
+            pytest.param(
+                name,
+                marks=[
+                    *([] if name in quick else [slow]),
+                    *([] if name in ON_ALL_VERSIONS else [once]),
+                ],
+            )
+            for name in names
+        ],
+    )
+
+
+every_kernel = kernels(*KERNELS)
 
 
 Draws = dict[str, np.ndarray]
@@ -302,7 +314,10 @@ def test_a_run(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "beta[0]" in printed and "scale" in printed and "norm" not in printed
 
 
-@kernels("MINT", "MHMinibatch", "control-variate", "RENHD", "CyclicalSGHMC", "MINTEE")
+@kernels(
+    *("MINT", "MHMinibatch", "control-variate", "RENHD", "CyclicalSGHMC", "MINTEE"),
+    quick=("MINT", "MHMinibatch", "CyclicalSGHMC"),
+)
 def test_progress_bar_and_continuation_in_place(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -324,7 +339,7 @@ def test_progress_bar_and_continuation_in_place(
     assert "jit(_body_fn)" not in _compiled
 
 
-@every_kernel
+@kernels(*KERNELS, quick=ON_ALL_VERSIONS)
 def test_warmup_and_continuation_of_a_pickle(name: str) -> None:
     mcmc = driver(KERNELS[name]())
     mcmc.warmup(chain_keys()[0], X, Y, collect_warmup=True, extra_fields=FIELDS)
@@ -380,7 +395,7 @@ SEQUENTIAL = (
 )
 
 
-@kernels(*SEQUENTIAL)
+@kernels(*SEQUENTIAL, quick=("MHMinibatch", "RENHD"))
 def test_vectorized_chains_are_the_sequential_ones(name: str) -> None:
     # as many draws as in the reference: the same program is not compiled again
     settings = {"num_chains": CHAINS, "chain_method": "sequential"}

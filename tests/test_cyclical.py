@@ -305,6 +305,7 @@ def errors_of(name: str, **wrong: Any) -> np.ndarray:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", KINDS)
 def test_every_draw_has_the_law_of_the_algorithm(name: str) -> None:
     """Descent, sampling, restart, a cycle cut short; minibatch noise; T is not 1."""
@@ -329,6 +330,7 @@ def test_the_check_of_laws_can_fail(name: str, wrong: dict[str, Any]) -> None:
     assert np.abs(errors_of(name, **wrong)).max() > 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
 def test_temperature_is_temperature(temperature: float) -> None:
     """Late in long cycles the draws have the variance of the tempered posterior."""
@@ -355,6 +357,7 @@ def test_temperature_is_temperature(temperature: float) -> None:
     assert 4.5 * error < 0.15
 
 
+@pytest.mark.slow
 def test_noise_that_stays_on_and_a_thermostat() -> None:
     """A thermostat lags behind a schedule: its gradients have little noise here."""
     inner = SGNHT(normal_model, step_size=0.2, friction=2.0, batch_size=100)

@@ -430,6 +430,7 @@ def test_bias_table(row):
         assert not np.allclose(np.diag(cov), np.diag(energy.cov), rtol=0.1)
 
 
+@pytest.mark.slow_in_single
 def test_known_bugs_fail_the_bias_table(monkeypatch):
     """One batch for all steps of a draw; a likelihood divided by the rows once more."""
     settings = BIASES["midpoint-20"]
@@ -529,6 +530,7 @@ def test_each_step_reads_rows_of_its_own(monkeypatch):
     assert set(found.round(1)) == {0.0, STEPS}
 
 
+@pytest.mark.slow_in_single
 def test_thermostat_kernel():
     """SGNHT takes up the noise of a minibatch that is alike in all coordinates."""
     precision = np.array([[1.3, 0.4], [0.4, 0.8]])
@@ -565,6 +567,7 @@ def test_thermostat_kernel():
 # temperatures ---
 
 
+@pytest.mark.slow_in_single
 @pytest.mark.parametrize("temper_prior", [False, True])
 def test_temperature_of_the_prior(temper_prior):
     """The same scheme settles elsewhere if the prior has the temperature too."""

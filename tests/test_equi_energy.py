@@ -331,6 +331,7 @@ def test_the_printed_ratio_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert worst(z, law(1.0)) > 2 * LIMIT
 
 
+@slow
 @pytest.mark.parametrize(
     "moves",
     ["random_walk", pytest.param("langevin", marks=slow)],

@@ -106,6 +106,7 @@ def test_full_batch_is_exact(chunk):
     assert (num_rows == N + K).all()
 
 
+@pytest.mark.slow_in_single
 @pytest.mark.parametrize("scheme", [batch.pilot(), batch.growing()])
 def test_adaptive_batches_meet_the_variance_or_read_everything(scheme):
     keys = random.split(random.key(5), 500)

@@ -116,6 +116,7 @@ def assert_laws(idata: Any, temper_prior: bool) -> None:
 # NumPyro's kernels -------------------------------------------------------------------
 
 
+@slow
 @pytest.mark.parametrize(
     ("inner", "temper_prior"),
     [
@@ -158,6 +159,7 @@ def test_kernels_of_numpyro_as_rungs(inner: Any, temper_prior: bool) -> None:
         assert abs(found.value - EVIDENCE) < 5 * found.error + 1e-3, found
 
 
+@slow
 def test_a_rung_is_the_kernel_of_numpyro() -> None:
     """One step from the same state, also where another position has come."""
     x, y = X.astype(np.float32), Y.astype(np.float32)
@@ -384,6 +386,7 @@ def test_noise_that_thinning_left_out_is_not_exactness() -> None:
     assert found.method == "thermodynamic"
 
 
+@slow
 def test_rungs_that_moved_have_energies_of_where_they_are() -> None:
     x, y = X.astype(np.float32), Y.astype(np.float32)
     kernel = ReplicaExchange(

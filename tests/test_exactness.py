@@ -156,11 +156,16 @@ KERNELS = {
 }
 
 
-QUICK = ("shared batch", "pilot", "exact barker", "langevin")
+MARKS = dict.fromkeys(KERNELS, slow) | {
+    "shared batch": (),
+    "exact barker": (),
+    "pilot": pytest.mark.slow_in_single,
+    "langevin": pytest.mark.slow_in_single,
+}
 
 
 @pytest.mark.parametrize(
-    "name", [n if n in QUICK else pytest.param(n, marks=slow) for n in KERNELS]
+    "name", [pytest.param(name, marks=marks) for name, marks in MARKS.items()]
 )
 def test_conjugate(name):
     kernel = KERNELS[name]
@@ -174,6 +179,7 @@ def test_conjugate(name):
         assert (extra["log_ratio_variance"] > 0).mean() > 0.9  # the noise was on
 
 
+@pytest.mark.slow_in_single
 def test_augmented():
     """The augmented chain is exact too, at temperatures that keep it moving."""
     # T >= N sd / sqrt(m): the rows' log likelihoods have sd about 0.7
@@ -197,6 +203,7 @@ def test_tempered_prior():
     assert np.abs(z_scores(draws, other_mean, other_cov)).max() > 8
 
 
+@pytest.mark.slow_in_single
 def test_several_plates_and_a_site_outside():
     """Estimates and variances of two plates add; observed sites share a temperature."""
     kernel = MINT(split_model, temperature=20.0, step_size=0.15, **FIXED)

@@ -95,6 +95,7 @@ def assert_same(one: Any, other: Any, but: tuple[str, ...] = ()) -> None:
             np.testing.assert_array_equal(first[name], second[name], err_msg=name)
 
 
+@slow
 def test_both_positions_of_a_decision_share_a_fetch(monkeypatch: Any) -> None:
     calls = []
     fetch = host_rows.Source.fetch
@@ -122,6 +123,7 @@ def test_rows_can_be_pickled_after_they_were_used() -> None:
     np.testing.assert_array_equal(pickle.loads(pickle.dumps(rows))[index], X[:2])
 
 
+@slow
 def test_a_surrogate_does_not_fetch_rows(files: Path) -> None:
     """Each of its evaluations would."""
     variate = control_variate.taylor2(exact_rows=5)

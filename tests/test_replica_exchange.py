@@ -133,6 +133,7 @@ def inner(**settings: Any) -> SGHMC:
 # laws --------------------------------------------------------------------------------
 
 
+@slow
 @pytest.mark.parametrize(
     ("swap", "temper_prior"),
     [
@@ -366,6 +367,7 @@ def test_the_better_position_goes_to_the_colder_rung(swap: str) -> None:
     assert odd.num_rows == 0
 
 
+@slow
 def test_even_and_odd_pairs() -> None:
     kernel = ReplicaExchange(
         MinibatchMH(target=TARGET, batch_size=M), num_replicas=5, temperature_ratio=3.0
@@ -405,6 +407,7 @@ def test_the_variance_of_a_swap_is_its_estimate() -> None:
     assert spread == pytest.approx(np.mean(variances), rel=5 * np.sqrt(2 / 4000))
 
 
+@slow
 def test_replicas_are_followed() -> None:
     kernel = ReplicaExchange(
         MinibatchMH(target=TARGET, estimate="exact"),
@@ -430,6 +433,7 @@ def test_replicas_are_followed() -> None:
 # ladders -----------------------------------------------------------------------------
 
 
+@slow
 def test_a_ladder_adapts_to_equal_rates() -> None:
     wide = Target(
         lambda z: -0.5 * jnp.sum(jnp.square(z)) / 1e4,
@@ -592,6 +596,7 @@ def test_advice_on_a_ladder_with_a_gap() -> None:
 # control variates --------------------------------------------------------------------
 
 
+@slow
 def test_hot_rungs_move_on_the_surrogate_of_the_cold_one() -> None:
     """It is wider there than the set-up found: draws of its normal law would stick."""
     rng = np.random.default_rng(8)
@@ -683,6 +688,7 @@ def test_swaps_read_residuals_of_a_control_variate() -> None:
             assert worst < 9.0, (rung, worst, means.mean(0), expected)
 
 
+@slow
 def test_a_ladder_of_many_chains_compiles() -> None:
     """XLA of jax 0.12 took minutes for rows that are read in another order."""
     slopes = jnp.asarray(_rng.normal(size=(N, 2)) / N, jnp.float32)

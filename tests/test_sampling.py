@@ -610,6 +610,7 @@ def test_settings_in_a_module_or_a_class_are_part_of_a_model(
     assert digest(model) != before
 
 
+@slow
 def test_surroundings_of_a_model_are_seen(monkeypatch: Any) -> None:
     for kernel in (MINT(reads_a_global, temperature=1.0), HMC(reads_a_global_whole)):
         monkeypatch.setattr(sys.modules[__name__], "CENTRE", [0.0])
@@ -626,6 +627,7 @@ def reads_a_global_whole(y: Any) -> None:
 NOISE = (Y - X @ [1.0, -0.5]).astype(np.float32)
 
 
+@slow
 def test_params_and_arrays_that_change_are_seen() -> None:
     for kernel in (MINT(reads_a_param, temperature=1.0), HMC(reads_a_param_whole)):
         assert abs(mean_of(kernel, NOISE)) < 0.5

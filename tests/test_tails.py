@@ -137,6 +137,7 @@ def posterior() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return marginals[0][1].cumsum() - 0.5 * marginals[0][1], means, sds
 
 
+@slow
 def test_without_representatives_the_tails_are_known_to_be_wrong(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
