@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.flatten_util import ravel_pytree
-from numpyro.util import is_prng_key
 
 from numpyro_minibatch._internal.progress import stages
 from numpyro_minibatch.batch import Scheme
@@ -113,25 +112,6 @@ class Prepared(NamedTuple):
     starts: Any
     radius: float
     report: dict[str, Any]
-
-    def start(self, key: Array) -> tuple[Array, Any]:
-        """Keys of the chains, and where they start, drawn from the surrogate.
-
-        :param key: a key, or one for each chain.
-        """
-        return _started(key, self.starts)
-
-
-@jax.jit
-def _started(key: Array, starts: Any) -> tuple[Array, Any]:
-    count = len(jax.tree.leaves(starts)[0])
-
-    def one(key: Array) -> tuple[Array, Any]:
-        key, start_key = jax.random.split(key)
-        chosen = jax.random.randint(start_key, (), 0, count)
-        return key, jax.tree.map(lambda x: x[chosen], starts)
-
-    return one(key) if is_prng_key(key) else jax.vmap(one)(key)
 
 
 def prepare(who: str, problem: Problem, chosen: Chosen, needs: Needs) -> Prepared:

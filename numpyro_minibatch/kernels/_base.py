@@ -552,9 +552,9 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
             if prepared.starts is None:
                 pass
             elif starts:
-                rng_key, init_params = prepared.start(rng_key)
+                within = Within(prepared.starts)
             elif num_warmup > 0:
-                within = Within(prepared.radius, prepared.starts)
+                within = Within(prepared.starts, prepared.radius)
         content = None if self._model is None else content_of(self._model)
         start_fn = self._run.start_fn
         if content is not None:
@@ -577,12 +577,8 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
                 surrogate,
                 within,
             )
-        if within is not None and not isinstance(distance, jax.core.Tracer):
-            farthest = float(np.max(distance))
-            if not farthest <= within.radius:
-                moved = int(np.sum(~(np.asarray(distance) <= within.radius)))
-                away = {"moved_starts": moved, "start_distance": farthest}
-                self._learn(report={**self._run.report, **away})
+        if within is not None and distance is not None:
+            self._learn(report={**self._run.report, **within.report(distance)})
         if not isinstance(log_density, jax.core.Tracer):
             target = self.make_target(model_args, kwargs)
             check_start(

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.flatten_util import ravel_pytree
 from jax.scipy.linalg import solve_triangular
@@ -32,13 +33,32 @@ __all__ = [
 class Within(NamedTuple):
     """Where chains with a surrogate may begin a warmup.
 
-    :param radius: the largest distance from the mean of the surrogate's posterior, in
-        its standard deviations.
-    :param draws: draws of it, with a leading axis.
+    :param draws: draws from the surrogate's posterior, with a leading axis.
+    :param radius: the largest distance of a start from its mean, in its standard
+        deviations; ``None`` where the user chose no start, and chains start at draws.
     """
 
-    radius: float
     draws: Any
+    radius: float | None = None
+
+    def drawn(self, key: Array) -> Any:
+        """One of the draws."""
+        count = len(jax.tree.leaves(self.draws)[0])
+        chosen = jax.random.randint(key, (), 0, count)
+        return jax.tree.map(lambda x: jnp.asarray(x)[chosen], self.draws)
+
+    def report(self, distance: Array) -> dict[str, Any]:
+        """How many chains were moved, and how far the farthest had been, if any was.
+
+        :param distance: of each chain's start, or of one chain's.
+        """
+        if isinstance(distance, jax.core.Tracer):
+            return {}
+        far = ~(np.asarray(distance) <= self.radius)
+        if not far.any():
+            return {}
+        farthest = float(np.max(np.asarray(distance)))
+        return {"moved_starts": int(far.sum()), "start_distance": farthest}
 
 
 def _start_chains(
@@ -80,14 +100,15 @@ def _start(
     args, kwargs = static.join(arrays)
     target = kernel.make_target(args, kwargs)
     key, init_key = jax.random.split(key)
+    start_key = jax.random.fold_in(init_key, 1)
+    if within is not None and within.radius is None:
+        init = within.drawn(start_key)
     z, log_density = find_start(
         target, kernel.layout, kernel._init_strategy, init_key, init
     )
     distance = None
-    if within is not None:
-        distance, z = _moved_within(
-            within, surrogate, jax.random.fold_in(init_key, 1), z
-        )
+    if within is not None and within.radius is not None:
+        distance, z = _moved_within(within, surrogate, start_key, z)
     flat, unravel = ravel_pytree(z)
     reader = kernel.reader(target, unravel, surrogate)
     start = Start(reader, z, flat, key, surrogate)
@@ -106,11 +127,9 @@ def _moved_within(
     flat, _ = ravel_pytree(z)
     away = solve_triangular(surrogate.root.T, flat - surrogate.location, lower=True)
     distance = jnp.linalg.norm(away)
-    count = len(jax.tree.leaves(within.draws)[0])
-    chosen = jax.random.randint(key, (), 0, count)
     near = distance <= within.radius
     return distance, jax.tree.map(
-        lambda start, draws: jnp.where(near, start, draws[chosen]), z, within.draws
+        lambda start, draw: jnp.where(near, start, draw), z, within.drawn(key)
     )
 
 
