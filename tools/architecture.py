@@ -107,10 +107,13 @@ def picture() -> str:
     """The whole file."""
     green, plain = "#e3f9e5", "#ffffff"
     # once, before the first draw
-    model = Box(25, 50, 200, 66, "NumPyro model, data", (), plain, True)
-    checks = Box(275, 50, 200, 66, "_model", ("checks, starting positions",))
+    model = Box(25, 50, 130, 66, "NumPyro model", ("and its data",), plain, True)
+    latent = Box(
+        185, 50, 165, 66, "marginal", ("optional: integrates", "latents of rows out")
+    )
+    checks = Box(380, 50, 130, 66, "_model", ("checks, and", "first positions"))
     target = Box(
-        525, 50, 200, 66, "target", ("prior, and one log", "likelihood per row")
+        540, 50, 170, 66, "target", ("prior, and one log", "likelihood per row")
     )
     known = Box(
         785, 50, 190, 66, "control_variate", ("optional: the rows", "become residuals")
@@ -150,8 +153,8 @@ def picture() -> str:
         560, 584, 405, 44, "diagnostics", ("numbers, and what to change",), green
     )
     more = Box(560, 640, 405, 36, "plots, evidence, cycles, ensemble", (), green)
-    boxes = [model, checks, target, known, scales, pace, heat, state, move, ratio, test]
-    boxes += [rows, driver, groups, arviz, advice, more]
+    boxes = [model, latent, checks, target, known, scales, pace, heat, state, move]
+    boxes += [ratio, test, rows, driver, groups, arviz, advice, more]
 
     middle, back, trunk = state.middle[1], 478.0, 530.0
     small = {"size": 12, "anchor": "start", "fill": QUIET}
@@ -160,7 +163,8 @@ def picture() -> str:
         band(146, 348, "One step of a kernel (package kernels)", "#f5f7fa"),
         band(508, 184, "The run", "#f5f7fa"),
         *[draw(box) for box in boxes],
-        arrow((model.right, model.middle[1]), (checks.x, checks.middle[1])),
+        arrow((model.right, model.middle[1]), (latent.x, latent.middle[1])),
+        arrow((latent.right, latent.middle[1]), (checks.x, checks.middle[1])),
         arrow((checks.right, checks.middle[1]), (target.x, target.middle[1])),
         arrow((target.right, target.middle[1]), (known.x, known.middle[1]), both=True),
         arrow((target.middle[0], target.bottom), (ratio.middle[0], ratio.y)),
