@@ -1406,6 +1406,22 @@ def test_a_search_without_an_end_is_an_error():
         kernel.init(random.key(0), 10, None, (jnp.linspace(-1.0, 2.0, 2001),), {})
 
 
+def test_the_gradient_ends_a_search_whose_values_have_errors():
+    """As those of rows that are integrated by quadrature have."""
+    scale = np.array([1.0, 30.0])
+
+    def objective(x, error):
+        value = 0.5 * ((scale * x) ** 2).sum() + 10.0
+        return value + error * np.sin(1e3 * x).sum(), scale**2 * x, np.diag(scale**2)
+
+    for error in (0.0, 1e-4, 3e-3):
+        found, hessian = _center._newton(
+            lambda x, e=error: objective(x, e), np.array([2.0, 0.1])
+        )
+        assert np.abs(scale * found).max() < 1e-4
+        np.testing.assert_allclose(hessian, np.diag(scale**2))
+
+
 @pytest.mark.skipif(jax.config.jax_enable_x64, reason="about single precision")
 def test_residuals_that_round_too_much_are_an_error(monkeypatch):
     """The forms are tried in turn, and if none is good enough the pilot says so."""

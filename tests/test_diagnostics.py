@@ -666,6 +666,17 @@ def test_a_start_that_was_given_is_named() -> None:
     assert "init_params" in text and "funnel" not in text
 
 
+def test_a_coarse_quadrature_is_named_with_what_suffices() -> None:
+    coarse = MEASURED | {"quadrature_sd": 0.21, "quadrature_better_nodes": 15}
+    text = advice(facts=PENALTY | {"pilot": coarse}, log_ratio_variance=0.01)
+    assert "by 0.21" in text and "num_nodes=15" in text
+    missed = MEASURED | {"quadrature_sd": 0.01, "quadrature_sd_elsewhere": 0.3}
+    text = advice(facts=PENALTY | {"pilot": missed}, log_ratio_variance=0.01)
+    assert "second mode" in text and "by 0.3 " in text
+    fine = MEASURED | {"quadrature_sd": 0.01, "quadrature_sd_elsewhere": 0.02}
+    assert not advice(facts=PENALTY | {"pilot": fine}, log_ratio_variance=0.01)
+
+
 def test_starts_that_were_moved_are_named() -> None:
     assert "starts" not in str(diagnose(result(facts=PENALTY | {"pilot": MEASURED})))
     moved = MEASURED | {"moved_starts": 2, "start_distance": 35.21}

@@ -10,11 +10,18 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+import scipy.stats
 import xarray as xr
 from numpyro.diagnostics import effective_sample_size
 from numpyro.infer import MCMC, NUTS
 
-from numpyro_minibatch import by_group, marginalize, recover_marginals
+from numpyro_minibatch import (
+    MinibatchMH,
+    by_group,
+    marginalize,
+    recover_marginals,
+)
+from numpyro_minibatch._internal.precision import double
 from numpyro_minibatch.inference_data import (
     as_inference_data,
     get_group,
@@ -183,6 +190,67 @@ def test_the_error_of_few_nodes_is_measured() -> None:
     assert found.num_nodes == 31
     assert found.spread == 0.0  # all draws are the same
     assert "num_nodes=31" in str(found)
+
+
+def overdispersed(y: Any) -> None:
+    mu = numpyro.sample("mu", dist.Normal(0.0, 2.0))
+    s = numpyro.sample("s", dist.HalfNormal(2.0))
+    with numpyro.plate("data", len(y)) as idx:
+        a = numpyro.sample("a", dist.Normal(mu, s))
+        numpyro.sample("y", dist.Poisson(jnp.exp(a)), obs=y[idx])
+
+
+def counts(size: int) -> np.ndarray:
+    generator = np.random.default_rng(1)
+    return generator.poisson(np.exp(-0.5 + 1.5 * generator.normal(size=size)))
+
+
+def test_the_set_up_knows_what_the_quadrature_does_to_log_ratios() -> None:
+    y = counts(2000)
+    draws = {"mu": np.linspace(-0.7, -0.3, 8), "s": 1.5 + 0.1 * np.sin(np.arange(8.0))}
+    # by a dense grid, with numbers that have nothing to do with a row's mode
+    grid = np.linspace(-15, 15, 6001)
+    values, often = np.unique(y, return_counts=True)
+    exact = []
+    for mu, s in zip(draws["mu"], draws["s"], strict=True):
+        rows = scipy.stats.poisson.pmf(values[:, None], np.exp(grid))
+        rows = rows @ scipy.stats.norm.pdf(grid, mu, s) * (grid[1] - grid[0])
+        exact.append(np.log(rows) @ often)
+
+    def by_quadrature(nodes: int) -> np.ndarray:
+        model = marginalize(overdispersed, num_nodes=nodes)
+        with double():
+            rows = jax.jit(jax.vmap(lambda values: log_rows_at(model, values, y)))
+            return np.asarray(rows(draws)).sum(1)
+
+    seven = marginalize(overdispersed, num_nodes=7)
+    found = seven.approximation(draws, (jnp.asarray(y),), {})
+    spread = np.std(by_quadrature(7) - exact)
+    assert found["quadrature_sd"] == pytest.approx(spread, rel=1e-3)
+    assert 0.1 < spread < 0.3 and found["quadrature_better_nodes"] == 11
+    # of five nodes it is more than half a posterior standard deviation
+    assert np.std(by_quadrature(5) - exact) > 0.5
+    with pytest.raises(ValueError, match=r"changes the log density by 0\.7.*nodes=11"):
+        marginalize(overdispersed, num_nodes=5).approximation(
+            draws, (jnp.asarray(y),), {}
+        )
+
+
+def log_rows_at(model: Any, values: dict[str, Any], *args: Any) -> jax.Array:
+    """The log likelihood of each row."""
+    trace = numpyro.handlers.trace(numpyro.handlers.substitute(model, data=values))
+    site = trace.get_trace(*args)["y"]
+    return site["fn"].log_prob(site["value"])
+
+
+@pytest.mark.slow
+def test_a_run_says_what_its_quadrature_is_worth() -> None:
+    """And its set-up ends, although values and gradients differ by its error."""
+    y = jnp.asarray(counts(1500))
+    kernel = MinibatchMH(marginalize(overdispersed), control_variate="taylor2")
+    kernel.init(jax.random.key(0), 10, None, (y,), {})
+    pilot = kernel.facts["pilot"]
+    assert 0 < pilot["quadrature_sd"] < 0.05 and pilot["quadrature_nodes"] == 11
 
 
 @pytest.mark.slow

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial, reduce
 from operator import add
@@ -25,6 +24,7 @@ from jax.sharding import Mesh
 
 from numpyro_minibatch._internal import passes
 from numpyro_minibatch._internal.passes import Chunks
+from numpyro_minibatch._internal.precision import double
 from numpyro_minibatch.batch import Scheme, permute
 from numpyro_minibatch.control_variate._expand import Coordinates
 from numpyro_minibatch.control_variate._taylor import Taylor
@@ -51,19 +51,6 @@ class Refused(ValueError):
     A stage leaves the kernel's name to
     :func:`~numpyro_minibatch.control_variate._setup.prepare`.
     """
-
-
-@contextmanager
-def double() -> Iterator[None]:
-    """Double precision inside, whatever the setting outside."""
-    if hasattr(jax, "enable_x64"):
-        wide = jax.enable_x64(True)
-    else:  # jax < 0.8
-        from jax.experimental import enable_x64  # type: ignore[attr-defined]
-
-        wide = enable_x64()
-    with wide:
-        yield
 
 
 class Chosen(NamedTuple):

@@ -21,6 +21,7 @@ REPARAMETRISE = (
     'centred where they have many, numpyro.sample("theta", dist.Normal(mu, tau)). Or '
     "give scales a prior that keeps them away from zero."
 )
+_QUADRATURE = 0.05  # posterior standard deviations that means may be moved by
 _CHANGE = 0.03  # the change of an acceptance probability from which it matters
 
 
@@ -147,6 +148,27 @@ def _advise_stuck(run: Run) -> Iterator[str]:
         )
 
 
+def _advise_quadrature(run: Run) -> Iterator[str]:
+    error = run.pilot.get("quadrature_sd", 0.0)
+    wider = run.pilot.get("quadrature_sd_elsewhere", 0.0)
+    if error > _QUADRATURE:
+        nodes = int(run.pilot.get("quadrature_better_nodes", 31))
+        yield (
+            "the quadrature of marginalize is coarse: between posterior draws its "
+            f"error changes the log density by {error:.2g} (standard deviation), which "
+            "moves means by up to as many posterior standard deviations. Write "
+            f"marginalize(model, num_nodes={nodes})."
+        )
+    elif wider > _QUADRATURE:
+        yield (
+            "the quadrature of marginalize misses a part of some rows: nodes that are "
+            f"spread wider change the log density by {wider:.2g} (standard deviation "
+            "between posterior draws). The density of a row's latent variables has a "
+            "second mode or a heavy tail: marginal.quadrature_error names the row. "
+            "Write more nodes, or sample the model with its latent sites."
+        )
+
+
 def _advise_other_mode(run: Run) -> Iterator[str]:
     away = run.pilot.get("other_mode", 0.0)
     if away > 0:
@@ -195,6 +217,12 @@ FAMILY = Family(
             "the chains hardly enter its tails, which come out too light",
             "group effects non-centred instead of centred, or the reverse",
             _advise_stuck,
+        ),
+        Rule(
+            "the quadrature of marginalize is coarse*, *misses a part of some rows",
+            "means move by up to the stated number of posterior standard deviations",
+            "`marginalize(model, num_nodes=...)` with more nodes",
+            _advise_quadrature,
         ),
         Rule(
             "a search for the centre ... ended in another mode",

@@ -6,7 +6,7 @@ protocols here describe abilities that only some kernels have or need.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 
 import jax
@@ -17,7 +17,15 @@ from numpyro_minibatch.estimate import Reader
 from numpyro_minibatch.kernels._fields import with_named_items
 from numpyro_minibatch.target import Target
 
-__all__ = ["InPieces", "KernelState", "NoiseDriven", "Pieces", "Start", "Tempered"]
+__all__ = [
+    "Approximated",
+    "InPieces",
+    "KernelState",
+    "NoiseDriven",
+    "Pieces",
+    "Start",
+    "Tempered",
+]
 
 
 class Start(NamedTuple):
@@ -93,6 +101,31 @@ class KernelState(NamedTuple):
             lp_estimate=zero,
             num_rows=jnp.int32(0),
         )
+
+
+@runtime_checkable
+class Approximated(Protocol):
+    """A model whose log likelihood is an approximation, and that can tell its error.
+
+    :func:`~numpyro_minibatch.marginalize` returns one.
+    """
+
+    @property
+    def approximation_advice(self) -> str:
+        """A sentence for set-ups that fail, which a coarse approximation can cause."""
+        ...
+
+    def approximation(
+        self, draws: Mapping[str, Any], args: tuple, kwargs: Mapping[str, Any]
+    ) -> dict[str, float]:
+        """What the set-up of a kernel reports of the approximation.
+
+        :param draws: constrained values of the parameters, along a first axis.
+        :param args: positional arguments of the model.
+        :param kwargs: keyword arguments of the model.
+        :raises ValueError: the approximation is not good enough.
+        """
+        ...
 
 
 @runtime_checkable

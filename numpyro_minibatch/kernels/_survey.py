@@ -17,12 +17,14 @@ from numpyro_minibatch._internal import passes
 from numpyro_minibatch._internal.static import Seen, Static
 from numpyro_minibatch._model.preflight import content_of
 from numpyro_minibatch.batch import full
-from numpyro_minibatch.control_variate._problem import Chosen, Problem
+from numpyro_minibatch.control_variate._problem import Chosen, Problem, Refused
 from numpyro_minibatch.control_variate._setup import Prepared, prepare
 from numpyro_minibatch.host_rows import find_rows
+from numpyro_minibatch.kernels._contract import Approximated
 
 __all__ = ["expand_likelihood", "survey"]
 
+_LOOKS = 8  # draws at which an approximation of the likelihood is looked at
 _FEW = 1000  # rows from which on a minibatch pays
 
 
@@ -46,9 +48,33 @@ def survey(kernel: Any, static: Static, arrays: list[Any], init: Any) -> Any:
         known, seen, prepared = kernel._run.prepared
         if known == (static, kernel.layout) and seen == Seen.of(arrays):
             return prepared
-    prepared = kernel._survey(_problem(kernel, static, arrays, init), init)
+    try:
+        prepared = kernel._survey(_problem(kernel, static, arrays, init), init)
+    except Refused as refused:
+        if isinstance(kernel._model, Approximated):
+            raise Refused(f"{refused} {kernel._model.approximation_advice}") from None
+        raise
+    if isinstance(kernel._model, Approximated) and prepared.starts is not None:
+        error = _approximation(kernel, prepared, *static.join(arrays))
+        prepared = prepared._replace(report=prepared.report | error)
     kernel._learn(prepared=((static, kernel.layout), Seen.of(arrays), prepared))
     return prepared
+
+
+def _approximation(
+    kernel: Any, prepared: Prepared, args: tuple, kwargs: dict[str, Any]
+) -> dict[str, float]:
+    """What a model's approximation of its likelihood is worth over the posterior.
+
+    :raises ValueError: too little.
+    """
+    constrain = kernel.make_target(args, kwargs).constrain
+    some = jax.tree.map(lambda x: jnp.asarray(x[:_LOOKS]), prepared.starts)
+    draws = jax.tree.map(np.asarray, jax.jit(jax.vmap(constrain))(some))
+    try:
+        return kernel._model.approximation(draws, args, kwargs)
+    except ValueError as error:
+        raise ValueError(f"{type(kernel).__name__}: {error}") from None
 
 
 def _problem(kernel: Any, static: Static, arrays: list[Any], init: Any) -> Problem:

@@ -11,15 +11,27 @@ import numpy as np
 from jax import Array
 
 from numpyro_minibatch._internal.checks import check_count, check_positive
+from numpyro_minibatch._internal.precision import double
 from numpyro_minibatch.marginal._model import Marginalized, Rows
-from numpyro_minibatch.marginal._quadrature import Place, log_integral, log_sum_exp
+from numpyro_minibatch.marginal._quadrature import (
+    NODES,
+    log_integral,
+    log_integrals,
+    log_sum_exp,
+)
 from numpyro_minibatch.marginal._recover import chosen_rows, values_of
 from numpyro_minibatch.marginal._visit import RowsAt, check_marginalized
 
-__all__ = ["QuadratureError", "quadrature_error"]
+__all__ = ["ADVISED", "QuadratureError", "quadrature_error", "set_up_error"]
 
 _TRIED = {1: (7, 11, 15, 21, 31), 2: (5, 7, 9, 13, 17), 3: (5, 7, 9, 11)}
 _FINE = {1: 61, 2: 31, 3: 15}
+_MOST_ROWS = 20_000
+# in the set-up of a kernel: fewer nodes, rows, and evaluations of row likelihoods
+_FINE_SETUP = {1: 61, 2: 21, 3: 13}
+_MOST_SETUP_ROWS, _MOST_SETUP = 2_000, 8_000_000
+REFUSED = 0.5  # of ``spread``: means are off by as many posterior standard deviations
+ADVISED = 0.05
 _WIDE = 2.5  # standard deviations of the mode's that another check spreads its nodes by
 
 
@@ -30,6 +42,8 @@ class QuadratureError(NamedTuple):
         draws that were looked at.
     :param spread: the standard deviation over the draws of the summed error of all
         rows, relative to its mean: what it does to log ratios between posterior draws.
+        By first-order expansion a mean is off by at most so many posterior standard
+        deviations.
     :param row: the row with the largest error.
     :param by_nodes: the largest error by the number of nodes of each dimension.
     :param num_nodes: the smallest number of nodes of these with an error below
@@ -39,6 +53,8 @@ class QuadratureError(NamedTuple):
         mode or a heavy tail makes it large.
     :param unconverged: rows and draws without a mode that the search ended at.
     :param tolerance: the error that was asked for.
+    :param spread_by_nodes: ``spread`` by the number of nodes of each dimension.
+    :param spread_elsewhere: that of what wider nodes find.
     """
 
     largest: float
@@ -49,6 +65,8 @@ class QuadratureError(NamedTuple):
     elsewhere: float
     unconverged: int
     tolerance: float
+    spread_by_nodes: dict[int, float]
+    spread_elsewhere: float
 
     def __str__(self) -> str:
         lines = [
@@ -141,53 +159,121 @@ def quadrature_error(
     which = np.unique(np.linspace(0, count - 1, min(num_draws, count)).astype(int))
     own = model.num_nodes
     tried = sorted({*_TRIED[d], *([own] if own else [])})
+    some = {name: x[which] for name, x in draws.items()}
+    return _measured(at, some, numbers, tried, _FINE[d], tolerance)
+
+
+def set_up_error(
+    model: Marginalized, draws: Mapping[str, Any], args: tuple, kwargs: Any
+) -> dict[str, float]:
+    """What a kernel's set-up reports of the quadrature, in double precision.
+
+    :param model: the marginalized model.
+    :param draws: constrained values of the parameters, along a first axis.
+    :param args: positional arguments of the model.
+    :param kwargs: keyword arguments of the model.
+    :raises ValueError: the error moves the posterior too far.
+    """
+    at = RowsAt.of("marginalize", model, args, kwargs)
+    d = at.level.dimensions
+    if not d:
+        return {}
+    count = len(next(iter(draws.values())))
+    own = model.num_nodes or NODES[d]
+    fine = max(_FINE_SETUP[d], own + 2)
+    tried = [own, *(n for n in _TRIED[d] if own < n < fine)]
+    states = int(np.prod([s.size for s in at.level.sites if s.discrete], dtype=int))
+    nodes = states * (sum(n**d for n in tried) + 2 * fine**d)
+    most = max(50, min(_MOST_SETUP_ROWS, _MOST_SETUP // (nodes * count)))
+    numbers = np.arange(at.size)
+    if at.size > most:
+        numbers = np.linspace(0, at.size - 1, most).astype(int)
+    with double():
+        found = _measured(at, draws, numbers, tried, fine, 1e-4)
+    enough = [n for n, s in found.spread_by_nodes.items() if s < ADVISED]
+    better = min((n for n in enough if n > own), default=fine)
+    if found.spread > REFUSED:
+        raise ValueError(
+            f"the quadrature of the rows of plate {at.plate!r} is too coarse: between "
+            f"posterior draws its error changes the log density by {found.spread:.2g} "
+            f"(standard deviation; {REFUSED:g} is the limit), most of all in row "
+            f"{found.row}. Write marginalize(model, num_nodes={better})"
+            + (
+                "."
+                if enough
+                else ", and if that is refused as well, sample the model with its "
+                "latent sites, by NumPyro's NUTS."
+            )
+        )
+    return {
+        "quadrature_sd": found.spread,
+        "quadrature_sd_elsewhere": found.spread_elsewhere,
+        "quadrature_error": found.largest,
+        "quadrature_nodes": own,
+        "quadrature_better_nodes": better,
+    }
+
+
+def _measured(
+    at: RowsAt,
+    draws: Mapping[str, Any],
+    numbers: np.ndarray,
+    tried: list[int],
+    fine: int,
+    tolerance: float,
+) -> QuadratureError:
+    """Compare the rules of some numbers of nodes with a finer one, and a wider one."""
+    names, count = at.level.names, len(next(iter(draws.values())))
     found = at(
-        {name: x[which] for name, x in draws.items()},
+        draws,
         numbers,
         jax.random.key(0),
-        lambda rows, values, probabilities: _look(rows, tried, at.level.names),
+        lambda rows, values, probabilities: _look(rows, tried, fine, names),
     )
-    fine = found["fine"].astype(np.float64)
-    errors = {n: np.abs(found[f"nodes {n}"] - fine) for n in tried}
-    by_nodes = {n: float(errors[n].max()) for n in tried}
-    used = own or int(found["used"].flat[0])
-    signed = (found[f"nodes {used}"] - fine).sum(tuple(range(1, fine.ndim)))
-    worst = errors[used].reshape(len(which), len(numbers), -1).max((0, 2))
+    exact = found["fine"].astype(np.float64)
+    off = {n: found[f"nodes {n}"] - exact for n in tried}
+    used = at.model.num_nodes or int(found["used"].flat[0])
+
+    def spread(errors: np.ndarray) -> float:
+        sums = errors.reshape(count, -1).sum(1)
+        return float(sums.std()) * at.size / len(numbers)
+
+    by_nodes = {n: float(np.abs(e).max()) for n, e in off.items()}
+    worst = np.abs(off[used]).reshape(count, len(numbers), -1).max((0, 2))
     enough = [n for n in tried if max(by_nodes[m] for m in tried if m >= n) < tolerance]
+    wider = found["wide"] - exact
     return QuadratureError(
         largest=by_nodes[used],
-        spread=float(signed.std()) * at.size / len(numbers),
+        spread=spread(off[used]),
         row=int(numbers[worst.argmax()]),
         by_nodes=by_nodes,
         num_nodes=min(enough, default=None),
-        elsewhere=float(np.abs(found["wide"] - fine).max()),
+        elsewhere=float(np.abs(wider).max()),
         unconverged=int((~found["converged"]).sum()),
         tolerance=tolerance,
+        spread_by_nodes={n: spread(e) for n, e in off.items()},
+        spread_elsewhere=spread(wider),
     )
 
 
-_MOST_ROWS = 20_000
-
-
-def _look(rows: Rows, tried: list[int], names: tuple[str, ...]) -> dict[str, Array]:
+def _look(
+    rows: Rows, tried: list[int], fine: int, names: tuple[str, ...]
+) -> dict[str, Array]:
     """Log likelihoods of the rows of the outermost plate by several rules."""
     if rows.model.level.names != names:
         return {}
     d = rows.model.level.dimensions
 
-    def one(state: Array) -> Mapping[str, Array]:
+    def one(state: Array) -> dict[str, Array]:
         place = rows.place(state)
-        log_density = lambda u: rows.log_joint(state, u)  # noqa: E731
-        wide = Place(
-            place.mode,
-            _WIDE * place.spread,
-            place.log_det + d * np.log(_WIDE),
-            place.value,
-            place.converged,
+        wide = place._replace(
+            spread=_WIDE * place.spread, log_det=place.log_det + d * np.log(_WIDE)
         )
-        found = {f"nodes {n}": log_integral(log_density, place, n) for n in tried}
-        found["fine"] = log_integral(log_density, place, _FINE[d])
-        found["wide"] = log_integral(log_density, wide, _FINE[d])
+        log_density = lambda u: rows.log_joint(state, u)  # noqa: E731
+        values = log_integrals(log_density, place, [*tried, fine])
+        found = {f"nodes {n}": x for n, x in zip(tried, values, strict=False)}
+        found["fine"] = values[-1]
+        found["wide"] = log_integral(log_density, wide, fine)
         found["converged"] = place.converged
         return found
 

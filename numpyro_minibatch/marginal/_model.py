@@ -155,6 +155,30 @@ class Marginalized:
         models = self.chain(args, kwargs)
         return (models[-1] if models else self.fn)(*args, **kwargs)
 
+    @property
+    def approximation_advice(self) -> str:
+        """What to try where the set-up of a kernel fails."""
+        more = 31 if self.num_nodes is None else 2 * self.num_nodes + 1
+        return (
+            "If latent variables of rows are continuous, a quadrature that is too "
+            f"coarse also causes this: try marginalize(model, num_nodes={more})."
+        )
+
+    def approximation(
+        self, draws: Mapping[str, Any], args: tuple, kwargs: Mapping[str, Any]
+    ) -> dict[str, float]:
+        """The error of the quadrature at some draws, for the set-up of a kernel.
+
+        :param draws: constrained values of the parameters, along a first axis.
+        :param args: positional arguments of the model.
+        :param kwargs: keyword arguments of the model.
+        :return: numbers by name; none where there is no quadrature.
+        :raises ValueError: it moves the posterior too far.
+        """
+        from numpyro_minibatch.marginal._error import set_up_error
+
+        return set_up_error(self, draws, args, kwargs)
+
     def levels(self, args: tuple, kwargs: Mapping[str, Any]) -> tuple[Level, ...]:
         """What is integrated out, the innermost plates first."""
         static, arrays = Static.split(args, kwargs)

@@ -16,7 +16,7 @@ for an exact rule is zero, and is of the order of the rule's error otherwise.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -25,7 +25,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-__all__ = ["NODES", "Place", "find_place", "log_integral", "log_sum_exp", "nodes_of"]
+__all__ = [
+    "NODES",
+    "Place",
+    "find_place",
+    "log_integral",
+    "log_integrals",
+    "log_sum_exp",
+    "nodes_of",
+]
 
 # nodes of each dimension, by the number of dimensions
 NODES = {1: 11, 2: 9, 3: 7}
@@ -96,15 +104,30 @@ def log_integral(
     :param place: mode and spread of each row; derivatives do not pass through it.
     :param num_nodes: an odd number of nodes of each dimension.
     """
+    return log_integrals(log_density, place, (num_nodes,))[0]
+
+
+def log_integrals(
+    log_density: Callable[[Array], Array], place: Place, rules: Sequence[int]
+) -> list[Array]:
+    """The same by several rules, which evaluate the density at one place of a program.
+
+    :param rules: the number of nodes of each dimension, for each rule.
+    """
     place = jax.lax.stop_gradient(place)
-    nodes, weights = nodes_of(num_nodes, place.mode.shape[-1])
-    values = jax.vmap(lambda x: log_density(place.at(x)))(jnp.asarray(nodes))
+    pairs = [nodes_of(n, place.mode.shape[-1]) for n in rules]
+    nodes = jnp.asarray(np.concatenate([x for x, _ in pairs]))
+    values = jax.vmap(lambda x: log_density(place.at(x)))(nodes)
     # far nodes overflow in some models: there is no density
     values = jnp.where(jnp.isnan(values), -jnp.inf, values)
-    log_w = jnp.asarray(weights, values.dtype)
-    total = log_sum_exp(values + log_w.reshape(-1, *(1,) * (values.ndim - 1)))
-    total = total + place.log_det
-    return jnp.where(jnp.isnan(place.value), jnp.nan, total)
+    cuts = np.cumsum([len(w) for _, w in pairs])[:-1].tolist()
+    found = []
+    for part, (_, weights) in zip(jnp.split(values, cuts), pairs, strict=True):
+        log_w = jnp.asarray(weights, values.dtype)
+        total = log_sum_exp(part + log_w.reshape(-1, *(1,) * (values.ndim - 1)))
+        total = total + place.log_det
+        found.append(jnp.where(jnp.isnan(place.value), jnp.nan, total))
+    return found
 
 
 class _Search(NamedTuple):
