@@ -7,7 +7,7 @@ data so that a group is a row, and :func:`quadrature_error` measures the quadrat
 
 from numpyro_minibatch.marginal._error import QuadratureError, quadrature_error
 from numpyro_minibatch.marginal._groups import Groups, by_group
-from numpyro_minibatch.marginal._model import Marginalized, marginalize
+from numpyro_minibatch.marginal._marginalize import Marginalized, marginalize
 from numpyro_minibatch.marginal._recover import recover_marginals
 
 __all__ = [

@@ -12,7 +12,7 @@ from jax import Array
 
 from numpyro_minibatch._internal.checks import check_count, check_positive
 from numpyro_minibatch._internal.precision import double
-from numpyro_minibatch.marginal._model import Marginalized, Rows
+from numpyro_minibatch.marginal._model import Rows, RowsMarginalized
 from numpyro_minibatch.marginal._quadrature import (
     NODES,
     log_integral,
@@ -96,7 +96,7 @@ class QuadratureError(NamedTuple):
 
 
 def quadrature_error(
-    model: Marginalized,
+    model: RowsMarginalized,
     idata: Any,
     *args: Any,
     rows: Any = None,
@@ -164,7 +164,7 @@ def quadrature_error(
 
 
 def set_up_error(
-    model: Marginalized, draws: Mapping[str, Any], args: tuple, kwargs: Any
+    model: RowsMarginalized, draws: Mapping[str, Any], args: tuple, kwargs: Any
 ) -> dict[str, float]:
     """What a kernel's set-up reports of the quadrature, in double precision.
 

@@ -12,7 +12,7 @@ from jax import Array
 
 from numpyro_minibatch._internal.checks import check_flag, describe
 from numpyro_minibatch.inference_data import as_inference_data, get_group, samples_of
-from numpyro_minibatch.marginal._model import Marginalized, Rows
+from numpyro_minibatch.marginal._model import Rows, RowsMarginalized
 from numpyro_minibatch.marginal._visit import RowsAt, check_marginalized
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ __all__ = ["chosen_rows", "recover_marginals", "values_of"]
 
 
 def recover_marginals(
-    model: Marginalized,
+    model: RowsMarginalized,
     idata: InferenceData,
     *args: Any,
     rows: Any = None,

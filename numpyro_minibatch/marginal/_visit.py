@@ -16,7 +16,7 @@ from numpyro_minibatch._internal.checks import describe
 from numpyro_minibatch._model.preflight import inspect_model
 from numpyro_minibatch._model.replay import Program
 from numpyro_minibatch.marginal._draw import draw_latents
-from numpyro_minibatch.marginal._model import HideRows, Marginalized, Rows
+from numpyro_minibatch.marginal._model import HideRows, Rows, RowsMarginalized
 from numpyro_minibatch.marginal._sites import Level, indexable, run_hidden
 from numpyro_minibatch.target import ModelTarget
 
@@ -28,7 +28,7 @@ _MOST_EVALUATIONS = 4_000_000  # row likelihoods that are in memory at a time
 
 def check_marginalized(who: str, model: Any) -> None:
     """Raise unless ``model`` comes from :func:`marginalize`."""
-    if not isinstance(model, Marginalized):
+    if not isinstance(model, RowsMarginalized):
         raise TypeError(
             f"{who} needs a marginalized model, the value of marginalize(model), got "
             f"{describe(model)}."
@@ -46,7 +46,7 @@ class _Visit:
     :param places: the numbers of its rows.
     """
 
-    model: Marginalized
+    model: RowsMarginalized
     look: Callable[[Rows, Any, Any], dict[str, Array]]
     key: Array
     plate: str
@@ -100,7 +100,7 @@ class RowsAt:
     :param cost: evaluations of a row's likelihood at one draw.
     """
 
-    model: Marginalized
+    model: RowsMarginalized
     target: ModelTarget
     level: Level
     plate: str
@@ -110,7 +110,7 @@ class RowsAt:
 
     @classmethod
     def of(
-        cls, who: str, model: Marginalized, args: tuple, kwargs: Mapping[str, Any]
+        cls, who: str, model: RowsMarginalized, args: tuple, kwargs: Mapping[str, Any]
     ) -> RowsAt:
         """Inspect a model.
 

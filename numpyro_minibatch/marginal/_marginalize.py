@@ -1,0 +1,133 @@
+"""The transformation of a model, as users call it, and what kernels ask of the result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from numbers import Integral
+from typing import Any
+
+from numpyro_minibatch.marginal._error import set_up_error
+from numpyro_minibatch.marginal._model import RowsMarginalized
+
+__all__ = ["Marginalized", "marginalize"]
+
+
+def marginalize(
+    model: Callable,
+    sites: Collection[str] | None = None,
+    *,
+    num_nodes: int | None = None,
+) -> Marginalized:
+    r"""Integrate the latent variables of each row out of a NumPyro model.
+
+    A latent site in the plate of the observations has a value for each row, which no
+    kernel that reads minibatches can carry. The model that this function returns has
+    none of them: each row has its marginal likelihood,
+
+    .. math:: p(y_i \mid \theta) = \sum_{k} \int p(y_i, k, u \mid \theta) \, du.
+
+    Finite discrete sites are summed exactly, all their joint states. Continuous ones,
+    one to three numbers of a row on any support, are integrated by adaptive
+    Gauss-Hermite quadrature at the mode and the curvature of each row, and of each
+    joint state of the discrete ones. Sites of inner plates are integrated out first.
+
+    The result takes the model's arguments, and works with every kernel of this package
+    and with NumPyro's NUTS, SVI and Predictive. Where nothing is observed it runs the
+    model as it was written, so that ``Predictive`` draws new rows.
+
+    :param model: the model. Its latent sites of the rows are in a plate which holds
+        the observations of these rows, directly or in plates inside of it.
+    :param sites: names of the sites to integrate out. Default: all latent sites in
+        plates that hold observations.
+    :param num_nodes: quadrature nodes of each continuous dimension, an odd number.
+        Default: 11 for one dimension, 9 for two, 7 for three.
+        :func:`quadrature_error` measures what they are worth.
+    :return: the marginalized model. Its observed site has the name of the model's (of
+        several, their names joined by ``"_"``), and a log likelihood for each row.
+    :raises TypeError: an argument is of a wrong type.
+    :raises ValueError: an argument is out of range; when the model runs, a site that
+        rows share, that has no finite support or more than three dimensions.
+
+    **References**
+
+    1. J. C. Pinheiro and D. M. Bates. Approximations to the log-likelihood function in
+       the nonlinear mixed-effects model. *Journal of Computational and Graphical
+       Statistics* 4 (1995).
+    2. J. C. Naylor and A. F. M. Smith. Applications of a method for the efficient
+       computation of posterior distributions. *Applied Statistics* 31 (1982).
+
+    **Example**
+
+    .. doctest::
+
+        >>> import jax, jax.numpy as jnp
+        >>> import numpyro, numpyro.distributions as dist
+        >>> from numpyro_minibatch import marginalize
+        >>> def model(y):
+        ...     tau = numpyro.sample("tau", dist.HalfNormal(1.0))
+        ...     with numpyro.plate("data", len(y)) as idx:
+        ...         a = numpyro.sample("a", dist.Normal(0.0, tau))
+        ...         numpyro.sample("y", dist.Normal(a, 1.0), obs=y[idx])
+        >>> y = jnp.array([0.3, -1.2, 2.0])
+        >>> found, _ = numpyro.infer.util.log_density(
+        ...     marginalize(model), (y,), {}, {"tau": 2.0}
+        ... )
+        >>> exact = dist.Normal(0.0, jnp.sqrt(5.0)).log_prob(y).sum()
+        >>> exact += dist.HalfNormal(1.0).log_prob(2.0)
+        >>> bool(abs(found - exact) < 1e-5)
+        True
+    """
+    if not callable(model):
+        raise TypeError(f"marginalize needs a NumPyro model, got {model!r}.")
+    if isinstance(sites, str) or not isinstance(sites, Collection | None):
+        raise TypeError(
+            f'marginalize(sites=...) must be a list of names, such as ["a"], got '
+            f"{sites!r}."
+        )
+    if sites is not None and not sites:
+        raise ValueError(
+            "marginalize(sites=[]) would integrate nothing out. Give the names of "
+            "latent sites, or None for all those in plates that hold observations."
+        )
+    if num_nodes is not None:
+        whole = isinstance(num_nodes, Integral) and not isinstance(num_nodes, bool)
+        if not whole or num_nodes < 3 or num_nodes > 101 or num_nodes % 2 == 0:
+            raise ValueError(
+                "marginalize(num_nodes=...) must be an odd number from 3 to 101, so "
+                f"that a node is at the mode, got {num_nodes!r}."
+            )
+    names = None if sites is None else tuple(sites)
+    return Marginalized(model, names, None if num_nodes is None else int(num_nodes))
+
+
+@dataclass(frozen=True)
+class Marginalized(RowsMarginalized):
+    """A model without the latent variables of its rows; made by :func:`marginalize`.
+
+    :param fn: the model as it was written.
+    :param sites: names of the sites that are integrated out; ``None`` for all.
+    :param num_nodes: quadrature nodes of each dimension.
+    """
+
+    @property
+    def approximation_advice(self) -> str:
+        """What to try where the set-up of a kernel fails."""
+        more = 31 if self.num_nodes is None else 2 * self.num_nodes + 1
+        return (
+            "If latent variables of rows are continuous, a quadrature that is too "
+            f"coarse also causes this: try marginalize(model, num_nodes={more})."
+        )
+
+    def approximation(
+        self, draws: Mapping[str, Any], args: tuple, kwargs: Mapping[str, Any]
+    ) -> dict[str, float]:
+        """The error of the quadrature at some draws, for the set-up of a kernel.
+
+        :param draws: constrained values of the parameters, along a first axis.
+        :param args: positional arguments of the model.
+        :param kwargs: keyword arguments of the model.
+        :return: numbers by name; none where there is no quadrature.
+        :raises ValueError: it moves the posterior too far.
+        """
+        return set_up_error(self, draws, args, kwargs)
