@@ -22,8 +22,9 @@ BIN = $(VENV)/bin
 PROGRAMS ?= $(CURDIR)/$(VENV)/programs
 export JAX_COMPILATION_CACHE_DIR ?= $(PROGRAMS)
 export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0.3
-# a test that never ends fails alone, not the whole run with it
-PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --timeout 600
+# A test that never ends fails alone, not the whole run with it: the worker is ended,
+# because no signal reaches a compiler.
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --timeout 600 --timeout-method thread
 # Two thirds of the time of the tests is that of the compiler, most of whose programs run
 # once: less optimisation, and no threads of its own beside those of the workers. Double
 # precision keeps the default, so that both are tested.

@@ -1,4 +1,4 @@
-"""The transformation of a model, as users call it, and what kernels ask of the result."""
+"""The transformation of a model that users call, and what kernels ask of its result."""
 
 from __future__ import annotations
 
