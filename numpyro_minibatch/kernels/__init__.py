@@ -5,6 +5,7 @@ To write a kernel, subclass :class:`MinibatchKernel`.
 
 from numpyro_minibatch.kernels._base import MinibatchKernel
 from numpyro_minibatch.kernels._contract import (
+    Approximated,
     InPieces,
     KernelState,
     NoiseDriven,
@@ -38,6 +39,7 @@ __all__ = [
     "SGLD",
     "SGMCMC",
     "SGNHT",
+    "Approximated",
     "AusterityMH",
     "ConfidenceMH",
     "Cyclical",
