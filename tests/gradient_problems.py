@@ -1,4 +1,4 @@
-"""Targets whose laws are known, with gradient noise of a known variance."""
+"""Targets whose distributions are known, with gradient noise of a known variance."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class Line:
         return self.quantile(np.random.default_rng(seed).random(count))
 
     def uniform(self, draws):
-        """What has a uniform law if the draws have this one."""
+        """What has a uniform distribution if the draws have this one."""
         return np.interp(draws, self.points, self.cdf)
 
     def symmetric_kl(self, draws, bins=86):
@@ -231,7 +231,7 @@ def scale_model(y):
 
 
 def tempered_scale(temperature, temper_prior=False, jacobian=1.0, chains=256):
-    """The tempered law of the scale, and draws of it.
+    """The tempered distribution of the scale, and draws of it.
 
     ``jacobian`` is the power of the map's derivative, where one is wrong.
     """

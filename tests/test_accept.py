@@ -126,7 +126,7 @@ def test_acceptance_that_the_penalty_costs():
 
 
 def estimated_variances(dof: float, variance: float) -> tuple[np.ndarray, np.ndarray]:
-    """Nodes and weights of the law of a variance estimated from normal rows."""
+    """Nodes and weights of the distribution of a variance estimated from rows."""
     nodes, weights = roots_genlaguerre(80, dof / 2 - 1)
     return variance * nodes / (dof / 2), weights / weights.sum()
 
@@ -290,7 +290,7 @@ def test_the_curve_check_rejects_a_broken_compensation(broken):
 
 
 @pytest.mark.parametrize("variance", [0.2, 1.0])
-def test_probability_is_the_law_of_the_two_draws_of_the_paper(variance):
+def test_probability_is_the_distribution_of_the_two_draws_of_the_paper(variance):
     """Acceptance if value + N(0, variance - s2) + X_corr is positive."""
     rng = np.random.default_rng(20)
     atoms, probabilities, _ = correction_table(variance, "nnls")

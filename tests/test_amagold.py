@@ -1,9 +1,9 @@
-"""AMAGOLD's law is the target's, whatever the noise of its gradients.
+"""AMAGOLD's distribution is the target's, whatever the noise of its gradients.
 
 Chains start from exact draws of the target, so that there is no burn-in to argue
-about: the law must stay what it was, and the scatter between chains gives the Monte
-Carlo standard error. Noise of the gradients is that of rows with linear terms that add
-up to nothing.
+about: the distribution must stay what it was, and the scatter between chains gives
+the Monte Carlo standard error. Noise of the gradients is that of rows with linear terms
+that add up to nothing.
 """
 
 from __future__ import annotations
@@ -240,7 +240,7 @@ def test_full_batches_without_friction_are_hamiltonian_monte_carlo():
 
 @pytest.mark.parametrize("resample_momentum", [True, False])
 def test_without_correction_it_is_sghmc(resample_momentum):
-    """The law of the midpoint scheme, whose momentum may be drawn anew."""
+    """The distribution of the midpoint scheme, whose momentum may be drawn anew."""
     width, h, friction, temperature, steps = 20, 0.3, 1.0, 4.0, 5
     energy = Energy(temperature)
     noise = energy.noise(width)
@@ -323,7 +323,7 @@ def test_temperature_of_the_prior(temper_prior):
 @slow
 @pytest.mark.parametrize("temper_prior", [False, True])
 def test_jacobians_are_not_tempered(temper_prior):
-    """A scale's tempered law by quadrature, in its own coordinates."""
+    """A scale's tempered distribution by quadrature, in its own coordinates."""
     line, start = problems.tempered_scale(4.0, temper_prior)
     kernel = AMAGOLD(
         problems.scale_model,
@@ -476,7 +476,7 @@ def test_a_million_rows_in_single_precision():
 
 
 @pytest.mark.parametrize("correction", ["exact", pytest.param("minibatch", marks=slow)])
-def test_never_where_the_density_is_not_a_number(correction):
+def test_never_where_the_density_is_nan(correction):
     """A move to such a place is a rejection, whatever the noise of the gradients."""
 
     def log_likelihood(z, i):

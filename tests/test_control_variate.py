@@ -1,4 +1,4 @@
-"""Control variates: the algebra, the law at temperature 1, the guards."""
+"""Control variates: the algebra, the distribution at temperature 1, the guards."""
 
 from __future__ import annotations
 
@@ -243,9 +243,9 @@ def test_the_remainder_form_rounds_less():
     assert np.abs(error["remainder"]).mean() < 0.2 * np.abs(error["direct"]).mean()
 
 
-# the law ------------------------------------------------------------------------------
+# the distribution ---------------------------------------------------------------------
 
-LAWS = {
+EXACT = {
     "over-relaxed": dict(control_variate=control_variate.taylor2(exact_rows=0)),
     "default": {},
     "uniform rows": dict(batch=batch.without_replacement(M)),
@@ -291,7 +291,7 @@ LAWS = {
 }  # fmt: skip
 
 
-MARKS = dict.fromkeys(LAWS, slow) | {
+MARKS = dict.fromkeys(EXACT, slow) | {
     "default": (),
     "langevin": (),
     "over-relaxed": pytest.mark.slow_in_single,
@@ -304,9 +304,9 @@ MARKS = dict.fromkeys(LAWS, slow) | {
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=marks) for name, marks in MARKS.items()]
 )
-def test_law_at_temperature_one(name, grid):
+def test_distribution_at_temperature_one(name, grid):
     posterior, _ = grid
-    settings = {"control_variate": "taylor2", **LAWS[name]}
+    settings = {"control_variate": "taylor2", **EXACT[name]}
     kernel = MinibatchMH(model, adapt_step_size=False, **settings)
     draws, mcmc = run(kernel, posterior.draws(192))
     z = posterior.z_scores(draws)
@@ -339,7 +339,7 @@ def test_the_check_rejects_the_laplace_approximation(grid):
 @slow
 @pytest.mark.parametrize("temperature", [1.0, 6.0])
 @pytest.mark.parametrize("kind", [MINT, MHMinibatch])
-def test_law_of_presets(kind, temperature):
+def test_distribution_of_presets(kind, temperature):
     posterior, _ = grid_of(X, Y, 1 / temperature)
     kernel = kind(
         model,
@@ -354,7 +354,7 @@ def test_law_of_presets(kind, temperature):
 @pytest.mark.slow_in_single
 @x64
 @pytest.mark.parametrize("exact_rows", [0, 20])
-def test_law_with_several_plates(exact_rows, grid):
+def test_distribution_with_several_plates(exact_rows, grid):
     posterior, _ = grid
     kernel = MinibatchMH(
         plates_model,
@@ -885,7 +885,7 @@ def hierarchy_moments():
 
 @slow
 @pytest.mark.parametrize("centred", [True, False])
-def test_law_of_a_hierarchy(centred):
+def test_distribution_of_a_hierarchy(centred):
     kernel = MinibatchMH(hierarchy(centred), num_steps=3, control_variate="taylor2")
     mcmc = MCMC(
         kernel,
@@ -1283,7 +1283,7 @@ def posterior_of(kernel, data, **settings):
 
 
 @slow
-def test_overconfident_batches_are_spoken_of():
+def test_overconfident_batches_are_reported():
     x, y = rare_data()
     data = jnp.asarray(x, jnp.float32), jnp.asarray(y, jnp.float32)
     advice = {
@@ -1303,7 +1303,7 @@ def test_overconfident_batches_are_spoken_of():
 
 
 @slow
-def test_a_second_mode_is_spoken_of():
+def test_a_second_mode_is_reported():
     """The sign of a coefficient that enters by its square is not determined."""
 
     def two_modes(x, y):
@@ -1319,7 +1319,7 @@ def test_a_second_mode_is_spoken_of():
 
 
 @slow
-def test_a_funnel_is_spoken_of():
+def test_a_funnel_is_reported():
     """Centred effects that the data hardly determine: the geometry is the prior's."""
 
     def funnel(group, y):

@@ -1,4 +1,4 @@
-"""Cyclical kernels: what a cycle consists of, and the law of each of its draws."""
+"""Cyclical kernels: what a cycle consists of, and the distribution of each draw."""
 
 from __future__ import annotations
 
@@ -179,13 +179,13 @@ def test_settings_that_a_cyclical_kernel_is_equal_by() -> None:
 MINT_ = {"temperature": 2.0, "cycle_length": 10}
 
 
-# the law of every draw ---------------------------------------------------------------
+# the distribution of every draw -------------------------------------------------------
 #
 # On a parabola, with gradient noise that is the same everywhere, position, momentum and
-# last force have a normal law after every step: a recursion of means and covariances.
+# last force are normal after every step: a recursion of means and covariances.
 
 
-class Law:
+class Distribution:
     """Mean and covariance of position, momentum and last force of linear dynamics."""
 
     def __init__(self, energy: Energy, start: np.ndarray, p_variance: float) -> None:
@@ -240,15 +240,15 @@ class Law:
         return self.energy.mean + self.mean[:d], self.cov[:d, :d]
 
 
-def expected_laws(
+def expected_distributions(
     name: str, draws: int, shape: Any, temperature: float, **wrong: Any
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """The law of each draw, written from the paper; ``wrong`` changes one thing."""
+    """The distribution of each draw, by the paper; ``wrong`` changes one thing."""
     energy = Energy(temperature)
     heat = wrong.get("heat", temperature)
     cold = wrong.get("cold", 0.0)
     noise = energy.noise(WIDTH, fpc=wrong.get("fpc", True))
-    law = Law(energy, START, temperature)
+    distribution = Distribution(energy, START, temperature)
     found: list[tuple[np.ndarray, np.ndarray]] = []
     alpha = SETTINGS[name]["h"] if name != "SGLD" else SETTINGS[name]["step_size"]
     t = 0
@@ -258,17 +258,17 @@ def expected_laws(
         sampling = n >= wrong.get("explore", shape.explore)
         warm = heat if sampling else cold
         if name == "SGLD":
-            law.sgld(now, warm, noise)
+            distribution.sgld(now, warm, noise)
         else:
             if n == shape.explore and wrong.get("redraw", True):
-                law.redraw(heat)
+                distribution.redraw(heat)
             eta = 2 * SETTINGS[name]["b"]
-            law.baoab(now**0.5, np.exp(-eta), warm, noise)
+            distribution.baoab(now**0.5, np.exp(-eta), warm, noise)
         t += 1
         done = t % shape.length or shape.length
         since = done - shape.start
         if since > 0 and since % shape.num_steps == 0:
-            found.append(law.of_position())
+            found.append(distribution.of_position())
     return found
 
 
@@ -296,18 +296,20 @@ def sampled(name: str) -> tuple[Any, np.ndarray]:
 def errors_of(name: str, **wrong: Any) -> np.ndarray:
     """Standardised errors of first and second moments, of every draw."""
     kernel, draws = sampled(name)
-    laws = expected_laws(name, DRAWS, kernel._shape, TEMPERATURES[name], **wrong)
+    distributions = expected_distributions(
+        name, DRAWS, kernel._shape, TEMPERATURES[name], **wrong
+    )
     return np.stack(
         [
             second_moments(draws[:, i : i + 1], mean, cov)
-            for i, (mean, cov) in enumerate(laws)
+            for i, (mean, cov) in enumerate(distributions)
         ]
     )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", KINDS)
-def test_every_draw_has_the_law_of_the_algorithm(name: str) -> None:
+def test_every_draw_has_the_distribution_of_the_algorithm(name: str) -> None:
     """Descent, sampling, restart, a cycle cut short; minibatch noise; T is not 1."""
     assert sampled(name)[1].shape == (CHAINS, DRAWS, 2)
     assert np.abs(errors_of(name)).max() < 4.8
@@ -326,7 +328,7 @@ def test_every_draw_has_the_law_of_the_algorithm(name: str) -> None:
         ("SGHMC", {"cold": 2.0}),
     ],
 )
-def test_the_check_of_laws_can_fail(name: str, wrong: dict[str, Any]) -> None:
+def test_the_check_of_distributions_can_fail(name: str, wrong: dict[str, Any]) -> None:
     assert np.abs(errors_of(name, **wrong)).max() > 6
 
 
@@ -462,7 +464,7 @@ def test_scale_by_n_is_a_learning_rate(kind: Any, rate: Any, root: float) -> Non
 
 @pytest.fixture(scope="module")
 def of_mint() -> Any:
-    """From draws of the target, so that the law must stay what it is."""
+    """From draws of the target, so that the distribution must stay what it is."""
     energy = Energy(2.0)
     rng = np.random.default_rng(0)
     start = rng.multivariate_normal(energy.mean, energy.cov, 2048)

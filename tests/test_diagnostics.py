@@ -758,7 +758,7 @@ def test_bound_of_normal_rows_is_the_documented_one() -> None:
     assert normal_error_bound(rows, 56_000) < 0.05 < normal_error_bound(rows, 55_000)
 
 
-def test_bound_holds_for_a_skewed_law() -> None:
+def test_bound_holds_for_a_skewed_distribution() -> None:
     m, repeats = 400, 20_000
     rng = np.random.default_rng(1)
     rows = rng.exponential(size=(repeats, m)) - 1.0

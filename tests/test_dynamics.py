@@ -1,7 +1,8 @@
 """Dynamics and the kernels made of them, against what theory says of their bias.
 
 On a parabola every scheme but the thermostat is linear, and the second moments in which
-it settles solve a discrete Lyapunov equation, whatever the law of the gradients' noise:
+it settles solve a discrete Lyapunov equation, however the gradients' noise is
+distributed:
 what is tested is the exact bias, and that its leading order is the known one.
 """
 
@@ -293,7 +294,7 @@ def test_a_momentum_under_friction_of_either_sign(rate):
 
 
 def thermostat_moments(rule, h, temperature, noise, steps=1500, chains=512):
-    """A thermostat's moments, from its own stationary law: errors, standard errors.
+    """A thermostat's moments, from its own stationary draws: errors, standard errors.
 
     Under gradient noise of variance ``V`` in each coordinate, to leading order in the
     step, the friction is normal with mean ``A + h V / (2 T)`` and variance ``T / (mu
@@ -420,7 +421,7 @@ def settled_model(name, width, h, friction, temperature, fpc=True):
     "row", [r if r in QUICK else pytest.param(r, marks=slow) for r in BIASES]
 )
 def test_bias_table(row):
-    """Step size, batch, friction and temperature: the kernels' law, bias included."""
+    """Step size, batch, friction and temperature: the kernels' draws, bias included."""
     settings = BIASES[row]
     energy, cov = settled_model(*settings)
     z = check_settled(kernel_of(*settings), energy, cov)
@@ -585,7 +586,7 @@ def test_temperature_of_the_prior(temper_prior):
 
 
 def test_jacobians_are_not_tempered():
-    """A scale's tempered law by quadrature, in its own coordinates."""
+    """A scale's tempered distribution by quadrature, in its own coordinates."""
     line, start = problems.tempered_scale(4.0)
     kernel = SGHMC(
         problems.scale_model,
@@ -613,7 +614,7 @@ def test_jacobians_are_not_tempered():
     ],
     ids=["SGLD", "SGHMC"],
 )
-def test_where_the_gradient_is_not_a_number(kernel):
+def test_where_the_gradient_is_nan(kernel):
     """Such a draw is said to be diverging, is never returned, and the chain goes on."""
 
     def log_likelihood(z, i):

@@ -1,4 +1,4 @@
-"""The equi-energy sampler: energies, rings, jumps, laws, and what is said of them."""
+"""The equi-energy sampler: energies, rings, jumps, distributions, and diagnoses."""
 
 from __future__ import annotations
 
@@ -67,7 +67,9 @@ GRID = np.linspace(-25.0, 25.0, 20_001)
 ENERGY = -np.asarray(jax.vmap(log_mixture)(jnp.asarray(GRID)), np.float64)
 
 
-def law(temperature: float, floor: float = -np.inf, temper_prior: bool = False) -> Any:
+def distribution(
+    temperature: float, floor: float = -np.inf, temper_prior: bool = False
+) -> Any:
     """Probabilities of the points of the grid."""
     prior = -0.5 * (GRID / 5.0) ** 2
     energy = ENERGY - temper_prior * prior
@@ -77,7 +79,7 @@ def law(temperature: float, floor: float = -np.inf, temper_prior: bool = False) 
 
 
 def features(z: np.ndarray) -> np.ndarray:
-    """What laws are compared by: shares of the modes, and energies."""
+    """What distributions are compared by: shares of the modes, and energies."""
     energy = np.minimum(np.interp(z, GRID, ENERGY), 10.0)
     return np.stack([z < -1.5, z > 1.5, np.minimum(np.abs(z), 8.0), energy], -1)
 
@@ -90,7 +92,7 @@ def worst(z: np.ndarray, probabilities: np.ndarray) -> float:
     return float(np.abs((means.mean(0) - expected) / error).max())
 
 
-LIMIT = 6.2  # of Student's law with 15 degrees of freedom: 5 standard errors
+LIMIT = 6.2  # of Student's distribution with 15 degrees of freedom: 5 standard errors
 
 FULL = {"batch": batch.full(), "temperatures": [1.0, 3.0, 9.0]}
 NESTED = {"batch_size": [100, 50, 25], "temperatures": [2.0, 4.0, 8.0]}
@@ -268,18 +270,20 @@ def printed_ratio(new: Energies, old: Energies, reference: Reference) -> Any:
 
 
 @pytest.mark.parametrize("k", [0, 1])
-def test_a_jump_leaves_the_law_as_it_is(k: int) -> None:
+def test_a_jump_leaves_the_distribution_as_it_is(k: int) -> None:
     """From draws of a chain, to independent draws of the hotter one in their rings."""
     heat, floors = np.array([1.0, 3.0, 9.0]), np.array([-np.inf, 4.0, 20.0])
     reference = reference_at(0.0, heat, floors)
     rng, count = np.random.default_rng(1), 100_000
-    laws = [law(t, floor) for t, floor in zip(heat, floors, strict=True)]
+    distributions = [
+        distribution(t, floor) for t, floor in zip(heat, floors, strict=True)
+    ]
     rings = np.asarray(ring_of(jnp.asarray(ENERGY), jnp.asarray(floors)))
-    here = rng.choice(len(GRID), count, p=laws[k])
+    here = rng.choice(len(GRID), count, p=distributions[k])
     there = np.zeros_like(here)
     for ring in range(3):
         inside = rings[here] == ring
-        p = laws[k + 1] * (rings == ring)
+        p = distributions[k + 1] * (rings == ring)
         there[inside] = rng.choice(len(GRID), inside.sum(), p=p / p.sum())
 
     def worst_after(log_ratio: Any) -> float:
@@ -292,17 +296,17 @@ def test_a_jump_leaves_the_law_as_it_is(k: int) -> None:
         )
         accepted = np.log(rng.random(count)) < np.asarray(found)[:, k]
         after = GRID[np.where(accepted, there, here)]
-        return worst(after.reshape(100, -1), laws[k])
+        return worst(after.reshape(100, -1), distributions[k])
 
     assert worst_after(log_jump_ratio) < 5.5
     assert k == 1 or worst_after(printed_ratio) > 10
 
 
-# laws --------------------------------------------------------------------------------
+# distributions ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("temper_prior", [False, pytest.param(True, marks=slow)])
-def test_every_chain_has_its_law(temper_prior: bool) -> None:
+def test_every_chain_has_its_distribution(temper_prior: bool) -> None:
     """With all rows, floors included."""
     built = kernel(temper_prior=temper_prior, **FULL)
     mcmc = run(built)
@@ -310,7 +314,7 @@ def test_every_chain_has_its_law(temper_prior: bool) -> None:
     floors = np.array([-np.inf, *built.pilot["energies"]])
     heat = FULL["temperatures"]
     for k, (temperature, floor) in enumerate(zip(heat, floors, strict=True)):
-        assert worst(z[k], law(temperature, floor, temper_prior)) < LIMIT, k
+        assert worst(z[k], distribution(temperature, floor, temper_prior)) < LIMIT, k
     np.testing.assert_array_equal(z[0], mcmc.get_samples(group_by_chain=True))
     fields = mcmc.get_extra_fields(group_by_chain=True)
     assert (fields["reliable"] == 1).all() and not fields["energy_noise"].any()
@@ -328,7 +332,7 @@ def test_every_chain_has_its_law(temper_prior: bool) -> None:
 def test_the_printed_ratio_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_jumps, "log_jump_ratio", printed_ratio)
     z = of_rungs(run(kernel(energies=[4.0, 20.0], **FULL)))[0]
-    assert worst(z, law(1.0)) > 2 * LIMIT
+    assert worst(z, distribution(1.0)) > 2 * LIMIT
 
 
 @slow
@@ -337,13 +341,13 @@ def test_the_printed_ratio_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     ["random_walk", pytest.param("langevin", marks=slow)],
 )
 def test_nested_batches(moves: str) -> None:
-    """The law of the coldest chain, with noise in all energies."""
+    """The distribution of the coldest chain, with noise in all energies."""
     built = kernel(proposal=getattr(proposal, moves)(), **NESTED)
     mcmc = run(built, num_samples=2 * DRAWS)
     fields = mcmc.get_extra_fields(group_by_chain=True)
     assert 0.2 < np.median(fields["energy_noise"][..., 0])
     assert fields["reliable"].mean() > 0.8
-    assert worst(of_rungs(mcmc)[0], law(2.0)) < LIMIT
+    assert worst(of_rungs(mcmc)[0], distribution(2.0)) < LIMIT
     each = [100, 50, 25]
     if moves == "langevin":
         each = [m + 25 for m in each]
@@ -366,12 +370,12 @@ def test_temperature_one_from_noisy_chains(of_all_rows_below: Any) -> None:
     noise = np.median(fields["energy_noise"], (0, 1))
     assert noise[0] == 0 and (noise[1:] > 0.05).all()
     z = of_rungs(mcmc)[0]
-    assert worst(z, law(1.0)) < LIMIT
-    assert worst(z, law(1.2)) > 2 * LIMIT
+    assert worst(z, distribution(1.0)) < LIMIT
+    assert worst(z, distribution(1.2)) > 2 * LIMIT
 
 
 def test_masses_of_modes(of_all_rows_below: Any) -> None:
-    """All of them at once, with the covariance that chains tell: Hotelling's law."""
+    """All of them at once, with the covariance that chains tell: Hotelling's T."""
     z = of_rungs(of_all_rows_below[1])[0]
     edges = np.array([-1.5, 1.5])
 
@@ -383,7 +387,7 @@ def test_masses_of_modes(of_all_rows_below: Any) -> None:
         square = n * error @ np.linalg.solve(np.cov(shares.T), error)
         return float(stats.f.sf(square * (n - d) / (d * (n - 1)), d, n - d))
 
-    truth = np.bincount(np.searchsorted(edges, GRID), law(1.0), minlength=3)
+    truth = np.bincount(np.searchsorted(edges, GRID), distribution(1.0), minlength=3)
     assert p_value(truth, z) > 1e-5
     # off by an eighth of one mode
     assert p_value(truth + np.array([-0.04, 0.04, 0.0]), z) < 1e-5
@@ -412,16 +416,16 @@ def test_rows_are_counted_as_elsewhere(full: bool) -> None:
 
 @slow
 def test_noise_that_is_not_paid_for_is_found() -> None:
-    """Without the penalty the law gains half the variance of its log weight."""
+    """Without the penalty a density gains half the variance of its log weight."""
     built = kernel(penalty=False, **{**NESTED, "batch_size": [50, 25, 25]})
     mcmc = run(built, num_samples=2 * DRAWS)
     z = of_rungs(mcmc)[0]
-    assert worst(z, law(2.0)) > 2 * LIMIT
+    assert worst(z, distribution(2.0)) > 2 * LIMIT
     start = float(built.pilot["reference_energy"])
     origin = GRID[np.argmin(np.abs(ENERGY - start) + 9 * (np.abs(GRID - 3) > 1))]
     tilt = 0.5 * (0.15 * (GRID - origin)) ** 2
-    wrong = law(2.0) * np.exp(tilt)
-    assert worst(z, wrong / wrong.sum()) < worst(z, law(2.0)) / 3
+    wrong = distribution(2.0) * np.exp(tilt)
+    assert worst(z, wrong / wrong.sum()) < worst(z, distribution(2.0)) / 3
 
 
 @slow

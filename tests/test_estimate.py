@@ -218,7 +218,7 @@ def test_algebra():
 
 
 def test_penalty_correction_needs_the_degrees_of_freedom():
-    """E exp(-u) = exp(-variance / 2) over the law of an estimated variance."""
+    """E exp(-u) = exp(-variance / 2) over the distribution of an estimated variance."""
     dof, variance = 19.0, 1.0
     quantiles = (np.arange(200_000) + 0.5) / 200_000
     estimated = variance * stats.chi2(dof).ppf(quantiles) / dof

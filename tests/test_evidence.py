@@ -1,4 +1,4 @@
-"""Ladders that end at the prior: NumPyro's kernels as rungs, laws, and the evidence."""
+"""Ladders that end at the prior: NumPyro's kernels as rungs, and the evidence."""
 
 from __future__ import annotations
 
@@ -244,7 +244,7 @@ def test_thermodynamic_integration_of_noisy_energies(noisy: Any) -> None:
 
 
 def made_up(**changes: Any) -> Any:
-    """Exact energies of independent draws, each rung from its law."""
+    """Exact energies of independent draws, each rung from its distribution."""
     rng = np.random.default_rng(0)
     rungs = []
     for temperature in LADDER:

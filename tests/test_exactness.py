@@ -1,8 +1,8 @@
-"""The kernels' laws against closed forms and quadrature, minibatch noise on.
+"""The kernels' distributions against closed forms and quadrature, minibatch noise on.
 
 Many independent chains start from exact draws of the target, so that there is no
-burn-in to argue about: the law must stay what it was, and the scatter between chains
-gives the Monte Carlo standard error.
+burn-in to argue about: the distribution must stay what it was, and the scatter between
+chains gives the Monte Carlo standard error.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def check(draws, mean, cov):
     assert np.abs(z).max() < 5.0, z
 
 
-# every kernel adapts nothing here, so that its law is the same from the first draw on
+# no kernel adapts anything here: its distribution is the same from the first draw on
 FIXED = dict(adapt_step_size=False, adapt_mass_matrix=False)
 KERNELS = {
     "shared batch": MINT(model, temperature=50.0, step_size=0.25, **FIXED),
@@ -189,7 +189,7 @@ def test_augmented():
     )
     mean, cov = posterior(temperature)
     draws, extra = run(kernel, mean, cov, num_samples=1200)
-    # the first memory is not from its stationary law: leave a burn-in out
+    # the first memory is not from its stationary distribution: leave a burn-in out
     check(draws[:, 300:], mean, cov)
 
 
@@ -215,7 +215,7 @@ def test_several_plates_and_a_site_outside():
 
 @slow
 @pytest.mark.parametrize("sizes", [{"first": 70}, {"second": 41}])
-def test_the_law_does_not_depend_on_which_plates_are_subsampled(sizes):
+def test_the_distribution_does_not_depend_on_which_plates_are_subsampled(sizes):
     """A plate that is read in full has the same temperature."""
 
     def full_plates(x, y):
@@ -236,7 +236,7 @@ def test_the_law_does_not_depend_on_which_plates_are_subsampled(sizes):
 
 @pytest.mark.parametrize("temper_prior", [False, True])
 def test_jacobians_are_not_tempered(temper_prior):
-    """A scale's tempered law by quadrature, in its own coordinates."""
+    """A scale's tempered distribution by quadrature, in its own coordinates."""
     size, temperature = 200, 50.0
     y = 1.7 * np.random.default_rng(2).normal(size=size)
 

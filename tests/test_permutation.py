@@ -70,10 +70,10 @@ def draw(positions, size, rounds=None, num_keys=NUM_KEYS):
     return np.block(values)[:, : len(positions)].astype(np.int64)
 
 
-def chi_square(cells: np.ndarray, law: np.ndarray) -> float:
+def chi_square(cells: np.ndarray, distribution: np.ndarray) -> float:
     """P-value of the cells' counts; a cell that cannot occur must not."""
-    counts = np.bincount(cells.ravel(), minlength=law.size)
-    expected = counts.sum() * law.ravel()
+    counts = np.bincount(cells.ravel(), minlength=distribution.size)
+    expected = counts.sum() * distribution.ravel()
     possible = expected > 0
     assert counts[~possible].sum() == 0
     counts, expected = counts[possible], expected[possible]
@@ -93,7 +93,7 @@ def normal_test(draws: np.ndarray, mean: float) -> float:
 
 
 class Labels:
-    """A label for every value, and the exact laws of the labels of random values."""
+    """A label for every value, and the distributions of labels of random values."""
 
     def __init__(self, size: int, num_labels: int, label) -> None:
         self.size, self.num_labels, self.label = size, num_labels, label
@@ -103,12 +103,12 @@ class Labels:
         return chi_square(self.label(values), self.counts / self.size)
 
     def pair(self, first: np.ndarray, second: np.ndarray) -> float:
-        law = np.outer(self.counts, self.counts) - np.diag(self.counts)
+        distribution = np.outer(self.counts, self.counts) - np.diag(self.counts)
         cells = self.label(first) * self.num_labels + self.label(second)
-        return chi_square(cells, law / (self.size * (self.size - 1)))
+        return chi_square(cells, distribution / (self.size * (self.size - 1)))
 
     @functools.cached_property
-    def law_of_difference(self) -> np.ndarray:
+    def distribution_of_difference(self) -> np.ndarray:
         # The number of pairs at each difference is a circular autocorrelation.
         transform = np.fft.rfft(self.counts)
         pairs = np.fft.irfft(transform * transform.conj(), self.num_labels)
@@ -159,12 +159,12 @@ def p_values_of_pairs(size, rounds=None, num_keys=NUM_KEYS) -> dict[str, float]:
         for label in ("coarse", "parity"):
             found[f"{name}: {label}"] = labels[label].pair(first, second)
         for label in ("row", "column"):
-            law = labels[label].law_of_difference
+            distribution = labels[label].distribution_of_difference
             differences = labels[label].difference(first, second)
-            found[f"{name}: {label}"] = chi_square(differences, law)
+            found[f"{name}: {label}"] = chi_square(differences, distribution)
             # What a network with few rounds does: the positions keep their distance.
             distance = labels[label].difference(*np.array(pairs[name]))
-            kept = np.array([1 - law[distance], law[distance]])
+            kept = np.array([1 - distribution[distance], distribution[distance]])
             found[f"{name}: {label} kept"] = chi_square(differences == distance, kept)
     return found
 

@@ -350,14 +350,14 @@ def test_independence_is_the_longest_crank_nicolson_step() -> None:
 
 
 @pytest.mark.parametrize("df", [3.0, 2.5, None])
-def test_the_law_of_independent_draws(df: float | None) -> None:
+def test_the_distribution_of_independent_draws(df: float | None) -> None:
     choice = proposal.independence() if df is None else proposal.student_t(df)
     n = 20_000
     made = many(choice, 2, np.zeros((n, 3)))
     w = np.linalg.solve(np.asarray(ROOT.T), np.asarray(made.z - CENTER).T)
-    law = stats.chi2(3) if df is None else stats.f(3, df)
+    distribution = stats.chi2(3) if df is None else stats.f(3, df)
     squares = (w**2).sum(0) / (1 if df is None else 3)
-    assert stats.kstest(squares, law.cdf).pvalue > 1e-6
+    assert stats.kstest(squares, distribution.cdf).pvalue > 1e-6
     # directions are uniform, so that every coordinate of one is, too
     assert stats.kstest(w[1] / (w**2).sum(0) ** 0.5, stats.uniform(-1, 2).cdf)[1] > 1e-6
     other = stats.chi2(3.3) if df is None else stats.f(3, 0.2 * df)
@@ -419,7 +419,7 @@ def test_a_trajectory_is_exact_on_a_normal_surrogate(step: float) -> None:
 
 
 def test_one_turn_on_a_surrogate_known_to_be_normal() -> None:
-    """It keeps the normal law, and goes on to the other side by three tenths."""
+    """It keeps the distribution, and goes on to the other side by three tenths."""
     at = context()._replace(num_steps=0, over_relaxed=True)
     n = 40_000
     z = CENTER + np.random.default_rng(7).normal(size=(n, 3)) @ ROOT

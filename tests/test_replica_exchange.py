@@ -1,4 +1,4 @@
-"""Replica exchange: laws of all rungs, swaps, ladders, and what is said of them."""
+"""Replica exchange: distributions of all rungs, swaps, ladders, and diagnoses."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ GRID = np.linspace(-25.0, 25.0, 20_001)
 _likelihood = np.asarray(jax.vmap(log_mixture)(jnp.asarray(GRID)))
 
 
-def law(temperature: float, temper_prior: bool) -> np.ndarray:
+def distribution(temperature: float, temper_prior: bool) -> np.ndarray:
     """Probabilities of the points of the grid at a temperature."""
     prior = -0.5 * (GRID / 5.0) ** 2
     log_p = _likelihood / temperature
@@ -79,17 +79,17 @@ def law(temperature: float, temper_prior: bool) -> np.ndarray:
 
 
 def features(z: np.ndarray) -> np.ndarray:
-    """What laws are compared by: shares of the modes, and their squared widths."""
+    """What is compared: shares of the modes, and their squared widths."""
     low, high = z < -2, z > 1.5
     return np.stack([low, high, np.minimum(np.abs(z), 8.0), np.cos(z)], -1)
 
 
-def assert_law(z: np.ndarray, temperature: float, temper_prior: bool) -> None:
+def assert_distribution(z: np.ndarray, temperature: float, temper_prior: bool) -> None:
     """Within five standard errors, which the chains tell; shape ``(chains, draws)``."""
     means = features(z).mean(1)
-    expected = law(temperature, temper_prior) @ features(GRID)
+    expected = distribution(temperature, temper_prior) @ features(GRID)
     error = means.std(0, ddof=1) / np.sqrt(len(means))
-    # of eight chains: Student's law has 7 degrees of freedom
+    # of eight chains: Student's distribution has 7 degrees of freedom
     worst = np.abs((means.mean(0) - expected) / error).max()
     assert worst < 9.0, (worst, means.mean(0), expected, error)
 
@@ -130,7 +130,7 @@ def inner(**settings: Any) -> SGHMC:
     )
 
 
-# laws --------------------------------------------------------------------------------
+# distributions ------------------------------------------------------------------------
 
 
 @slow
@@ -143,7 +143,7 @@ def inner(**settings: Any) -> SGHMC:
         pytest.param("exact", True, marks=slow),
     ],
 )
-def test_every_rung_has_its_law(swap: str, temper_prior: bool) -> None:
+def test_every_rung_has_its_distribution(swap: str, temper_prior: bool) -> None:
     temperatures = [1.0, 2.0, 4.0, 8.0]
     kernel = ReplicaExchange(
         MinibatchMH(target=TARGET, estimate="exact", temper_prior=temper_prior),
@@ -154,7 +154,7 @@ def test_every_rung_has_its_law(swap: str, temper_prior: bool) -> None:
     mcmc = run(kernel)
     z = of_rungs(mcmc)
     for rung, temperature in enumerate(temperatures):
-        assert_law(z[rung], temperature, temper_prior)
+        assert_distribution(z[rung], temperature, temper_prior)
     np.testing.assert_array_equal(z[0], mcmc.get_samples(group_by_chain=True))
     fields = mcmc.get_extra_fields(group_by_chain=True)
     assert fields["swap_reliable"].mean() > 0.9
@@ -244,7 +244,7 @@ def test_a_wrong_sign_is_found() -> None:
     )
     z = of_rungs(run(kernel))
     with pytest.raises(AssertionError):
-        assert_law(z[0], 1.0, False)
+        assert_distribution(z[0], 1.0, False)
 
 
 @cache
@@ -263,7 +263,7 @@ def with_gradients(kind: Any) -> MCMC:
 def test_gradients_on_batches(kind: Any) -> None:
     """Where modes are reached, with the width that they have."""
     mcmc = with_gradients(kind)
-    assert_law(of_rungs(mcmc)[0], 1.0, False)
+    assert_distribution(of_rungs(mcmc)[0], 1.0, False)
     assert not mcmc.get_extra_fields()["diverging"].any()
 
 
@@ -598,7 +598,7 @@ def test_advice_on_a_ladder_with_a_gap() -> None:
 
 @slow
 def test_hot_rungs_move_on_the_surrogate_of_the_cold_one() -> None:
-    """It is wider there than the set-up found: draws of its normal law would stick."""
+    """It is wider there than the set-up found: its own normal draws would stick."""
     rng = np.random.default_rng(8)
     x = rng.normal(size=(2000, 10)).astype(np.float32)
     y = (x @ np.linspace(-1, 1, 10) + rng.normal(size=2000)).astype(np.float32)
@@ -638,7 +638,7 @@ def test_hot_rungs_move_on_the_surrogate_of_the_cold_one() -> None:
 
 @slow
 def test_swaps_read_residuals_of_a_control_variate() -> None:
-    """The noise of a swap falls, and both rungs of one mode keep their laws."""
+    """The noise of a swap falls, and both rungs of one mode stay as they are."""
     rng = np.random.default_rng(2)
     x = rng.normal(size=(3000, 2)).astype(np.float32)
     y = (rng.random(3000) < 1 / (1 + np.exp(-x @ [1.0, -0.5]))).astype(np.float32)

@@ -1,4 +1,4 @@
-"""The sequential tests: their decisions against the papers, their laws, their rows."""
+"""The sequential tests: decisions against the papers, distributions, rows."""
 
 from __future__ import annotations
 
@@ -304,7 +304,7 @@ def test_logistic_bound():
     assert hash(accept.logistic_bound(x)) == hash(accept.logistic_bound(x.copy()))
 
 
-# laws ---------------------------------------------------------------------------------
+# distributions ------------------------------------------------------------------------
 
 N, D, M, SIGMA, PRIOR_SD = 1003, 3, 100, 1.5, 2.0
 _rng = np.random.default_rng(5)
@@ -436,8 +436,8 @@ QUICK = ("austerity", "confidence")
 @pytest.mark.parametrize(
     "name", [n if n in QUICK else pytest.param(n, marks=slow) for n in RIGHT]
 )
-def test_law(name):
-    """With few errors allowed, the law is the exact one up to the Monte Carlo error."""
+def test_distribution(name):
+    """With few errors allowed, it is the exact one up to the Monte Carlo error."""
     kernel = RIGHT[name]
     z, extra = z_scores(kernel, kernel.temperature)
     assert np.abs(z).max() < 5.0, z

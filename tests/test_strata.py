@@ -123,8 +123,10 @@ def check_tables(design: Design, scores: np.ndarray, uniform: float) -> None:
     ("size", "num_draws", "uniform", "num_sure"),
     [(100, 2, 0.1, None), (31, 3, 0.01, None), (50, 50, 0.1, 0), (20, 2, 1.0, 40)],
 )
-@pytest.mark.parametrize("law", ["heavy", "even", "zero", "mostly zero", "extreme"])
-def test_tables(num_rows, size, num_draws, uniform, num_sure, law):
+@pytest.mark.parametrize(
+    "distribution", ["heavy", "even", "zero", "mostly zero", "extreme"]
+)
+def test_tables(num_rows, size, num_draws, uniform, num_sure, distribution):
     rng = np.random.default_rng(num_rows)
     scores = {
         "heavy": rng.pareto(0.7, num_rows),
@@ -132,7 +134,7 @@ def test_tables(num_rows, size, num_draws, uniform, num_sure, law):
         "zero": np.zeros(num_rows),
         "mostly zero": np.where(rng.random(num_rows) < 0.05, 1.0, 0.0),
         "extreme": 10.0 ** rng.uniform(-300, 300, num_rows),
-    }[law]
+    }[distribution]
     order_by = rng.normal(size=num_rows) * scores
     design = build(
         scores, order_by, size, num_draws=num_draws, uniform=uniform, num_sure=num_sure
@@ -203,10 +205,10 @@ def test_a_row_wider_than_a_stratum():
 
 
 @pytest.mark.parametrize("num_rows", [2, 3, 20, 21, 22])
-@pytest.mark.parametrize("law", ["even", "heavy"])
-def test_hardly_more_rows_than_draws(num_rows, law):
+@pytest.mark.parametrize("distribution", ["even", "heavy"])
+def test_hardly_more_rows_than_draws(num_rows, distribution):
     """All of them are read, in order, as far as they can be drawn anyway."""
-    scores = np.ones(num_rows) if law == "even" else 4.0 ** np.arange(num_rows)
+    scores = np.ones(num_rows) if distribution == "even" else 4.0 ** np.arange(num_rows)
     design = build(scores, None, 20)
     size = design.num_sure + 2 * design.num_strata
     assert size <= num_rows
@@ -258,15 +260,15 @@ def test_settings_out_of_range(setting, say):
 # draws --------------------------------------------------------------------------------
 
 
-def test_rounded_running_sums_of_a_very_uneven_law():
+def test_rounded_running_sums_of_a_very_uneven_distribution():
     """Half of the rows have no score and next to no even share; all have a word."""
     scores = np.r_[np.zeros(70_000), RNG.pareto(0.3, 70_000)]
     design = build(scores, None, 2, uniform=1e-12, num_sure=0)
     check_tables(design, scores, 1e-12)
 
 
-def law_of_draws(design: Design, probability: np.ndarray) -> float:
-    """The p-value of many draws from a small design against the law it claims."""
+def distribution_of_draws(design: Design, probability: np.ndarray) -> float:
+    """The p-value of many draws from a small design, by the probabilities it claims."""
     rows, _ = jax.jit(draw, static_argnums=2)(design, random.key(3), 100_000)
     drawn = np.asarray(rows)[design.num_sure :].reshape(design.num_strata, -1)
     stratum, _ = stratum_of(design, len(probability))
@@ -290,13 +292,13 @@ def test_draws_follow_the_scores():
     probability = np.where(
         left, 0.9 * scores / scores[left].sum() + 0.1 / left.sum(), 0
     )
-    assert law_of_draws(design, probability) > 1e-6
+    assert distribution_of_draws(design, probability) > 1e-6
     # the check sees a scale of 1 in 30 on the thresholds, and rows out of place
     wrong = with_columns(design, threshold=np.asarray(design.threshold) * 0.97)
-    assert law_of_draws(wrong, probability) < 1e-6
+    assert distribution_of_draws(wrong, probability) < 1e-6
     wrong = with_columns(design, alias=np.roll(design.alias, 1))
     with pytest.raises(AssertionError):
-        law_of_draws(wrong, probability)
+        distribution_of_draws(wrong, probability)
 
 
 def test_a_million_rows_are_all_within_reach():

@@ -112,7 +112,7 @@ class AMAGOLD(AdaptedKernel, MinibatchKernel):
     """Amortized Metropolis-adjusted stochastic gradient HMC [1].
 
     A draw is ``num_steps`` noisy gradient steps, each on a batch of its own, and one
-    Metropolis test that makes the target's law exact whatever the noise of the
+    Metropolis test that makes the target's distribution exact whatever the noise of the
     gradients, the step size and the friction. That test reads all rows once a draw,
     or, with ``correction="minibatch"``, a batch.
 
