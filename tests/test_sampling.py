@@ -126,6 +126,33 @@ def test_without_progress_the_setup_shows_none(
         assert ("a kernel: a stage" in capfd.readouterr().err) == shown
 
 
+@pytest.mark.parametrize("shown", [True, False])
+def test_the_driver_of_numpyro_decides_on_the_bar_of_the_setup(
+    shown: bool, monkeypatch: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "_DELAY", 0.0)
+    for variable in ("TQDM_DISABLE", "CI", "PYTEST_XDIST_WORKER"):
+        monkeypatch.delenv(variable, raising=False)
+
+    class Surveyed(MINT):
+        """Prepares a run, and says so."""
+
+        @property
+        def _surveys(self) -> bool:
+            return True
+
+        def _survey(self, problem: Any, init: Any) -> Any:
+            with progress.stages("a kernel", 1):
+                progress.stage("a stage")
+            raise InterruptedError
+
+    kernel = Surveyed(model, temperature=20.0)
+    mcmc = MCMC(kernel, num_warmup=2, num_samples=2, progress_bar=shown)
+    with pytest.raises(InterruptedError):
+        mcmc.run(random.key(0), X, Y)
+    assert ("a kernel: a stage" in capfd.readouterr().err) == shown
+
+
 @pytest.mark.parametrize("yes", [True, False])
 def test_a_bar_leaves_it_to_tqdm_whether_the_environment_wants_one(
     yes: bool, monkeypatch: Any

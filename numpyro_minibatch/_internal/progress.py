@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from types import FrameType
 
 from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
-__all__ = ["shown", "stage", "stages"]
+__all__ = ["asked_by", "shown", "stage", "stages"]
 
 _SHOWN = ContextVar("_SHOWN", default=True)
 _TELL: ContextVar[Callable[[str], None] | None] = ContextVar("_TELL", default=None)
@@ -23,6 +25,23 @@ def shown(yes: bool) -> Iterator[None]:
         yield
     finally:
         _SHOWN.reset(before)
+
+
+def asked_by(driver: type) -> bool:
+    """Whether bars are to be shown: the setting of the driver that is running, if any.
+
+    NumPyro's driver does not tell a kernel whether it shows a bar, so that the callers
+    are asked.
+
+    :param driver: a class with an attribute ``progress_bar``.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        caller = frame.f_locals.get("self")
+        if isinstance(caller, driver):
+            return _SHOWN.get() and bool(caller.progress_bar)  # type: ignore[attr-defined]
+        frame = frame.f_back
+    return _SHOWN.get()
 
 
 @contextmanager

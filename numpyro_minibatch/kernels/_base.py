@@ -12,11 +12,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from numpyro.infer import init_to_uniform
+from numpyro.infer import MCMC, init_to_uniform
 from numpyro.util import is_prng_key
 
 from numpyro_minibatch import control_variate as control_variates
 from numpyro_minibatch._internal.checks import check_flag, check_positive, describe
+from numpyro_minibatch._internal.progress import asked_by, shown
 from numpyro_minibatch._internal.static import Static
 from numpyro_minibatch._model.independence import check_rows
 from numpyro_minibatch._model.preflight import (
@@ -540,7 +541,7 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
         within = None
         self._learn(plan=None)
         if self._surveys:
-            with explained(name, model_args, kwargs):
+            with explained(name, model_args, kwargs), shown(asked_by(MCMC)):
                 prepared = untraced(
                     survey, self, static, arrays, first_chain(init_params, chains)
                 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -174,7 +175,7 @@ def untraced(fn: Callable, *args: Any) -> Any:
         return fn(*args)
     # tracing belongs to a thread, so another thread can compute
     with ThreadPoolExecutor(1) as pool:
-        return pool.submit(fn, *args).result()
+        return pool.submit(copy_context().run, fn, *args).result()
 
 
 def first_chain(init: Any, chains: tuple[int, ...]) -> Any:
