@@ -26,8 +26,8 @@ export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0.3
 # because no signal reaches a compiler.
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --timeout 600 --timeout-method thread
 # Two thirds of the time of the tests is that of the compiler, most of whose programs run
-# once: less optimisation, and no threads of its own beside those of the workers. Double
-# precision keeps the default, so that both are tested.
+# once: less optimisation, and no threads of its own beside those of the workers. The
+# wheel and `make demo` compile by default.
 FAST_COMPILER ?= $$($(BIN)/python tests/compiling.py)
 
 .PHONY: help demo test verify test-single test-double lint format types doctest wheel \
@@ -76,7 +76,8 @@ test-single: $(VENV)/.has-test
 	XLA_FLAGS="$(FAST_COMPILER) $$XLA_FLAGS" $(PYTEST) -m '$(SELECT)'
 
 test-double: $(VENV)/.has-test
-	JAX_ENABLE_X64=1 $(PYTEST) -m '$(SELECT_X64)'
+	XLA_FLAGS="$(FAST_COMPILER) $$XLA_FLAGS" JAX_ENABLE_X64=1 \
+	    $(PYTEST) -m '$(SELECT_X64)'
 
 lint: $(VENV)/.has-dev
 	$(BIN)/ruff format --check
