@@ -33,15 +33,17 @@ def asked_by(driver: type) -> bool:
     NumPyro's driver does not tell a kernel whether it shows a bar, so that the callers
     are asked.
 
-    :param driver: a class with an attribute ``progress_bar``.
+    :param driver: a class with a method ``run`` and an attribute ``progress_bar``.
     """
+    # Only this method's frame: a frame whose locals were read once holds them until it
+    # returns, so that a caller who deletes the data would not free it.
+    run = driver.run.__code__  # type: ignore[attr-defined]
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        caller = frame.f_locals.get("self")
-        if isinstance(caller, driver):
-            return _SHOWN.get() and bool(caller.progress_bar)  # type: ignore[attr-defined]
+    while frame is not None and frame.f_code is not run:
         frame = frame.f_back
-    return _SHOWN.get()
+    if frame is None:
+        return _SHOWN.get()
+    return _SHOWN.get() and bool(frame.f_locals["self"].progress_bar)
 
 
 @contextmanager
