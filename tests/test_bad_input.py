@@ -18,7 +18,7 @@ import numpyro.distributions as dist
 import pytest
 from numpyro import handlers
 from numpyro.contrib.control_flow import cond, scan
-from numpyro.infer import init_to_value
+from numpyro.infer import init_to_uniform, init_to_value
 
 from numpyro_minibatch import (
     AMAGOLD,
@@ -1979,6 +1979,26 @@ def test_the_full_batch_needs_no_batch_size(settings: dict[str, Any]) -> None:
     kernel = MinibatchMH(full_plate, **settings)
     kernel._setup((X, Y), {})
     assert kernel.plates == {"data": N}
+
+
+def test_a_start_is_where_single_precision_resolves_the_log_density() -> None:
+    """Steps that could be accepted elsewhere are lost in rounding: chains stay there."""
+
+    def model(y: Any) -> None:
+        log_sd = numpyro.sample("log_sd", dist.Uniform(-10, 10))
+        with numpyro.plate("data", 1000, subsample_size=100) as i:
+            numpyro.sample("y", dist.Normal(0, jnp.exp(log_sd)), obs=y[i])
+
+    wide = init_to_uniform(radius=10)
+    y = jnp.ones(1000)
+    state = MINT(model, temperature=10.0, init_strategy=wide).init(
+        jax.random.split(jax.random.key(0), 200), 0, None, (y,), {}
+    )
+    log_sd = 20 * jax.nn.sigmoid(state.z["log_sd"]) - 10
+    log_density = -1000 * (log_sd + jnp.exp(-2 * log_sd) / 2)
+    assert (log_density > -0.1 / jnp.finfo(jnp.float32).eps).all()
+    # and these are not the best ones of many: they stay spread, for R-hat to see
+    assert (log_sd < -2).any() and (log_sd > 9).any()
 
 
 def test_integers_are_a_start() -> None:

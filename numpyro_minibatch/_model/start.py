@@ -1,4 +1,4 @@
-"""Where chains start: a position at which the log density is finite."""
+"""Where chains start: a position at which the log density is resolved."""
 
 from __future__ import annotations
 
@@ -24,6 +24,10 @@ _MAX_ROWS = 2**20  # rows looked at before the first draw
 _CHUNK = 2**15  # of which so many at a time
 _MAX_TRIES = 100  # starting points tried, as many as NumPyro tries
 
+# Where the log density of a thousand rows is resolved no finer than this, a step that
+# is short enough to be accepted can be lost in rounding, and a chain never leaves.
+_RESOLUTION = 0.1
+
 
 def find_start(
     target: Target, layout: Layout, init_strategy: Callable, key: Array, init: Any
@@ -32,7 +36,8 @@ def find_start(
 
     :param target: the target.
     :param layout: what is known of the model.
-    :param init_strategy: draws starting points until the log density is finite.
+    :param init_strategy: draws starting points until the log density is resolved in
+        working precision; of a hundred that are not, the highest one is taken.
     :param key: PRNG key of the draws.
     :param init: the starting point, where there is one.
     """
@@ -59,16 +64,22 @@ def find_start(
         return jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(float)), z)
 
     def try_again(carry: tuple[Array, Array, Any, Array]) -> Any:
-        tries, key, _, _ = carry
+        tries, key, best, highest = carry
         key, draw_key = jax.random.split(key)
         z = draw(draw_key)
-        return tries + 1, key, z, jnp.isfinite(log_density(z))
+        height = log_density(z)
+        finite = jnp.isfinite(height)
+        better = (tries == 0) | (finite & (height > highest))
+        z = jax.tree.map(lambda new, old: jnp.where(better, new, old), z, best)
+        height = jnp.where(finite, height, -jnp.inf)
+        return tries + 1, key, z, jnp.maximum(height, highest)
 
     shapes = jax.eval_shape(draw, key)
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-    first = (jnp.int32(0), key, zeros, jnp.array(False))
+    first = (jnp.int32(0), key, zeros, jnp.asarray(-jnp.inf, jnp.result_type(float)))
+    lowest = -_RESOLUTION / jnp.finfo(jnp.result_type(float)).eps
     _, _, z, _ = jax.lax.while_loop(
-        lambda carry: (carry[0] < _MAX_TRIES) & ~carry[3], try_again, first
+        lambda carry: (carry[0] < _MAX_TRIES) & (carry[3] < lowest), try_again, first
     )
     return z, _log_density_of_many(target, layout, z)
 
