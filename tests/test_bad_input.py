@@ -1982,7 +1982,7 @@ def test_the_full_batch_needs_no_batch_size(settings: dict[str, Any]) -> None:
 
 
 def test_a_start_is_where_single_precision_resolves_the_log_density() -> None:
-    """Steps that could be accepted elsewhere are lost in rounding: chains stay there."""
+    """Elsewhere steps that are short enough are lost in rounding: chains stay."""
 
     def model(y: Any) -> None:
         log_sd = numpyro.sample("log_sd", dist.Uniform(-10, 10))
