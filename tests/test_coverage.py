@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -12,6 +14,8 @@ from numpyro.infer import MCMC
 from scipy.stats import beta as beta_distribution
 from scipy.stats import chisquare
 
+from benchmarks.coverage.calibration import PROBLEMS, SETTINGS
+from benchmarks.coverage.calibration import ranks as ranks_of
 from benchmarks.coverage.families import FAMILIES, truth
 from numpyro_minibatch import AMAGOLD
 
@@ -76,3 +80,18 @@ def test_ranks_of_simulated_parameters_are_uniform():
 
     assert probability(1.0) > 1e-4
     assert probability(3.0) < 1e-4
+
+
+@slow
+def test_a_control_variate_is_calibrated():
+    """Batches of 8,000 rows, a set-up for each data set; another prior fails."""
+
+    def probability(shape, sets):
+        problem = PROBLEMS["counts"]
+        problem = problem._replace(model=partial(problem.model, shape=shape))
+        found = ranks_of(problem, SETTINGS["MinibatchMH"]["counts"], sets)
+        counts, _ = np.histogram(found["rate"], np.linspace(0, 1, 6))
+        return chisquare(counts).pvalue
+
+    assert probability(2.0, sets=4) > 1e-4
+    assert probability(8.0, sets=2) < 1e-4
