@@ -28,6 +28,7 @@ from numpyro.util import find_stack_level
 
 from numpyro_minibatch._internal.static import Static, digest
 from numpyro_minibatch._model.dataflow import inspect_flow
+from numpyro_minibatch._model.row_axes import NamedRows, RowAxes, suggestion
 from numpyro_minibatch.host_rows import HostRows, find_rows, map_rows
 from numpyro_minibatch.target import (
     ModelTarget,
@@ -150,6 +151,7 @@ def inspect_model(
     full: bool = False,
     default: int | None = None,
     whole: bool = False,
+    rows: RowAxes | None = None,
 ) -> tuple[Layout, dict[str, Any]]:
     """Find the data plates of a model and check that they can be subsampled.
 
@@ -162,11 +164,12 @@ def inspect_model(
     :param default: rows of one draw where neither the user nor the model says.
     :param whole: whether the model is run on all rows in one piece, so that only the
         plates that it subsamples itself have to be known, if any.
+    :param rows: the arguments that have the rows, if the user names them.
     :return: the layout, and the values of ``param`` sites to freeze.
     :raises ValueError: the model cannot be sampled from minibatches; the message says
         what was found and what to write instead.
     """
-    options = who, _hashable(sizes), full, default, whole
+    options = who, _hashable(sizes), full, default, whole, rows
     key = _known_by(args, kwargs, options)
     try:
         found = _FOUND.setdefault(model, OrderedDict()) if key is not None else {}
@@ -175,7 +178,7 @@ def inspect_model(
     if key in found:
         return found[key], {}
     layout, frozen, warned = _inspected(
-        who, model, args, kwargs, sizes, full, default, whole
+        who, model, args, kwargs, sizes, full, default, whole, rows
     )
     # `param` sites may depend on the values of the data
     if key is not None and not frozen and not warned:
@@ -216,6 +219,7 @@ def _inspected(
     full: bool,
     default: int | None,
     whole: bool,
+    named: RowAxes | None = None,
 ) -> tuple[Layout, dict[str, Any], bool]:
     """What :func:`inspect_model` finds, and whether it had a warning to give."""
     target = ModelTarget(model=model, args=args, kwargs=kwargs, sizes={})
@@ -234,17 +238,26 @@ def _inspected(
             "them.",
             stacklevel=find_stack_level(),
         )
-    slices = None
+    slices = given = None
     if whole:
         names = {s.name: s.args[0] for s in sites if s.name in _own_sizes(sites)}
         widths, plates = names, names
     else:
-        sites, rows = with_row_plate(target, sites)
+        if named is not None:
+            given = named.find(who, model, args, kwargs)
+        lengths = None if given is None else {x.size for x in given}
+        sites, rows = with_row_plate(target, sites, lengths)
         widths, plates = _choose_plates(who, sites, sizes, full, default)
     latents = _check_sites(who, sites, plates)
     target = replace(target, sizes=plates, frozen=frozen)
     by_name = {site.name: site for site in sites}
-    if not whole and rows and rows[0][1] in plates:
+    if named is not None and given is not None:
+        who_names = f"{who}(rows={named!r})"
+        own = [name for name in _own_sizes(sites) if name in plates]
+        target, by_row = _named_rows(
+            who_names, target, plates, by_name, rows, given, own
+        )
+    elif not whole and rows and rows[0][1] in plates:
         target, by_row = _given_rows(who, target, plates, by_name, rows)
     else:
         try:
@@ -254,8 +267,8 @@ def _inspected(
                 error = ValueError(str(error)).with_traceback(error.__traceback__)
             if whole or _own_sizes(sites):
                 raise error from None
-            given = find_slices(who, target, plates, by_name, ())
-            if isinstance(given, str):
+            taken = find_slices(who, target, plates, by_name, ())
+            if isinstance(taken, str):
                 held = _conditioned(model, by_name)
                 if held:
                     raise ValueError(_condition_holds(who, held)) from None
@@ -263,7 +276,7 @@ def _inspected(
                 if local:
                     raise ValueError(f"{who}: {local}") from None
                 raise error from None
-            target, by_row = given
+            target, by_row = taken
     slices = target.slices
     found = {site.name: site for site in sites if site.name in latents}
     z = {
@@ -1065,20 +1078,24 @@ def _latent_by_row(name: str, plates: Mapping[str, int]) -> str:
 
 
 def with_row_plate(
-    target: ModelTarget, sites: list[Site]
+    target: ModelTarget, sites: list[Site], named: Collection[int] | None = None
 ) -> tuple[list[Site], tuple[tuple[str, str, int], ...]]:
     """The sites of a model as if observed sites in no plate were in a plate of rows.
 
     NumPyro's batch dimensions are conditionally independent, so the first one of an
     observed site is a plate without a name if an argument has as many entries.
 
+    :param named: the numbers of rows of the arguments, where the user names those.
     :return: the sites, and ``(site, plate, dim)`` of those that were put into it.
     """
     known = {s.name for s in sites if s.type == "plate"}
     in_control_flow = any(f.name not in known for s in sites for f in s.frames)
     if _own_sizes(sites) or in_control_flow:
         return sites, ()
-    lengths = {n for x in flatten_arguments(_arguments(target))[0] for n in np.shape(x)}
+    lengths = named
+    if lengths is None:
+        leaves = flatten_arguments(_arguments(target))[0]
+        lengths = {n for x in leaves for n in np.shape(x)}
     found: dict[int, list[tuple[Site, int]]] = {}
     for site in sites:
         if site.type != "sample" or not site.observed or site.in_scan:
@@ -1089,7 +1106,7 @@ def with_row_plate(
             found.setdefault(shape[0], []).append((site, -len(shape)))
     plates = {s.name: s.args[0] for s in sites if s.type == "plate"}
     largest = max([plates[n] for n in _candidates(sites, plates)], default=1)
-    if not found or max(found) <= largest:
+    if not found or (named is None and max(found) <= largest):
         return sites, ()
     size = max(found)
     used = {site.name for site in sites}
@@ -1145,9 +1162,18 @@ def _given_rows(
             "plate, so the model is run on some of the rows of its arguments, which "
             f"fails: {found}. If each row follows from the ones before, as in a time "
             "series or the solution of a differential equation, use NUTS. Otherwise: "
-            f"{_GIVE_ARGUMENTS}{_example(plates[plate])}"
+            f"{_give_names(target, plates)}{_GIVE_ARGUMENTS}{_example(plates[plate])}"
         )
     return found
+
+
+def _give_names(target: ModelTarget, plates: Mapping[str, int]) -> str:
+    """The advice to name the arguments that have rows, if several could."""
+    places = _places(flatten_arguments(_arguments(target))[0], plates)
+    if len(places) < 2:
+        return ""
+    example = suggestion(target.model, _arguments(target), places)
+    return f"name the arguments that have the rows, and their axes, as in {example}; "
 
 
 _GIVE_ARGUMENTS = (
@@ -1182,15 +1208,7 @@ def find_slices(
             "an argument is a table of pandas, of which a batch cannot take rows; pass "
             "its columns as arrays, {name: table[name].to_numpy() for name in table}"
         )
-    places = []
-    for number, leaf in enumerate(leaves):
-        shape = np.shape(leaf) if hasattr(leaf, "shape") else ()
-        if isinstance(leaf, HostRows):
-            shape = shape[:1]  # others are not read a few at a time
-        for plate, size in plates.items():
-            if size > 1 and size in shape:
-                places.append((number, plate, shape.index(size)))
-                break
+    places = _places(leaves, plates)
     if not places:
         return "no argument of the model has as many rows"
     reason = ""
@@ -1206,6 +1224,93 @@ def find_slices(
         except (ValueError, TypeError, AssertionError, IndexError) as error:
             reason = reason or _first_line(error)
     return reason
+
+
+def _places(leaves: list[Any], plates: Mapping[str, int]) -> list[tuple[int, str, int]]:
+    """The arrays that have an axis of a plate's length: number, plate and axis."""
+    places = []
+    for number, leaf in enumerate(leaves):
+        shape = np.shape(leaf) if hasattr(leaf, "shape") else ()
+        if isinstance(leaf, HostRows):
+            shape = shape[:1]  # others are not read a few at a time
+        for plate, size in plates.items():
+            if size > 1 and size in shape:
+                places.append((number, plate, shape.index(size)))
+                break
+    return places
+
+
+def _named_rows(
+    who: str,
+    target: ModelTarget,
+    plates: Mapping[str, int],
+    as_written: Mapping[str, Site],
+    rows: tuple[tuple[str, str, int], ...],
+    named: list[NamedRows],
+    own: list[str],
+) -> tuple[ModelTarget, tuple[str, ...]]:
+    """The target of a model whose arguments with rows the user names.
+
+    :param who: the kernel with its setting, for the messages.
+    :param rows: ``(site, plate, dim)`` of observed sites in no plate.
+    :param named: the arrays that have rows.
+    :param own: the plates that the model subsamples itself.
+    :raises ValueError: the model contradicts the names.
+    """
+    if own:
+        raise ValueError(
+            f"{who}: plate {own[0]!r} has a subsample_size, so the model takes its "
+            "rows by the plate's indices. Leave rows out, or subsample_size."
+        )
+    listing = ", ".join(f"{name!r} ({size} rows)" for name, size in plates.items())
+    places = []
+    for array in named:
+        fit = [name for name, size in plates.items() if size == array.size]
+        if not fit:
+            raise ValueError(
+                f"{who}: {array.name} has {array.size} entries along axis "
+                f"{array.axis}, and no plate of observations has as many rows: "
+                f"{listing}. Write the axis of the rows, or leave {array.name} out if "
+                "it has none."
+            )
+        if len(fit) > 1:
+            raise ValueError(
+                f"{who}: {array.name} could have the rows of plate {fit[0]!r} or of "
+                f"{fit[1]!r}, which have {array.size} each. Take the data of both "
+                "inside of their plates by the indices, and leave rows out."
+            )
+        places.append((array.leaf, fit[0], array.axis))
+    places.sort()
+    given = replace(target, slices=Slices(tuple(places), rows))
+    try:
+        return given, _check_indexing(who, given, plates, as_written)
+    except _NeedsValues:
+        raise
+    except (ValueError, TypeError, AssertionError, IndexError) as error:
+        problem = error.problem if isinstance(error, _NotIndexed) else str(error)
+    left = []
+    known = {array.leaf for array in named}
+    sizes = {array.size for array in named}
+    everything = flatten_arguments(_arguments(target))[0]
+    for number, leaf in enumerate(everything):
+        shape = np.shape(leaf) if hasattr(leaf, "shape") else ()
+        for axis, size in enumerate(shape):
+            if number not in known and size in sizes:
+                left.append((number, "", axis))
+                break
+    more = ""
+    if left:
+        names = Slices(tuple(left)).names(target.model, _arguments(target))
+        more = (
+            f" Not named, and of as many entries: {', '.join(names)}. With all of "
+            "them it reads "
+            f"{suggestion(target.model, _arguments(target), [*places, *left])}."
+        )
+    raise ValueError(
+        f"{who}: given some of these rows, the model fails: "
+        f"{problem.partition(chr(10))[0].rstrip('.')}. Name all arguments that have "
+        f"the rows, and no others, each with the axis of the rows.{more}"
+    )
 
 
 def _crossed(site: Site, as_written: Site, plates: Mapping[str, int]) -> str:
