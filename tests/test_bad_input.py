@@ -1172,21 +1172,21 @@ DATA = [
         lambda: run(counts_its_groups, GROUP, Y),
         TypeError,
         "values of the data",
-        "len(np.unique(group)) beforehand",
+        "Compute len(np.unique(group)) beforehand",
     ),
     refuse(
         "values of JAX data read in Python",
         lambda: run(counts_its_groups, JAX_GROUP, Y),
         TypeError,
         "values of the data",
-        "len(np.unique(group)) beforehand",
+        "Compute len(np.unique(group)) beforehand",
     ),
     refuse(
         "rows selected by their values",
         lambda: run(selects_rows),
         TypeError,
         "values of the data",
-        "beforehand",
+        "before the model",
     ),
     refuse(
         "an argument missing", lambda: run(regression, X), TypeError, "argument: 'y'"

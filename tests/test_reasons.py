@@ -225,7 +225,106 @@ def test_python_code_that_needs_values_is_named(as_array: Any) -> None:
         inspect_model("MINT", groups_counted_inside, (Y, group), {}, 10)
     message = str(caught.value)
     assert 'with numpyro.plate("groups", len(np.unique(group)))' in message
-    assert "pass them as arguments" in message
+    assert "Compute len(np.unique(group)) beforehand, of all rows" in message
+
+
+def count_groups(x: Any) -> int:
+    return int(
+        np.max(x)
+    ) + 1  # fmt: skip
+
+
+def assigned(group: Any, y: Any) -> None:
+    number = len(np.unique(group))
+    means = numpyro.sample("means", dist.Normal(0.0, 1.0).expand([number]))
+    numpyro.sample("score", dist.Normal(means[group], 1.0), obs=y)
+
+
+def in_a_helper(group: Any, y: Any) -> None:
+    means = numpyro.sample("means", dist.Normal(0.0, 1.0).expand([count_groups(group)]))
+    numpyro.sample("score", dist.Normal(means[group], 1.0), obs=y)
+
+
+def of_a_local_name(group: Any, y: Any) -> None:
+    other = group + 1
+    number = int(other.max())
+    means = numpyro.sample("means", dist.Normal(0.0, 1.0).expand([number]))
+    numpyro.sample("score", dist.Normal(means[group], 1.0), obs=y)
+
+
+def of_a_sample(group: Any, y: Any) -> None:
+    means = numpyro.sample("a", dist.Normal(0.0, 1.0).expand([len(np.unique(group))]))
+    numpyro.sample("score", dist.Normal(means[group], 1.0), obs=y)
+
+
+def converted(group: Any, y: Any) -> None:
+    group = np.asarray(group)
+    means = numpyro.sample("means", dist.Normal(0.0, 1.0).expand([3]))
+    numpyro.sample("score", dist.Normal(means[group], 1.0), obs=y)
+
+
+def checked(group: Any, y: Any) -> None:
+    if (y < -100).any():
+        raise ValueError("too small")
+    means = numpyro.sample("means", dist.Normal(0.0, 1.0).expand([3]))
+    numpyro.sample("score", dist.Normal(means[group], 1.0), obs=y)
+
+
+def selected(group: Any, y: Any) -> None:
+    means = numpyro.sample("means", dist.Normal(0.0, 1.0).expand([3]))
+    with numpyro.plate("rows", N) as idx:
+        group, y = group[idx], y[idx]
+        y = y[group > 0]
+        numpyro.sample("score", dist.Normal(means[0], 1.0), obs=y)
+
+
+@pytest.mark.parametrize(
+    ("model", "line", "says"),
+    [
+        (
+            assigned,
+            "`number = len(np.unique(group))`",
+            "add number to the parameters of assigned, and write mcmc.run(key, ..., "
+            "number=len(np.unique(group)))",
+        ),
+        (
+            numpyro.handlers.scale(assigned, scale=2.0),
+            "`number = len(np.unique(group))`",
+            "add number to the parameters of assigned",
+        ),
+        (in_a_helper, "`return int(`", "Compute int(np.max(x)) beforehand"),
+        (
+            of_a_local_name,
+            "`number = int(other.max())`",
+            "Compute int(other.max()) beforehand",
+        ),
+        (of_a_sample, "`means = numpyro", "Compute len(np.unique(group)) beforehand"),
+        (converted, "`group = np.asarray(group)`", "Write jnp.asarray(group)"),
+        (checked, "`if (y < -100).any():`", "Check the data before the run"),
+        (selected, "`y = y[group > 0]`", "numpyro.handlers.mask(mask=...)"),
+    ],
+)
+def test_the_line_that_needs_values_is_written_anew(
+    model: Callable, line: str, says: str
+) -> None:
+    group = np.arange(N) % 3
+    with pytest.raises(TypeError) as caught:
+        inspect_model("MINT", model, (group, Y), {}, 10)
+    message = str(caught.value)
+    assert line in message and says in message, message
+
+
+def test_what_the_refusal_advises_runs() -> None:
+    """The advice for ``assigned``, followed."""
+
+    def model(group: Any, y: Any, number: int) -> None:
+        means = numpyro.sample("means", dist.Normal(0.0, 1.0).expand([number]))
+        numpyro.sample("score", dist.Normal(means[group], 1.0), obs=y)
+
+    group = np.arange(N) % 3
+    number = {"number": len(np.unique(group))}
+    layout, _ = inspect_model("MINT", model, (group, Y), number, 10)
+    assert layout.shapes == ((3,),)
 
 
 def test_the_batch_size_that_is_suggested_runs() -> None:

@@ -5,7 +5,6 @@ Everything here runs the model abstractly, so that it costs no arithmetic on the
 
 from __future__ import annotations
 
-import traceback
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
@@ -29,6 +28,7 @@ from numpyro.util import find_stack_level
 from numpyro_minibatch._internal.static import Static, digest
 from numpyro_minibatch._model.dataflow import inspect_flow
 from numpyro_minibatch._model.row_axes import NamedRows, RowAxes, suggestion
+from numpyro_minibatch._model.values import NEEDS_VALUES, first_line, needs_values
 from numpyro_minibatch.host_rows import HostRows, find_rows, map_rows
 from numpyro_minibatch.target import (
     ModelTarget,
@@ -405,10 +405,13 @@ def check_prior(who: str, target: ModelTarget) -> None:
 
 
 @contextmanager
-def explained(who: str, args: tuple, kwargs: Mapping[str, Any]) -> Iterator[None]:
+def explained(
+    who: str, model: Any, args: tuple, kwargs: Mapping[str, Any]
+) -> Iterator[None]:
     """Say what to write instead where a model cannot be traced by JAX.
 
     :param who: the kernel's name, for the messages.
+    :param model: the model.
     :param args: the model's positional arguments.
     :param kwargs: its keyword arguments.
     """
@@ -420,46 +423,11 @@ def explained(who: str, args: tuple, kwargs: Mapping[str, Any]) -> Iterator[None
             raise TypeError(
                 f"{who} cannot run the model, which got {', '.join(unusable)}: data "
                 "must be NumPy or JAX arrays of numbers. Convert them with "
-                f"numpy.asarray first. ({_first_line(error)})"
+                f"numpy.asarray first. ({first_line(error)})"
             ) from error
-        if isinstance(error, _NEEDS_VALUES):
-            raise TypeError(_needs_values(who, error)) from error
+        if isinstance(error, NEEDS_VALUES):
+            raise TypeError(needs_values(who, model, error)) from error
         raise
-
-
-_NEEDS_VALUES = (
-    jax.errors.ConcretizationTypeError,
-    jax.errors.NonConcreteBooleanIndexError,
-    jax.errors.TracerArrayConversionError,
-    jax.errors.TracerIntegerConversionError,
-)
-
-
-def _needs_values(who: str, error: BaseException) -> str:
-    return (
-        f"{who} cannot run the model: its Python code needs the values of the data or "
-        f"of a plate's indices{_where_in_model(error)} ({_first_line(error)}). Compute "
-        "numbers such as len(np.unique(group)) beforehand and pass them as arguments; "
-        "pass the data as arguments too, or as JAX arrays (jnp.asarray), which can be "
-        "indexed by a minibatch where NumPy arrays cannot."
-    )
-
-
-_NOT_THE_MODEL = ("/jax/", "/numpy/", "/numpyro/", "/numpyro_minibatch/", "/jaxlib/")
-
-
-def _where_in_model(error: BaseException) -> str:
-    """The line of the model that an error is raised at, as far as it is known."""
-    frames = traceback.extract_tb(error.__traceback__)
-    for frame in reversed(frames):
-        path = frame.filename.replace("\\", "/")
-        if frame.line and not any(part in path for part in _NOT_THE_MODEL):
-            return f" in line {frame.lineno}, `{frame.line}`"
-    return ""
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).partition("\n")[0].rstrip(".")
 
 
 def _unusable(args: tuple, kwargs: Mapping[str, Any]) -> list[str]:
@@ -536,10 +504,10 @@ def _sites_as_written(
 ) -> tuple[list[Site], dict[str, Any]]:
     """The sites of a model that runs as written; where it does not run, say why."""
     try:
-        with explained(who, target.args, target.kwargs):
+        with explained(who, target.model, target.args, target.kwargs):
             return _abstract_sites(target)
     except (ValueError, TypeError, AssertionError) as error:
-        if isinstance(error.__cause__, _NEEDS_VALUES):
+        if isinstance(error.__cause__, NEEDS_VALUES):
             _raise_reason_by_values(who, target)
         if find_rows((target.args, dict(target.kwargs))):
             try:
@@ -567,7 +535,7 @@ def _sites_as_written(
             if runs:
                 problem = (
                     f"with all {size} rows the model runs, with {subsample_size} it "
-                    f"fails: {_first_line(error)}"
+                    f"fails: {first_line(error)}"
                 )
                 raise ValueError(_not_indexed(who, problem, size)) from error
         if isinstance(error, AssertionError):
@@ -1042,11 +1010,11 @@ def _check_indexing(
             warnings.simplefilter("ignore")
             jax.eval_shape(run, _probe(plates))
     except (ValueError, TypeError, AssertionError) as error:
-        if isinstance(error, _NEEDS_VALUES):
-            raise _NeedsValues(_needs_values(who, error)) from error
+        if isinstance(error, NEEDS_VALUES):
+            raise _NeedsValues(needs_values(who, target.model, error)) from error
         if not any(size > 2 for size in plates.values()):
             raise
-        problem = f"on 2 rows the model fails with: {_first_line(error)}"
+        problem = f"on 2 rows the model fails with: {first_line(error)}"
     if problem:
         message = _not_indexed(who, problem, next(iter(plates.values())))
         raise _NotIndexed(message, problem)
@@ -1222,7 +1190,7 @@ def find_slices(
         except _NeedsValues:
             raise  # whichever arrays have the rows
         except (ValueError, TypeError, AssertionError, IndexError) as error:
-            reason = reason or _first_line(error)
+            reason = reason or first_line(error)
     return reason
 
 

@@ -544,7 +544,7 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
         check_init_params(
             name, self._target, layout, self._init_strategy, init_params, chains
         )
-        with explained(name, model_args, kwargs):
+        with explained(name, self._model, model_args, kwargs):
             check_rows(
                 name,
                 self.make_target,
@@ -558,7 +558,10 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
         within = None
         self._learn(plan=None)
         if self._surveys:
-            with explained(name, model_args, kwargs), shown(asked_by(MCMC)):
+            with (
+                explained(name, self._model, model_args, kwargs),
+                shown(asked_by(MCMC)),
+            ):
                 prepared = untraced(
                     survey, self, static, arrays, first_chain(init_params, chains)
                 )
@@ -584,7 +587,7 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
             start = partial(_start_chains, self)
             start_fn = jax.jit(start, static_argnums=(0, 1, 2))
             self._learn(start_fn=start_fn)
-        with explained(name, model_args, kwargs):
+        with explained(name, self._model, model_args, kwargs):
             state, log_density, distance = start_fn(
                 static,
                 vectorized,
