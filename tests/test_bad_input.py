@@ -113,8 +113,9 @@ def twice_the_same_plate(X: Any, y: Any) -> None:
 
 
 def local_latent(X: Any, y: Any) -> None:
+    mean = numpyro.sample("mean", dist.Normal(0.0, 1.0))
     with numpyro.plate("data", N, 10) as idx:
-        effect = numpyro.sample("effect", dist.Normal(0.0, 1.0))
+        effect = numpyro.sample("effect", dist.Normal(mean, 1.0))
         numpyro.sample("obs", dist.Normal(effect, 1.0), obs=y[idx])
 
 

@@ -152,11 +152,38 @@ def no_batch_size(y: Any) -> None:
 
 LOCAL = ("one value per row", "'people'")
 SERIES = ("'price' is in a scan", "NUTS", "jax.lax.scan")
+
+
+def no_shared_parameter(y: Any) -> None:
+    with numpyro.plate("players", N):
+        skill = numpyro.sample("skill", dist.Normal(0.0, 1.0))
+        numpyro.sample("score", dist.Normal(skill, 1.0), obs=y)
+
+
+def votes(y: Any) -> None:
+    """The plate with the latent classes is not the one whose rows are taken."""
+    p = numpyro.sample("p", dist.Beta(1.0, 1.0))
+    with numpyro.plate("items", 5, dim=-2):
+        kind = numpyro.sample(
+            "kind", dist.Bernoulli(p), infer={"enumerate": "parallel"}
+        )
+        with numpyro.plate("people", N):
+            numpyro.sample("score", dist.Normal(kind * p, 1.0), obs=y)
+
+
 REASONS: dict[str, tuple[Callable, tuple[str, ...]]] = {
     "a latent site of each row": (schools, ("'effect'", "'schools'", "one value per")),
     "an enumerated site": (enumerated, ("'kind'", "discrete", "Mixture", *LOCAL)),
     "obs_mask": (with_missing, ("obs_mask", "handlers.mask", *LOCAL)),
     "after the block": (after_the_block, ("'score' stands outside", "indent")),
+    "rows without a shared parameter": (
+        no_shared_parameter,
+        ("'skill'", "share no parameter", "Sample it with NUTS"),
+    ),
+    "an enumerated site in a smaller plate": (
+        votes,
+        ("'kind'", "Plate 'items'", 'marginalize(model, sites=["kind"])'),
+    ),
     "a scan": (autoregression, SERIES),
     "a plate of four seasons": (seasons, SERIES),
     "a series that is conditioned": (conditioned_series, SERIES),
@@ -199,6 +226,7 @@ NAMED = {
 def test_the_reason_is_the_true_one(name: str, batch_size: Any) -> None:
     model, says = REASONS[name]
     asks_first = (
+        "an enumerated site in a smaller plate",
         "condition",
         "effects of rows in no plate",
         "a Gaussian process in a plate",
@@ -238,6 +266,16 @@ def assigned(group: Any, y: Any) -> None:
     number = len(np.unique(group))
     means = numpyro.sample("means", dist.Normal(0.0, 1.0).expand([number]))
     numpyro.sample("score", dist.Normal(means[group], 1.0), obs=y)
+
+
+def several(group: Any, y: Any) -> None:
+    number = len(np.unique(group))
+    lowest, n = np.min(y), len(y)
+    half = number / 2  # of what is computed before
+    top = float(np.max(y))
+    means = numpyro.sample("means", dist.Normal(lowest, half).expand([number]))
+    with numpyro.plate("rows", n):
+        numpyro.sample("score", dist.Normal(means[group], top), obs=y)
 
 
 def in_a_helper(group: Any, y: Any) -> None:
@@ -291,6 +329,14 @@ def selected(group: Any, y: Any) -> None:
             numpyro.handlers.scale(assigned, scale=2.0),
             "`number = len(np.unique(group))`",
             "add number to the parameters of assigned",
+        ),
+        (
+            several,
+            "`number = len(np.unique(group))`",
+            "Compute number and top of all rows before the model and pass them as "
+            "arguments: leave these lines out, add them to the parameters of several, "
+            "and write mcmc.run(key, ..., number=len(np.unique(group)), "
+            "top=float(np.max(y)))",
         ),
         (in_a_helper, "`return int(`", "Compute int(np.max(x)) beforehand"),
         (

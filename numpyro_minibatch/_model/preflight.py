@@ -736,7 +736,8 @@ def _why_no_rows(sites: list[Site], plates: Mapping[str, tuple[Any, ...]]) -> st
             if s.type == "sample" and not s.observed and s.inside({name})
         ]
         if local and any(s.inside({name}) for s in observed):
-            return f"Plate {name!r} has observations, but {_local_latent(local, name)}"
+            why = _local_latent(local, name, sites)
+            return f"Plate {name!r} has observations, but {why}"
     in_scan = [s for s in observed if s.in_scan]
     if in_scan:
         return (
@@ -867,11 +868,18 @@ def _check_sites(
                 for s in sites
                 if s.type == "sample" and not s.observed and s.inside({inside[0].name})
             ]
-            raise ValueError(_local_latent(local, inside[0].name))
+            raise ValueError(_local_latent(local, inside[0].name, sites))
         if site.discrete:
+            held = _holds_rows(site, sites)
+            how = (
+                f"{held} has a value of it for each of its rows: sum it out of them "
+                f'by numpyro_minibatch.marginalize(model, sites=["{site.name}"]).'
+                if held
+                else "Sum it out, for example with MixtureSameFamily."
+            )
             raise ValueError(
                 f"{who} samples continuous parameters, but latent site {site.name!r} "
-                "is discrete. Sum it out, for example with MixtureSameFamily."
+                f"is discrete. {how}"
             )
     for name in plates:
         if not any(
@@ -897,6 +905,15 @@ def _check_sites(
     return tuple(latents)
 
 
+def _holds_rows(latent: Site, sites: list[Site]) -> str:
+    """The plate of a latent site in which there are observations, too."""
+    observed = [s for s in sites if s.type == "sample" and s.observed]
+    for frame in latent.frames:
+        if any(s.inside({frame.name}) for s in observed):
+            return f"Plate {frame.name!r}"
+    return ""
+
+
 def _check_plate_names(sites: list[Site], plates: Mapping[str, int]) -> None:
     """A trace keeps one plate of each name: a second one must be the same."""
     for name in plates:
@@ -908,15 +925,27 @@ def _check_plate_names(sites: list[Site], plates: Mapping[str, int]) -> None:
             )
 
 
-def _local_latent(sites: list[Site], plate: str) -> str:
+def _local_latent(sites: list[Site], plate: str, everything: list[Site]) -> str:
     """What to write where latent sites have a value for each row."""
     first = sites[0]
+    names_of = {s.name for s in sites}
+    shared = [
+        s.name
+        for s in everything
+        if s.type == "sample" and not s.observed and s.name not in names_of
+    ]
     site = first.name
     names = ", ".join(f'"{s.name}"' for s in sites)
     message = (
         f"latent site {site!r} is inside the subsampled plate {plate!r}: it has one "
         "value per row, and most rows are not in a minibatch."
     )
+    if not shared and not site.endswith("_unobserved"):
+        return (
+            f"{message} If it holds the observations, pass them: it got obs=None. "
+            "Otherwise the rows share no parameter, so that each has a posterior of "
+            "its own, which no other row tells anything about. Sample it with NUTS."
+        )
     if first.discrete:
         return (
             f"{message} It is discrete: sum it out of each row by "

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import textwrap
 import traceback
 from collections.abc import Callable
 from types import FrameType
@@ -18,7 +19,6 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from numpyro.primitives import Messenger
 
 __all__ = ["NEEDS_VALUES", "first_line", "needs_values"]
 
@@ -123,12 +123,17 @@ def _advice(model: Any, line: _Line | None, error: BaseException) -> str:
             if _only_computes(code.value, line) and _known_outside(
                 code.value, function
             ):
-                name, value = target.id, ast.unparse(code.value)
+                found = {target.id: ast.unparse(code.value)}
+                found |= _others(function, line)
+                one = len(found) == 1
+                names_of, it = " and ".join(found), "it" if one else "them"
+                written = ", ".join(f"{n}={value}" for n, value in found.items())
                 return (
-                    f"{_has_rows(names)} Compute {name} of all rows before the model "
-                    f"and pass it as an argument: leave this line out, add {name} to "
-                    f"the parameters of {function.__name__}, and write "
-                    f"mcmc.run(key, ..., {name}={value})."
+                    f"{_has_rows(names)} Compute {names_of} of all rows before the "
+                    f"model and pass {it} as {'an argument' if one else 'arguments'}: "
+                    f"leave {'this line' if one else 'these lines'} out, add "
+                    f"{names_of if one else it} to the parameters of "
+                    f"{function.__name__}, and write mcmc.run(key, ..., {written})."
                 )
     what = _computed(code, line) or "such numbers"
     return (
@@ -151,8 +156,8 @@ def _has_rows(names: str) -> str:
 def _function(model: Any) -> Callable | None:
     """The Python function of a model, inside of handlers and partial functions."""
     while not inspect.isfunction(model):
-        inner = model.fn if isinstance(model, Messenger) else None
-        inner = getattr(model, "func", inner)  # functools.partial
+        # of handlers and of marginalized models, or of functools.partial
+        inner = getattr(model, "fn", None) or getattr(model, "func", None)
         if inner is None or inner is model:
             return None
         model = inner
@@ -202,7 +207,7 @@ def _statement(frame: FrameType, number: int) -> tuple[str, ast.stmt | None]:
         return "", None
     text = lines[at].strip()
     try:
-        tree = ast.parse(inspect.cleandoc("\n" + "".join(lines)))
+        tree = ast.parse(textwrap.dedent("".join(lines)))
     except SyntaxError:
         return text, None
     innermost: ast.stmt | None = None
@@ -229,6 +234,40 @@ def _known_outside(value: ast.expr, function: Callable) -> bool:
     closed = set(function.__code__.co_freevars)
     names = {x.id for x in ast.walk(value) if isinstance(x, ast.Name)}
     return not names & (local | closed)
+
+
+def _others(function: Callable, line: _Line) -> dict[str, str]:
+    """What else a function computes by NumPy of its arguments, by name."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    except (OSError, TypeError, SyntaxError):
+        return {}
+    arguments = set(inspect.signature(function).parameters)
+    found = {}
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Assign) or len(node.targets) != 1:
+            continue
+        target = node.targets[0]
+        roots = {
+            x.func.value.id
+            for x in ast.walk(node.value)
+            if isinstance(x, ast.Call)
+            and isinstance(x.func, ast.Attribute)
+            and isinstance(x.func.value, ast.Name)
+        }
+        numpy = {x for x in roots if function.__globals__.get(x) is np}
+        names = {x.id for x in ast.walk(node.value) if isinstance(x, ast.Name)}
+        known = line._replace(computes=line.computes | arguments | numpy)
+        if (
+            isinstance(target, ast.Name)
+            and target.id not in arguments
+            and numpy
+            and names & arguments
+            and _only_computes(node.value, known)
+            and _known_outside(node.value, function)
+        ):
+            found[target.id] = ast.unparse(node.value)
+    return found
 
 
 def _converted(code: ast.stmt) -> str:
