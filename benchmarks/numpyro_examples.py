@@ -17,6 +17,7 @@ import contextlib
 import importlib.abc
 import importlib.machinery
 import json
+import linecache
 import re
 import subprocess
 import sys
@@ -480,13 +481,16 @@ def _run_one(path: Path, out: Path, check: bool) -> None:
         exec(compile(text, str(path), "exec"), space)
         return
     cells = json.loads(path.read_text())["cells"]
-    for cell in cells:
+    for number, cell in enumerate(cells):
         if cell["cell_type"] != "code":
             continue
         lines = "".join(cell["source"]).splitlines()
         text = "\n".join("" if re.match(r"\s*[!%]", x) else x for x in lines)
+        name = f"{path.name} cell {number}"
+        # messages quote the lines of a model
+        linecache.cache[name] = len(text), None, text.splitlines(True), name
         try:
-            exec(compile(text, path.name, "exec"), space)
+            exec(compile(text, name, "exec"), space)
         except Exception as error:  # most often a plot
             print(f"{example}: {type(error).__name__}: {error}", file=sys.stderr)
 

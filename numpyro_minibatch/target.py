@@ -5,8 +5,9 @@ This is the only module that uses NumPyro's effect handlers.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from numbers import Integral
 from typing import Any, NamedTuple
@@ -180,23 +181,14 @@ class Slices(NamedTuple):
         :param model: the model.
         :param arguments: its ``(args, kwargs)``.
         """
-        paths = jax.tree_util.tree_flatten_with_path(
-            arguments, is_leaf=lambda x: isinstance(x, HostRows)
-        )[0]
-        try:
-            parameters = list(inspect.signature(model).parameters)
-        except (TypeError, ValueError):
-            parameters = []
-        names = []
-        for number, _, _ in self.leaves:
-            kind, first, *rest = paths[number][0]
-            name = f"{('args', 'kwargs')[kind.idx]}{jax.tree_util.keystr((first,))}"
-            if kind.idx == 1:
-                name = first.key
-            elif first.idx < len(parameters):
-                name = parameters[first.idx]
-            names.append(name + jax.tree_util.keystr(tuple(rest)))
-        return names
+        leaves, treedef = flatten_arguments(arguments)
+        numbers = jax.tree.unflatten(treedef, range(len(leaves)))
+        names = {
+            number: name + jax.tree_util.keystr(path)
+            for name, tree in named_arguments(model, *numbers).items()
+            for path, number in jax.tree_util.tree_flatten_with_path(tree)[0]
+        }
+        return [names[number] for number, _, _ in self.leaves]
 
     def take(self, arguments: Any, indices: Indices) -> Any:
         """A model's ``(args, kwargs)`` with only the rows ``indices``."""
@@ -217,6 +209,30 @@ class Slices(NamedTuple):
 def flatten_arguments(arguments: Any) -> tuple[list[Any], Any]:
     """The leaves of a model's arguments; rows on the host are one leaf."""
     return jax.tree.flatten(arguments, is_leaf=lambda x: isinstance(x, HostRows))
+
+
+def named_arguments(
+    model: Callable, args: tuple, kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """A model's arguments by their names in its signature.
+
+    :param model: the model.
+    :param args: its positional arguments; ``args[i]`` is the name of one that the
+        signature does not name.
+    :param kwargs: its keyword arguments.
+    """
+    while isinstance(model, Messenger) and model.fn is not None:
+        model = model.fn
+    parameters: Iterable[inspect.Parameter] = ()
+    with contextlib.suppress(TypeError, ValueError):
+        parameters = inspect.signature(model).parameters.values()
+    positional = [
+        p.name
+        for p in parameters
+        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
+    names = [*positional, *(f"args[{i}]" for i in range(len(positional), len(args)))]
+    return {**dict(zip(names, args, strict=False)), **kwargs}
 
 
 class RowFrames(Messenger):

@@ -113,8 +113,9 @@ def twice_the_same_plate(X: Any, y: Any) -> None:
 
 
 def local_latent(X: Any, y: Any) -> None:
+    mean = numpyro.sample("mean", dist.Normal(0.0, 1.0))
     with numpyro.plate("data", N, 10) as idx:
-        effect = numpyro.sample("effect", dist.Normal(0.0, 1.0))
+        effect = numpyro.sample("effect", dist.Normal(mean, 1.0))
         numpyro.sample("obs", dist.Normal(effect, 1.0), obs=y[idx])
 
 
@@ -1172,21 +1173,21 @@ DATA = [
         lambda: run(counts_its_groups, GROUP, Y),
         TypeError,
         "values of the data",
-        "len(np.unique(group)) beforehand",
+        "Compute len(np.unique(group)) beforehand",
     ),
     refuse(
         "values of JAX data read in Python",
         lambda: run(counts_its_groups, JAX_GROUP, Y),
         TypeError,
         "values of the data",
-        "len(np.unique(group)) beforehand",
+        "Compute len(np.unique(group)) beforehand",
     ),
     refuse(
         "rows selected by their values",
         lambda: run(selects_rows),
         TypeError,
         "values of the data",
-        "beforehand",
+        "before the model",
     ),
     refuse(
         "an argument missing", lambda: run(regression, X), TypeError, "argument: 'y'"

@@ -152,11 +152,38 @@ def no_batch_size(y: Any) -> None:
 
 LOCAL = ("one value per row", "'people'")
 SERIES = ("'price' is in a scan", "NUTS", "jax.lax.scan")
+
+
+def no_shared_parameter(y: Any) -> None:
+    with numpyro.plate("players", N):
+        skill = numpyro.sample("skill", dist.Normal(0.0, 1.0))
+        numpyro.sample("score", dist.Normal(skill, 1.0), obs=y)
+
+
+def votes(y: Any) -> None:
+    """The plate with the latent classes is not the one whose rows are taken."""
+    p = numpyro.sample("p", dist.Beta(1.0, 1.0))
+    with numpyro.plate("items", 5, dim=-2):
+        kind = numpyro.sample(
+            "kind", dist.Bernoulli(p), infer={"enumerate": "parallel"}
+        )
+        with numpyro.plate("people", N):
+            numpyro.sample("score", dist.Normal(kind * p, 1.0), obs=y)
+
+
 REASONS: dict[str, tuple[Callable, tuple[str, ...]]] = {
     "a latent site of each row": (schools, ("'effect'", "'schools'", "one value per")),
     "an enumerated site": (enumerated, ("'kind'", "discrete", "Mixture", *LOCAL)),
     "obs_mask": (with_missing, ("obs_mask", "handlers.mask", *LOCAL)),
     "after the block": (after_the_block, ("'score' stands outside", "indent")),
+    "rows without a shared parameter": (
+        no_shared_parameter,
+        ("'skill'", "share no parameter", "Sample it with NUTS"),
+    ),
+    "an enumerated site in a smaller plate": (
+        votes,
+        ("'kind'", "Plate 'items'", 'marginalize(model, sites=["kind"])'),
+    ),
     "a scan": (autoregression, SERIES),
     "a plate of four seasons": (seasons, SERIES),
     "a series that is conditioned": (conditioned_series, SERIES),
@@ -199,6 +226,7 @@ NAMED = {
 def test_the_reason_is_the_true_one(name: str, batch_size: Any) -> None:
     model, says = REASONS[name]
     asks_first = (
+        "an enumerated site in a smaller plate",
         "condition",
         "effects of rows in no plate",
         "a Gaussian process in a plate",
@@ -225,7 +253,124 @@ def test_python_code_that_needs_values_is_named(as_array: Any) -> None:
         inspect_model("MINT", groups_counted_inside, (Y, group), {}, 10)
     message = str(caught.value)
     assert 'with numpyro.plate("groups", len(np.unique(group)))' in message
-    assert "pass them as arguments" in message
+    assert "Compute len(np.unique(group)) beforehand, of all rows" in message
+
+
+def count_groups(x: Any) -> int:
+    return int(
+        np.max(x)
+    ) + 1  # fmt: skip
+
+
+def assigned(group: Any, y: Any) -> None:
+    number = len(np.unique(group))
+    means = numpyro.sample("means", dist.Normal(0.0, 1.0).expand([number]))
+    numpyro.sample("score", dist.Normal(means[group], 1.0), obs=y)
+
+
+def several(group: Any, y: Any) -> None:
+    number = len(np.unique(group))
+    lowest, n = np.min(y), len(y)
+    half = number / 2  # of what is computed before
+    top = float(np.max(y))
+    means = numpyro.sample("means", dist.Normal(lowest, half).expand([number]))
+    with numpyro.plate("rows", n):
+        numpyro.sample("score", dist.Normal(means[group], top), obs=y)
+
+
+def in_a_helper(group: Any, y: Any) -> None:
+    means = numpyro.sample("means", dist.Normal(0.0, 1.0).expand([count_groups(group)]))
+    numpyro.sample("score", dist.Normal(means[group], 1.0), obs=y)
+
+
+def of_a_local_name(group: Any, y: Any) -> None:
+    other = group + 1
+    number = int(other.max())
+    means = numpyro.sample("means", dist.Normal(0.0, 1.0).expand([number]))
+    numpyro.sample("score", dist.Normal(means[group], 1.0), obs=y)
+
+
+def of_a_sample(group: Any, y: Any) -> None:
+    means = numpyro.sample("a", dist.Normal(0.0, 1.0).expand([len(np.unique(group))]))
+    numpyro.sample("score", dist.Normal(means[group], 1.0), obs=y)
+
+
+def converted(group: Any, y: Any) -> None:
+    group = np.asarray(group)
+    means = numpyro.sample("means", dist.Normal(0.0, 1.0).expand([3]))
+    numpyro.sample("score", dist.Normal(means[group], 1.0), obs=y)
+
+
+def checked(group: Any, y: Any) -> None:
+    if (y < -100).any():
+        raise ValueError("too small")
+    means = numpyro.sample("means", dist.Normal(0.0, 1.0).expand([3]))
+    numpyro.sample("score", dist.Normal(means[group], 1.0), obs=y)
+
+
+def selected(group: Any, y: Any) -> None:
+    means = numpyro.sample("means", dist.Normal(0.0, 1.0).expand([3]))
+    with numpyro.plate("rows", N) as idx:
+        group, y = group[idx], y[idx]
+        y = y[group > 0]
+        numpyro.sample("score", dist.Normal(means[0], 1.0), obs=y)
+
+
+@pytest.mark.parametrize(
+    ("model", "line", "says"),
+    [
+        (
+            assigned,
+            "`number = len(np.unique(group))`",
+            "add number to the parameters of assigned, and write mcmc.run(key, ..., "
+            "number=len(np.unique(group)))",
+        ),
+        (
+            numpyro.handlers.scale(assigned, scale=2.0),
+            "`number = len(np.unique(group))`",
+            "add number to the parameters of assigned",
+        ),
+        (
+            several,
+            "`number = len(np.unique(group))`",
+            "Compute number and top of all rows before the model and pass them as "
+            "arguments: leave these lines out, add them to the parameters of several, "
+            "and write mcmc.run(key, ..., number=len(np.unique(group)), "
+            "top=float(np.max(y)))",
+        ),
+        (in_a_helper, "`return int(`", "Compute int(np.max(x)) beforehand"),
+        (
+            of_a_local_name,
+            "`number = int(other.max())`",
+            "Compute int(other.max()) beforehand",
+        ),
+        (of_a_sample, "`means = numpyro", "Compute len(np.unique(group)) beforehand"),
+        (converted, "`group = np.asarray(group)`", "Write jnp.asarray(group)"),
+        (checked, "`if (y < -100).any():`", "Check the data before the run"),
+        (selected, "`y = y[group > 0]`", "numpyro.handlers.mask(mask=...)"),
+    ],
+)
+def test_the_line_that_needs_values_is_written_anew(
+    model: Callable, line: str, says: str
+) -> None:
+    group = np.arange(N) % 3
+    with pytest.raises(TypeError) as caught:
+        inspect_model("MINT", model, (group, Y), {}, 10)
+    message = str(caught.value)
+    assert line in message and says in message, message
+
+
+def test_what_the_refusal_advises_runs() -> None:
+    """The advice for ``assigned``, followed."""
+
+    def model(group: Any, y: Any, number: int) -> None:
+        means = numpyro.sample("means", dist.Normal(0.0, 1.0).expand([number]))
+        numpyro.sample("score", dist.Normal(means[group], 1.0), obs=y)
+
+    group = np.arange(N) % 3
+    number = {"number": len(np.unique(group))}
+    layout, _ = inspect_model("MINT", model, (group, Y), number, 10)
+    assert layout.shapes == ((3,),)
 
 
 def test_the_batch_size_that_is_suggested_runs() -> None:

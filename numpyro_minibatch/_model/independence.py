@@ -26,6 +26,7 @@ from numpyro.distributions.distribution import ExpandedDistribution, Independent
 
 from numpyro_minibatch._internal.static import Static, surroundings
 from numpyro_minibatch._model.preflight import Layout, known_content
+from numpyro_minibatch._model.row_axes import suggestion
 from numpyro_minibatch._model.rowwise import (
     PLAIN,
     SAME,
@@ -143,7 +144,7 @@ def _known_by(model: Any, static: Static, arrays: list[Any], layout: Layout) -> 
     if content is None and isinstance(model, FunctionType):
         # flags and numbers that the model reads from its surroundings
         content = tuple((name, id(value)) for name, value in surroundings(model))
-    return static, shapes, layout.plates, content, _is_double()
+    return static, shapes, layout.plates, layout.slices, content, _is_double()
 
 
 class _Batches(NamedTuple):
@@ -530,6 +531,7 @@ def _message_of_slices(
     assert target.slices is not None
     arguments = target.args, dict(target.kwargs)
     given = ", ".join(map(repr, target.slices.names(target.model, arguments)))
+    example = suggestion(target.model, arguments, target.slices.leaves)
     what = (
         f"site {found.site!r} depends on which rows of {given} it is given"
         if found.between != "size"
@@ -552,9 +554,10 @@ def _message_of_slices(
         f"{who}: the model takes no data by the indices of a plate, so it is run on "
         f"rows of its arguments, and {what}: at the same parameters {value} is "
         f"{differs}. {cause}Compute what needs all rows (means, numbers of rows, "
-        "lags) before the model and pass it as an argument; of an argument that has "
-        "as many entries by chance, and no rows, read the entries in a plate with "
-        "indices. If rows depend on each other in the model itself, use NUTS."
+        "lags) before the model and pass it as an argument. If an argument has as many "
+        "entries by chance, and no rows, name those that have rows, and their axes: "
+        f"this is {example}, from which to leave it out. If rows depend on each other "
+        "in the model itself, use NUTS."
     )
 
 

@@ -5,7 +5,6 @@ Everything here runs the model abstractly, so that it costs no arithmetic on the
 
 from __future__ import annotations
 
-import traceback
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
@@ -28,6 +27,8 @@ from numpyro.util import find_stack_level
 
 from numpyro_minibatch._internal.static import Static, digest
 from numpyro_minibatch._model.dataflow import inspect_flow
+from numpyro_minibatch._model.row_axes import NamedRows, RowAxes, suggestion
+from numpyro_minibatch._model.values import NEEDS_VALUES, first_line, needs_values
 from numpyro_minibatch.host_rows import HostRows, find_rows, map_rows
 from numpyro_minibatch.target import (
     ModelTarget,
@@ -150,6 +151,7 @@ def inspect_model(
     full: bool = False,
     default: int | None = None,
     whole: bool = False,
+    rows: RowAxes | None = None,
 ) -> tuple[Layout, dict[str, Any]]:
     """Find the data plates of a model and check that they can be subsampled.
 
@@ -162,11 +164,12 @@ def inspect_model(
     :param default: rows of one draw where neither the user nor the model says.
     :param whole: whether the model is run on all rows in one piece, so that only the
         plates that it subsamples itself have to be known, if any.
+    :param rows: the arguments that have the rows, if the user names them.
     :return: the layout, and the values of ``param`` sites to freeze.
     :raises ValueError: the model cannot be sampled from minibatches; the message says
         what was found and what to write instead.
     """
-    options = who, _hashable(sizes), full, default, whole
+    options = who, _hashable(sizes), full, default, whole, rows
     key = _known_by(args, kwargs, options)
     try:
         found = _FOUND.setdefault(model, OrderedDict()) if key is not None else {}
@@ -175,7 +178,7 @@ def inspect_model(
     if key in found:
         return found[key], {}
     layout, frozen, warned = _inspected(
-        who, model, args, kwargs, sizes, full, default, whole
+        who, model, args, kwargs, sizes, full, default, whole, rows
     )
     # `param` sites may depend on the values of the data
     if key is not None and not frozen and not warned:
@@ -216,6 +219,7 @@ def _inspected(
     full: bool,
     default: int | None,
     whole: bool,
+    named: RowAxes | None = None,
 ) -> tuple[Layout, dict[str, Any], bool]:
     """What :func:`inspect_model` finds, and whether it had a warning to give."""
     target = ModelTarget(model=model, args=args, kwargs=kwargs, sizes={})
@@ -234,17 +238,26 @@ def _inspected(
             "them.",
             stacklevel=find_stack_level(),
         )
-    slices = None
+    slices = given = None
     if whole:
         names = {s.name: s.args[0] for s in sites if s.name in _own_sizes(sites)}
         widths, plates = names, names
     else:
-        sites, rows = with_row_plate(target, sites)
+        if named is not None:
+            given = named.find(who, model, args, kwargs)
+        lengths = None if given is None else {x.size for x in given}
+        sites, rows = with_row_plate(target, sites, lengths)
         widths, plates = _choose_plates(who, sites, sizes, full, default)
     latents = _check_sites(who, sites, plates)
     target = replace(target, sizes=plates, frozen=frozen)
     by_name = {site.name: site for site in sites}
-    if not whole and rows and rows[0][1] in plates:
+    if named is not None and given is not None:
+        who_names = f"{who}(rows={named!r})"
+        own = [name for name in _own_sizes(sites) if name in plates]
+        target, by_row = _named_rows(
+            who_names, target, plates, by_name, rows, given, own
+        )
+    elif not whole and rows and rows[0][1] in plates:
         target, by_row = _given_rows(who, target, plates, by_name, rows)
     else:
         try:
@@ -254,8 +267,8 @@ def _inspected(
                 error = ValueError(str(error)).with_traceback(error.__traceback__)
             if whole or _own_sizes(sites):
                 raise error from None
-            given = find_slices(who, target, plates, by_name, ())
-            if isinstance(given, str):
+            taken = find_slices(who, target, plates, by_name, ())
+            if isinstance(taken, str):
                 held = _conditioned(model, by_name)
                 if held:
                     raise ValueError(_condition_holds(who, held)) from None
@@ -263,7 +276,7 @@ def _inspected(
                 if local:
                     raise ValueError(f"{who}: {local}") from None
                 raise error from None
-            target, by_row = given
+            target, by_row = taken
     slices = target.slices
     found = {site.name: site for site in sites if site.name in latents}
     z = {
@@ -392,10 +405,13 @@ def check_prior(who: str, target: ModelTarget) -> None:
 
 
 @contextmanager
-def explained(who: str, args: tuple, kwargs: Mapping[str, Any]) -> Iterator[None]:
+def explained(
+    who: str, model: Any, args: tuple, kwargs: Mapping[str, Any]
+) -> Iterator[None]:
     """Say what to write instead where a model cannot be traced by JAX.
 
     :param who: the kernel's name, for the messages.
+    :param model: the model.
     :param args: the model's positional arguments.
     :param kwargs: its keyword arguments.
     """
@@ -407,46 +423,11 @@ def explained(who: str, args: tuple, kwargs: Mapping[str, Any]) -> Iterator[None
             raise TypeError(
                 f"{who} cannot run the model, which got {', '.join(unusable)}: data "
                 "must be NumPy or JAX arrays of numbers. Convert them with "
-                f"numpy.asarray first. ({_first_line(error)})"
+                f"numpy.asarray first. ({first_line(error)})"
             ) from error
-        if isinstance(error, _NEEDS_VALUES):
-            raise TypeError(_needs_values(who, error)) from error
+        if isinstance(error, NEEDS_VALUES):
+            raise TypeError(needs_values(who, model, error)) from error
         raise
-
-
-_NEEDS_VALUES = (
-    jax.errors.ConcretizationTypeError,
-    jax.errors.NonConcreteBooleanIndexError,
-    jax.errors.TracerArrayConversionError,
-    jax.errors.TracerIntegerConversionError,
-)
-
-
-def _needs_values(who: str, error: BaseException) -> str:
-    return (
-        f"{who} cannot run the model: its Python code needs the values of the data or "
-        f"of a plate's indices{_where_in_model(error)} ({_first_line(error)}). Compute "
-        "numbers such as len(np.unique(group)) beforehand and pass them as arguments; "
-        "pass the data as arguments too, or as JAX arrays (jnp.asarray), which can be "
-        "indexed by a minibatch where NumPy arrays cannot."
-    )
-
-
-_NOT_THE_MODEL = ("/jax/", "/numpy/", "/numpyro/", "/numpyro_minibatch/", "/jaxlib/")
-
-
-def _where_in_model(error: BaseException) -> str:
-    """The line of the model that an error is raised at, as far as it is known."""
-    frames = traceback.extract_tb(error.__traceback__)
-    for frame in reversed(frames):
-        path = frame.filename.replace("\\", "/")
-        if frame.line and not any(part in path for part in _NOT_THE_MODEL):
-            return f" in line {frame.lineno}, `{frame.line}`"
-    return ""
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).partition("\n")[0].rstrip(".")
 
 
 def _unusable(args: tuple, kwargs: Mapping[str, Any]) -> list[str]:
@@ -523,10 +504,10 @@ def _sites_as_written(
 ) -> tuple[list[Site], dict[str, Any]]:
     """The sites of a model that runs as written; where it does not run, say why."""
     try:
-        with explained(who, target.args, target.kwargs):
+        with explained(who, target.model, target.args, target.kwargs):
             return _abstract_sites(target)
     except (ValueError, TypeError, AssertionError) as error:
-        if isinstance(error.__cause__, _NEEDS_VALUES):
+        if isinstance(error.__cause__, NEEDS_VALUES):
             _raise_reason_by_values(who, target)
         if find_rows((target.args, dict(target.kwargs))):
             try:
@@ -554,7 +535,7 @@ def _sites_as_written(
             if runs:
                 problem = (
                     f"with all {size} rows the model runs, with {subsample_size} it "
-                    f"fails: {_first_line(error)}"
+                    f"fails: {first_line(error)}"
                 )
                 raise ValueError(_not_indexed(who, problem, size)) from error
         if isinstance(error, AssertionError):
@@ -755,7 +736,8 @@ def _why_no_rows(sites: list[Site], plates: Mapping[str, tuple[Any, ...]]) -> st
             if s.type == "sample" and not s.observed and s.inside({name})
         ]
         if local and any(s.inside({name}) for s in observed):
-            return f"Plate {name!r} has observations, but {_local_latent(local, name)}"
+            why = _local_latent(local, name, sites)
+            return f"Plate {name!r} has observations, but {why}"
     in_scan = [s for s in observed if s.in_scan]
     if in_scan:
         return (
@@ -886,11 +868,18 @@ def _check_sites(
                 for s in sites
                 if s.type == "sample" and not s.observed and s.inside({inside[0].name})
             ]
-            raise ValueError(_local_latent(local, inside[0].name))
+            raise ValueError(_local_latent(local, inside[0].name, sites))
         if site.discrete:
+            held = _holds_rows(site, sites)
+            how = (
+                f"{held} has a value of it for each of its rows: sum it out of them "
+                f'by numpyro_minibatch.marginalize(model, sites=["{site.name}"]).'
+                if held
+                else "Sum it out, for example with MixtureSameFamily."
+            )
             raise ValueError(
                 f"{who} samples continuous parameters, but latent site {site.name!r} "
-                "is discrete. Sum it out, for example with MixtureSameFamily."
+                f"is discrete. {how}"
             )
     for name in plates:
         if not any(
@@ -916,6 +905,15 @@ def _check_sites(
     return tuple(latents)
 
 
+def _holds_rows(latent: Site, sites: list[Site]) -> str:
+    """The plate of a latent site in which there are observations, too."""
+    observed = [s for s in sites if s.type == "sample" and s.observed]
+    for frame in latent.frames:
+        if any(s.inside({frame.name}) for s in observed):
+            return f"Plate {frame.name!r}"
+    return ""
+
+
 def _check_plate_names(sites: list[Site], plates: Mapping[str, int]) -> None:
     """A trace keeps one plate of each name: a second one must be the same."""
     for name in plates:
@@ -927,15 +925,27 @@ def _check_plate_names(sites: list[Site], plates: Mapping[str, int]) -> None:
             )
 
 
-def _local_latent(sites: list[Site], plate: str) -> str:
+def _local_latent(sites: list[Site], plate: str, everything: list[Site]) -> str:
     """What to write where latent sites have a value for each row."""
     first = sites[0]
+    names_of = {s.name for s in sites}
+    shared = [
+        s.name
+        for s in everything
+        if s.type == "sample" and not s.observed and s.name not in names_of
+    ]
     site = first.name
     names = ", ".join(f'"{s.name}"' for s in sites)
     message = (
         f"latent site {site!r} is inside the subsampled plate {plate!r}: it has one "
         "value per row, and most rows are not in a minibatch."
     )
+    if not shared and not site.endswith("_unobserved"):
+        return (
+            f"{message} If it holds the observations, pass them: it got obs=None. "
+            "Otherwise the rows share no parameter, so that each has a posterior of "
+            "its own, which no other row tells anything about. Sample it with NUTS."
+        )
     if first.discrete:
         return (
             f"{message} It is discrete: sum it out of each row by "
@@ -1029,11 +1039,11 @@ def _check_indexing(
             warnings.simplefilter("ignore")
             jax.eval_shape(run, _probe(plates))
     except (ValueError, TypeError, AssertionError) as error:
-        if isinstance(error, _NEEDS_VALUES):
-            raise _NeedsValues(_needs_values(who, error)) from error
+        if isinstance(error, NEEDS_VALUES):
+            raise _NeedsValues(needs_values(who, target.model, error)) from error
         if not any(size > 2 for size in plates.values()):
             raise
-        problem = f"on 2 rows the model fails with: {_first_line(error)}"
+        problem = f"on 2 rows the model fails with: {first_line(error)}"
     if problem:
         message = _not_indexed(who, problem, next(iter(plates.values())))
         raise _NotIndexed(message, problem)
@@ -1065,20 +1075,24 @@ def _latent_by_row(name: str, plates: Mapping[str, int]) -> str:
 
 
 def with_row_plate(
-    target: ModelTarget, sites: list[Site]
+    target: ModelTarget, sites: list[Site], named: Collection[int] | None = None
 ) -> tuple[list[Site], tuple[tuple[str, str, int], ...]]:
     """The sites of a model as if observed sites in no plate were in a plate of rows.
 
     NumPyro's batch dimensions are conditionally independent, so the first one of an
     observed site is a plate without a name if an argument has as many entries.
 
+    :param named: the numbers of rows of the arguments, where the user names those.
     :return: the sites, and ``(site, plate, dim)`` of those that were put into it.
     """
     known = {s.name for s in sites if s.type == "plate"}
     in_control_flow = any(f.name not in known for s in sites for f in s.frames)
     if _own_sizes(sites) or in_control_flow:
         return sites, ()
-    lengths = {n for x in flatten_arguments(_arguments(target))[0] for n in np.shape(x)}
+    lengths = named
+    if lengths is None:
+        leaves = flatten_arguments(_arguments(target))[0]
+        lengths = {n for x in leaves for n in np.shape(x)}
     found: dict[int, list[tuple[Site, int]]] = {}
     for site in sites:
         if site.type != "sample" or not site.observed or site.in_scan:
@@ -1089,7 +1103,7 @@ def with_row_plate(
             found.setdefault(shape[0], []).append((site, -len(shape)))
     plates = {s.name: s.args[0] for s in sites if s.type == "plate"}
     largest = max([plates[n] for n in _candidates(sites, plates)], default=1)
-    if not found or max(found) <= largest:
+    if not found or (named is None and max(found) <= largest):
         return sites, ()
     size = max(found)
     used = {site.name for site in sites}
@@ -1145,9 +1159,18 @@ def _given_rows(
             "plate, so the model is run on some of the rows of its arguments, which "
             f"fails: {found}. If each row follows from the ones before, as in a time "
             "series or the solution of a differential equation, use NUTS. Otherwise: "
-            f"{_GIVE_ARGUMENTS}{_example(plates[plate])}"
+            f"{_give_names(target, plates)}{_GIVE_ARGUMENTS}{_example(plates[plate])}"
         )
     return found
+
+
+def _give_names(target: ModelTarget, plates: Mapping[str, int]) -> str:
+    """The advice to name the arguments that have rows, if several could."""
+    places = _places(flatten_arguments(_arguments(target))[0], plates)
+    if len(places) < 2:
+        return ""
+    example = suggestion(target.model, _arguments(target), places)
+    return f"name the arguments that have the rows, and their axes, as in {example}; "
 
 
 _GIVE_ARGUMENTS = (
@@ -1182,15 +1205,7 @@ def find_slices(
             "an argument is a table of pandas, of which a batch cannot take rows; pass "
             "its columns as arrays, {name: table[name].to_numpy() for name in table}"
         )
-    places = []
-    for number, leaf in enumerate(leaves):
-        shape = np.shape(leaf) if hasattr(leaf, "shape") else ()
-        if isinstance(leaf, HostRows):
-            shape = shape[:1]  # others are not read a few at a time
-        for plate, size in plates.items():
-            if size > 1 and size in shape:
-                places.append((number, plate, shape.index(size)))
-                break
+    places = _places(leaves, plates)
     if not places:
         return "no argument of the model has as many rows"
     reason = ""
@@ -1204,8 +1219,95 @@ def find_slices(
         except _NeedsValues:
             raise  # whichever arrays have the rows
         except (ValueError, TypeError, AssertionError, IndexError) as error:
-            reason = reason or _first_line(error)
+            reason = reason or first_line(error)
     return reason
+
+
+def _places(leaves: list[Any], plates: Mapping[str, int]) -> list[tuple[int, str, int]]:
+    """The arrays that have an axis of a plate's length: number, plate and axis."""
+    places = []
+    for number, leaf in enumerate(leaves):
+        shape = np.shape(leaf) if hasattr(leaf, "shape") else ()
+        if isinstance(leaf, HostRows):
+            shape = shape[:1]  # others are not read a few at a time
+        for plate, size in plates.items():
+            if size > 1 and size in shape:
+                places.append((number, plate, shape.index(size)))
+                break
+    return places
+
+
+def _named_rows(
+    who: str,
+    target: ModelTarget,
+    plates: Mapping[str, int],
+    as_written: Mapping[str, Site],
+    rows: tuple[tuple[str, str, int], ...],
+    named: list[NamedRows],
+    own: list[str],
+) -> tuple[ModelTarget, tuple[str, ...]]:
+    """The target of a model whose arguments with rows the user names.
+
+    :param who: the kernel with its setting, for the messages.
+    :param rows: ``(site, plate, dim)`` of observed sites in no plate.
+    :param named: the arrays that have rows.
+    :param own: the plates that the model subsamples itself.
+    :raises ValueError: the model contradicts the names.
+    """
+    if own:
+        raise ValueError(
+            f"{who}: plate {own[0]!r} has a subsample_size, so the model takes its "
+            "rows by the plate's indices. Leave rows out, or subsample_size."
+        )
+    listing = ", ".join(f"{name!r} ({size} rows)" for name, size in plates.items())
+    places = []
+    for array in named:
+        fit = [name for name, size in plates.items() if size == array.size]
+        if not fit:
+            raise ValueError(
+                f"{who}: {array.name} has {array.size} entries along axis "
+                f"{array.axis}, and no plate of observations has as many rows: "
+                f"{listing}. Write the axis of the rows, or leave {array.name} out if "
+                "it has none."
+            )
+        if len(fit) > 1:
+            raise ValueError(
+                f"{who}: {array.name} could have the rows of plate {fit[0]!r} or of "
+                f"{fit[1]!r}, which have {array.size} each. Take the data of both "
+                "inside of their plates by the indices, and leave rows out."
+            )
+        places.append((array.leaf, fit[0], array.axis))
+    places.sort()
+    given = replace(target, slices=Slices(tuple(places), rows))
+    try:
+        return given, _check_indexing(who, given, plates, as_written)
+    except _NeedsValues:
+        raise
+    except (ValueError, TypeError, AssertionError, IndexError) as error:
+        problem = error.problem if isinstance(error, _NotIndexed) else str(error)
+    left = []
+    known = {array.leaf for array in named}
+    sizes = {array.size for array in named}
+    everything = flatten_arguments(_arguments(target))[0]
+    for number, leaf in enumerate(everything):
+        shape = np.shape(leaf) if hasattr(leaf, "shape") else ()
+        for axis, size in enumerate(shape):
+            if number not in known and size in sizes:
+                left.append((number, "", axis))
+                break
+    more = ""
+    if left:
+        names = Slices(tuple(left)).names(target.model, _arguments(target))
+        more = (
+            f" Not named, and of as many entries: {', '.join(names)}. With all of "
+            "them it reads "
+            f"{suggestion(target.model, _arguments(target), [*places, *left])}."
+        )
+    raise ValueError(
+        f"{who}: given some of these rows, the model fails: "
+        f"{problem.partition(chr(10))[0].rstrip('.')}. Name all arguments that have "
+        f"the rows, and no others, each with the axis of the rows.{more}"
+    )
 
 
 def _crossed(site: Site, as_written: Site, plates: Mapping[str, int]) -> str:

@@ -15,6 +15,7 @@ from numpyro_minibatch._internal.checks import (
     check_positive,
     describe,
 )
+from numpyro_minibatch._model.row_axes import RowAxes
 from numpyro_minibatch.accept import AcceptanceTest
 from numpyro_minibatch.batch import (
     BatchSize,
@@ -30,6 +31,7 @@ __all__ = [
     "read_batch",
     "read_control_variate",
     "read_flags",
+    "read_rows",
     "read_step_and_friction",
     "read_target_accept_prob",
 ]
@@ -131,6 +133,23 @@ def read_flags(name: str, **flags: Any) -> tuple[bool, ...]:
     for flag, value in flags.items():
         check_flag(name, flag, value)
     return tuple(bool(value) for value in flags.values())
+
+
+def read_rows(name: str, given: Any, target: Any) -> RowAxes | None:
+    """The arguments of the model that have the rows, as far as the user names them.
+
+    :param name: the kernel's name.
+    :param given: ``{argument: axis}``, or ``None``.
+    :param target: a target written by hand, or ``None``.
+    :raises TypeError: it is no mapping from names to axes.
+    :raises ValueError: a target written by hand takes no arguments.
+    """
+    if given is not None and target is not None:
+        raise ValueError(
+            f"{name}(target=..., rows={given!r}): a target written by hand takes no "
+            "arguments, and reads its rows by their indices. Leave rows out."
+        )
+    return RowAxes.of(name, given)
 
 
 def read_step_and_friction(

@@ -32,7 +32,11 @@ from numpyro_minibatch.batch import BatchSize, FullBatch, Scheme
 from numpyro_minibatch.control_variate import Taylor
 from numpyro_minibatch.control_variate._problem import Needs, Problem
 from numpyro_minibatch.estimate import Reader, Weights
-from numpyro_minibatch.kernels._arguments import read_batch, read_control_variate
+from numpyro_minibatch.kernels._arguments import (
+    read_batch,
+    read_control_variate,
+    read_rows,
+)
 from numpyro_minibatch.kernels._contract import Start
 from numpyro_minibatch.kernels._driver import DrivenKernel
 from numpyro_minibatch.kernels._rows_ahead import RowsAhead
@@ -83,6 +87,10 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
         object; then rows are by default drawn by :func:`batch.stratified`.
     :param init_strategy: one of :mod:`numpyro.infer.initialization`; left at its
         default, chains with a control variate start in the surrogate's posterior.
+    :param rows: for a model that does not index its data, which of its arguments have
+        the rows, and along which axis: ``{"X": 0, "y": 0}``, or a tree of axes for an
+        argument that is a tree, as ``in_axes`` of :func:`jax.vmap`. By default these
+        are all arrays with as many entries along an axis as there are rows.
 
     :raises TypeError: an argument is of the wrong kind.
     :raises ValueError: an argument is out of range, or both of a pair are given.
@@ -143,6 +151,7 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
         temper_prior: bool = False,
         control_variate: str | Taylor | None = None,
         init_strategy: Callable = init_to_uniform,
+        rows: Mapping[str, Any] | None = None,
     ) -> None:
         name = type(self).__name__
         if (model is None) == (target is None):
@@ -177,6 +186,7 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
         self._temper_prior = bool(temper_prior)
         self._control_variate = control_variate
         self._init_strategy = init_strategy
+        self._rows = read_rows(name, rows, target)
 
     # to be written --------------------------------------------------------------------
 
@@ -469,7 +479,14 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
         else:
             assert self._model is not None
             layout, frozen = inspect_model(
-                name, self._model, args, kwargs, sizes, full=full, default=automatic
+                name,
+                self._model,
+                args,
+                kwargs,
+                sizes,
+                full=full,
+                default=automatic,
+                rows=self._rows,
             )
             self._learn(layout=layout, frozen=frozen)
 
@@ -527,7 +544,7 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
         check_init_params(
             name, self._target, layout, self._init_strategy, init_params, chains
         )
-        with explained(name, model_args, kwargs):
+        with explained(name, self._model, model_args, kwargs):
             check_rows(
                 name,
                 self.make_target,
@@ -541,7 +558,10 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
         within = None
         self._learn(plan=None)
         if self._surveys:
-            with explained(name, model_args, kwargs), shown(asked_by(MCMC)):
+            with (
+                explained(name, self._model, model_args, kwargs),
+                shown(asked_by(MCMC)),
+            ):
                 prepared = untraced(
                     survey, self, static, arrays, first_chain(init_params, chains)
                 )
@@ -567,7 +587,7 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
             start = partial(_start_chains, self)
             start_fn = jax.jit(start, static_argnums=(0, 1, 2))
             self._learn(start_fn=start_fn)
-        with explained(name, model_args, kwargs):
+        with explained(name, self._model, model_args, kwargs):
             state, log_density, distance = start_fn(
                 static,
                 vectorized,

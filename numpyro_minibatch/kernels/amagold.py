@@ -164,6 +164,9 @@ class AMAGOLD(AdaptedKernel, MinibatchKernel):
         the rows' residuals, which makes a correction on a minibatch accurate at
         temperature 1 near one mode.
     :param init_strategy: a per-site initialisation function of NumPyro.
+    :param rows: ``{"X": 0, "y": 0}``: the arguments of the model that have the rows,
+        and their axes, if the model does not index its data and the arguments cannot
+        be found by their shapes; see :class:`MinibatchKernel`.
 
     :raises TypeError: an argument is of the wrong kind.
     :raises ValueError: an argument is out of range, or both of a pair are given.
@@ -222,6 +225,7 @@ class AMAGOLD(AdaptedKernel, MinibatchKernel):
         temper_prior: bool = False,
         control_variate: str | Taylor | None = None,
         init_strategy: Callable = init_to_uniform,
+        rows: Mapping[str, Any] | None = None,
     ) -> None:
         name = type(self).__name__
         super().__init__(
@@ -233,6 +237,7 @@ class AMAGOLD(AdaptedKernel, MinibatchKernel):
             temper_prior=temper_prior,
             control_variate=control_variate,
             init_strategy=init_strategy,
+            rows=rows,
         )
         check_positive(name, "momentum_variance", momentum_variance)
         adapt_step_size = h is None if adapt_step_size is None else adapt_step_size

@@ -7,7 +7,7 @@ gradients. The draws are from the target in the limit of step size zero.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Self
 
 import jax
@@ -118,6 +118,9 @@ class SGMCMC(SteppedKernel, MinibatchKernel):
         gradients of the rows' residuals, which are far less noisy if there is one mode.
         Coordinates are whitened by the surrogate's covariance.
     :param init_strategy: a per-site initialisation function of NumPyro.
+    :param rows: ``{"X": 0, "y": 0}``: the arguments of the model that have the rows,
+        and their axes, if the model does not index its data and the arguments cannot
+        be found by their shapes; see :class:`MinibatchKernel`.
 
     :raises TypeError: an argument is of the wrong kind.
     :raises ValueError: an argument is out of range, or missing.
@@ -163,6 +166,7 @@ class SGMCMC(SteppedKernel, MinibatchKernel):
         temper_prior: bool = False,
         control_variate: str | Taylor | None = None,
         init_strategy: Callable = init_to_uniform,
+        rows: Mapping[str, Any] | None = None,
     ) -> None:
         name = type(self).__name__
         super().__init__(
@@ -174,6 +178,7 @@ class SGMCMC(SteppedKernel, MinibatchKernel):
             temper_prior=temper_prior,
             control_variate=control_variate,
             init_strategy=init_strategy,
+            rows=rows,
         )
         check_instance(name, "dynamics", dynamics, Dynamics, "sgld()")
         if not dynamics.injected(1.0, 1.0) > 0.0:

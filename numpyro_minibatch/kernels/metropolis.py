@@ -208,6 +208,9 @@ class MinibatchMH(SteppedKernel, AdaptedKernel, MinibatchKernel):
     :param fallback: ``"exact"`` to make those decisions on all rows whose noise is
         outside the test's domain.
     :param init_strategy: a per-site initialisation function of NumPyro.
+    :param rows: ``{"X": 0, "y": 0}``: the arguments of the model that have the rows,
+        and their axes, if the model does not index its data and the arguments cannot
+        be found by their shapes; see :class:`MinibatchKernel`.
 
     :raises TypeError: an argument is of the wrong kind.
     :raises ValueError: an argument is out of range, or both of a pair are given.
@@ -271,6 +274,7 @@ class MinibatchMH(SteppedKernel, AdaptedKernel, MinibatchKernel):
         exact_checks: bool = True,
         fallback: Literal["exact"] | None = None,
         init_strategy: Callable = init_to_uniform,
+        rows: Mapping[str, Any] | None = None,
     ) -> None:
         name = type(self).__name__
         self._estimate, batch = _estimator(name, estimate, batch, batch_size)
@@ -283,6 +287,7 @@ class MinibatchMH(SteppedKernel, AdaptedKernel, MinibatchKernel):
             temper_prior=temper_prior,
             control_variate=control_variate,
             init_strategy=init_strategy,
+            rows=rows,
         )
         self._acceptance = read_acceptance(name, acceptance)
         known = self._control_variate is not None

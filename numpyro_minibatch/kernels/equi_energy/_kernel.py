@@ -21,6 +21,7 @@ from numpyro_minibatch.kernels._adaptation import Adaptation, AdaptState
 from numpyro_minibatch.kernels._base import MinibatchKernel
 from numpyro_minibatch.kernels._contract import Start
 from numpyro_minibatch.kernels._fields import with_named_items
+from numpyro_minibatch.kernels._identity import recorded
 from numpyro_minibatch.kernels.equi_energy import _ladder
 from numpyro_minibatch.kernels.equi_energy._jumps import Moves, Rungs, Step, log_density
 from numpyro_minibatch.kernels.equi_energy._nested import Nested, Reference
@@ -211,6 +212,9 @@ class MINTEE(MinibatchKernel):
         steps; the paper recommends a rate between 0.2 and 0.5.
     :param num_steps: inner steps per draw.
     :param init_strategy: a per-site initialisation function of NumPyro.
+    :param rows: ``{"X": 0, "y": 0}``: the arguments of the model that have the rows,
+        and their axes, if the model does not index its data and the arguments cannot
+        be found by their shapes; see :class:`MinibatchKernel`.
 
     :raises TypeError: an argument is of the wrong kind.
     :raises ValueError: an argument is out of range, or both of a pair are given.
@@ -246,6 +250,7 @@ class MINTEE(MinibatchKernel):
         batch: Scheme | None = None,
         temper_prior: bool = False,
         init_strategy: Callable = init_to_uniform,
+        rows: Mapping[str, Any] | None = None,
         **settings: Unpack[EnergyArguments],
     ) -> None:
         ladder = EnergySettings.of(type(self).__name__, batch, settings)
@@ -256,6 +261,7 @@ class MINTEE(MinibatchKernel):
             batch=batch,
             temper_prior=temper_prior,
             init_strategy=init_strategy,
+            rows=rows,
         )
         self._settings = ladder
 
@@ -325,6 +331,7 @@ class MINTEE(MinibatchKernel):
             "reference_energy": self._run.report.get("reference_energy"),
             **{name: getattr(self._settings, name) for name in _RECORDED},
             "proposal": repr(self._settings.proposal),
+            "rows": recorded(self._rows),
         }
 
     @property

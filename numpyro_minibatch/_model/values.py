@@ -1,0 +1,307 @@
+"""Refusals of models whose Python code needs the values of their data.
+
+A program is compiled once and reads other rows at every step, so that the arrays that
+the model gets have no values while it is traced. A number that Python code computes of
+them would also be that of a batch and not that of the data: ``len(np.unique(group))``
+must be the number of all groups. So such lines are not run. The message names the line,
+and writes it anew where the line itself says how.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+import traceback
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+__all__ = ["NEEDS_VALUES", "first_line", "needs_values"]
+
+NEEDS_VALUES = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.NonConcreteBooleanIndexError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+)
+
+_NOT_THE_MODEL = ("/jax/", "/numpy/", "/numpyro/", "/numpyro_minibatch/", "/jaxlib/")
+_BUILT_IN = {
+    "abs", "bool", "dict", "float", "int", "len", "list", "max", "min", "range",
+    "round", "set", "sorted", "sum", "tuple",
+}  # fmt: skip
+_CONVERTERS = ("array", "asarray", "asanyarray", "ascontiguousarray", "copy")
+
+
+class _Line(NamedTuple):
+    """The line of a model at which values are needed.
+
+    :param number: its number in the file.
+    :param text: its first line as written; empty if the source is not known.
+    :param code: all of it as code, as far as it could be parsed.
+    :param traced: the names in it of arrays that have no values.
+    :param numpy: the names in it of arrays that do, because the model reads them from
+        its surroundings.
+    :param computes: the names in it that are modules which compute, or traced.
+    :param in_model: whether it is in the function that the kernel was given, and not in
+        one that this calls.
+    """
+
+    number: int
+    text: str
+    code: ast.stmt | None
+    traced: tuple[str, ...]
+    numpy: tuple[str, ...]
+    computes: frozenset[str]
+    in_model: bool
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of the message of an error, as part of another message.
+
+    :param error: the error.
+    """
+    return str(error).partition("\n")[0].rstrip(".")
+
+
+def needs_values(who: str, model: Any, error: BaseException) -> str:
+    """What to say of a model that needs the values of its data.
+
+    :param who: the kernel's name.
+    :param model: the model.
+    :param error: the error of JAX, with its traceback.
+    """
+    line = _line_in_model(model, error)
+    where = ""
+    if line is not None and line.text:
+        where = f" in line {line.number}, `{line.text}`"
+    return (
+        f"{who} cannot run the model: its Python code needs the values of the data or "
+        f"of a plate's indices{where} ({first_line(error)}). "
+        f"{_advice(model, line, error)}"
+    )
+
+
+def _advice(model: Any, line: _Line | None, error: BaseException) -> str:
+    """What to write instead."""
+    code = None if line is None else line.code
+    if line is None or code is None or not line.traced:
+        return _GENERAL
+    names = ", ".join(map(repr, line.traced))
+    if line.numpy and isinstance(error, jax.errors.TracerArrayConversionError):
+        return (
+            f"{line.numpy[0]} is a NumPy array, which a batch cannot index: pass it as "
+            f"an argument of the model, or write jnp.asarray({line.numpy[0]})."
+        )
+    if isinstance(error, jax.errors.NonConcreteBooleanIndexError):
+        return (
+            f"{_has_rows(names)} Select rows before the model and pass those, or keep "
+            "all of them and write with numpyro.handlers.mask(mask=...) around the "
+            "observed site."
+        )
+    if isinstance(code, ast.Assert | ast.If | ast.While):
+        return (
+            f"{_has_rows(names)} Check the data before the run. For a choice within "
+            "each row write jnp.where; for a choice of the model pass an argument that "
+            "is True or False."
+        )
+    converted = _converted(code)
+    if converted:
+        return (
+            f"{_has_rows(names)} Write jnp.asarray({converted}), and jnp for np in "
+            "what is computed of it row by row. What needs all rows has to be computed "
+            "before the model and passed as an argument."
+        )
+    if line.in_model and isinstance(code, ast.Assign) and len(code.targets) == 1:
+        target = code.targets[0]
+        function = _function(model)
+        if isinstance(target, ast.Name) and function is not None:
+            if _only_computes(code.value, line) and _known_outside(
+                code.value, function
+            ):
+                found = {target.id: ast.unparse(code.value)}
+                found |= _others(function, line)
+                one = len(found) == 1
+                names_of, it = " and ".join(found), "it" if one else "them"
+                written = ", ".join(f"{n}={value}" for n, value in found.items())
+                return (
+                    f"{_has_rows(names)} Compute {names_of} of all rows before the "
+                    f"model and pass {it} as {'an argument' if one else 'arguments'}: "
+                    f"leave {'this line' if one else 'these lines'} out, add "
+                    f"{names_of if one else it} to the parameters of "
+                    f"{function.__name__}, and write mcmc.run(key, ..., {written})."
+                )
+    what = _computed(code, line) or "such numbers"
+    return (
+        f"{_has_rows(names)} Compute {what} beforehand, of all rows, and pass the "
+        "result as an argument."
+    )
+
+
+_GENERAL = (
+    "Compute numbers such as len(np.unique(group)) beforehand and pass them as "
+    "arguments; pass the data as arguments too, or as JAX arrays (jnp.asarray), which "
+    "can be indexed by a minibatch where NumPy arrays cannot."
+)
+
+
+def _has_rows(names: str) -> str:
+    return f"A step has only a batch of rows, and {names} no values before it runs."
+
+
+def _function(model: Any) -> Callable | None:
+    """The Python function of a model, inside of handlers and partial functions."""
+    while not inspect.isfunction(model):
+        # of handlers and of marginalized models, or of functools.partial
+        inner = getattr(model, "fn", None) or getattr(model, "func", None)
+        if inner is None or inner is model:
+            return None
+        model = inner
+    return model
+
+
+def _line_in_model(model: Any, error: BaseException) -> _Line | None:
+    """The innermost line of the user's that an error was raised at."""
+    function = _function(model)
+    found = None
+    for frame, number in traceback.walk_tb(error.__traceback__):
+        path = frame.f_code.co_filename.replace("\\", "/")
+        if not any(part in path for part in _NOT_THE_MODEL):
+            found = frame, number
+    if found is None:
+        return None
+    frame, number = found
+    text, code = _statement(frame, number)
+    names = {x.id for x in ast.walk(code) if isinstance(x, ast.Name)} if code else set()
+    known = {**frame.f_globals, **frame.f_locals}
+    traced = sorted(n for n in names if _has_arrays(frame.f_locals.get(n)))
+    numpy = sorted(n for n in names if isinstance(known.get(n), np.ndarray))
+    own = function is not None and frame.f_code is function.__code__
+    modules = {n for n in names if _computes(frame.f_globals.get(n))}
+    computes = frozenset({*traced, *numpy, *modules})
+    return _Line(number, text, code, tuple(traced), tuple(numpy), computes, own)
+
+
+def _computes(module: Any) -> bool:
+    """Whether a value is a module of functions that have no effect but their result."""
+    name = getattr(module, "__name__", "") if inspect.ismodule(module) else ""
+    return name.partition(".")[0] in ("numpy", "jax", "scipy", "pandas", "math")
+
+
+def _has_arrays(value: Any) -> bool:
+    return any(isinstance(x, jax.Array) for x in jax.tree.leaves(value))
+
+
+def _statement(frame: FrameType, number: int) -> tuple[str, ast.stmt | None]:
+    """The first line of the statement that is being run, and its code."""
+    try:
+        lines, start = inspect.getsourcelines(frame.f_code)
+    except (OSError, TypeError, IndexError):
+        return "", None
+    at = number - max(start, 1)
+    if not 0 <= at < len(lines):
+        return "", None
+    text = lines[at].strip()
+    try:
+        tree = ast.parse(textwrap.dedent("".join(lines)))
+    except SyntaxError:
+        return text, None
+    innermost: ast.stmt | None = None
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.stmt):
+            continue
+        end = node.end_lineno or node.lineno
+        if node.lineno <= at + 1 <= end:  # a child is seen after its parent
+            innermost = node
+    if isinstance(innermost, ast.With):
+        # what is in the block is none of the line
+        innermost = ast.With(innermost.items, [ast.Pass()])
+    elif isinstance(innermost, ast.If | ast.While):
+        innermost = type(innermost)(innermost.test, [ast.Pass()], [])
+    elif isinstance(innermost, ast.FunctionDef | ast.ClassDef):
+        innermost = None
+    return text, innermost
+
+
+def _known_outside(value: ast.expr, function: Callable) -> bool:
+    """Whether an expression reads only arguments of a function and global names."""
+    arguments = set(inspect.signature(function).parameters)
+    local = set(function.__code__.co_varnames) - arguments
+    closed = set(function.__code__.co_freevars)
+    names = {x.id for x in ast.walk(value) if isinstance(x, ast.Name)}
+    return not names & (local | closed)
+
+
+def _others(function: Callable, line: _Line) -> dict[str, str]:
+    """What else a function computes by NumPy of its arguments, by name."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    except (OSError, TypeError, SyntaxError):
+        return {}
+    arguments = set(inspect.signature(function).parameters)
+    found = {}
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Assign) or len(node.targets) != 1:
+            continue
+        target = node.targets[0]
+        roots = {
+            x.func.value.id
+            for x in ast.walk(node.value)
+            if isinstance(x, ast.Call)
+            and isinstance(x.func, ast.Attribute)
+            and isinstance(x.func.value, ast.Name)
+        }
+        numpy = {x for x in roots if function.__globals__.get(x) is np}
+        names = {x.id for x in ast.walk(node.value) if isinstance(x, ast.Name)}
+        known = line._replace(computes=line.computes | arguments | numpy)
+        if (
+            isinstance(target, ast.Name)
+            and target.id not in arguments
+            and numpy
+            and names & arguments
+            and _only_computes(node.value, known)
+            and _known_outside(node.value, function)
+        ):
+            found[target.id] = ast.unparse(node.value)
+    return found
+
+
+def _converted(code: ast.stmt) -> str:
+    """What a statement makes a NumPy array of, and does nothing else with."""
+    value = getattr(code, "value", None)
+    if not isinstance(value, ast.Call) or not isinstance(value.func, ast.Attribute):
+        return ""
+    if value.func.attr in _CONVERTERS and len(value.args) == 1:
+        return ast.unparse(value.args[0])
+    return ""
+
+
+def _only_computes(expression: ast.expr, line: _Line) -> bool:
+    """Whether an expression computes a value, and calls nothing that may sample."""
+    for node in ast.walk(expression):
+        if not isinstance(node, ast.Call):
+            continue
+        root: ast.expr = node.func
+        while isinstance(root, ast.Attribute | ast.Subscript | ast.Call):
+            root = root.func if isinstance(root, ast.Call) else root.value
+        if not isinstance(root, ast.Name):
+            return False
+        if root.id not in line.computes and root.id not in _BUILT_IN:
+            return False
+    return True
+
+
+def _computed(code: ast.stmt, line: _Line) -> str:
+    """The largest call in a statement that only computes, of a name without values."""
+    found = ""
+    for node in ast.walk(code):
+        if isinstance(node, ast.Call) and _only_computes(node, line):
+            inside = {x.id for x in ast.walk(node) if isinstance(x, ast.Name)}
+            text = ast.unparse(node)
+            if inside & set(line.traced) and len(text) > len(found):
+                found = text
+    return found
