@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from numpyro_minibatch._internal.passes import Chunks
+from numpyro_minibatch._internal.passes import Chunks, chunk_of
 from numpyro_minibatch.batch import Design, Weighted, stratum_of
 from numpyro_minibatch.control_variate._expand import ExactRows, Expansion, expand
 from numpyro_minibatch.control_variate._problem import Problem, Program
@@ -296,11 +296,17 @@ class ResidualScan:
 
 
 def _chunks(
-    problem: Problem, draws: Array, counts: Mapping[str, int] | None = None
+    problem: Problem,
+    arrays: list[Any],
+    expansion: Expansion | Evaluated,
+    draws: Array,
+    counts: Mapping[str, int] | None = None,
 ) -> Chunks:
     """How the program that is being traced goes through the rows."""
     counts = problem.plates if counts is None else counts
     width = _WIDTH * _DRAWS // max(len(draws), _DRAWS)
+    if not isinstance(expansion, Evaluated):
+        width = chunk_of(width, problem.target_of(arrays).row_size)
     return Chunks.of(counts, dict.fromkeys(counts, width))
 
 
@@ -348,7 +354,7 @@ def _every(
     draws: Array,
 ) -> dict[str, Array]:
     """The residuals of all rows, ``(N, K)`` by plate."""
-    chunks = _chunks(problem, draws)
+    chunks = _chunks(problem, arrays, expansion, draws)
 
     def of_chunk(i: Array) -> Any:
         read = chunks.at(i)
@@ -372,7 +378,7 @@ def _represented(
     draws: Array,
 ) -> Any:
     """The representative of each row, and its multiple."""
-    chunks = _chunks(problem, draws)
+    chunks = _chunks(problem, arrays, expansion, draws)
     unit = {n: r - r.mean(0) for n, r in of_exact.items()}
     norms = {n: jnp.linalg.norm(r, axis=0) for n, r in unit.items()}
     norms = {n: jnp.where(r > 0, r, 1.0) for n, r in norms.items()}
@@ -416,7 +422,7 @@ def _gram(
     # pieces of the data, the same ones on any number of devices
     strides = {n: -(-size // _WIDTH) // 16 for n, size in plates.items()}
     counts = {n: min(size, 16 * _WIDTH) for n, size in plates.items()}
-    chunks = _chunks(problem, draws, counts)
+    chunks = _chunks(problem, arrays, expansion, draws, counts)
 
     def of_chunk(i: Array) -> Any:
         indices, masks = chunks.at(i)
@@ -443,7 +449,7 @@ def _score(
     leading: Any,
 ) -> Any:
     """The scatter of each row's residual, and its part along a direction."""
-    chunks = _chunks(problem, draws)
+    chunks = _chunks(problem, arrays, expansion, draws)
 
     def of_chunk(i: Array) -> Any:
         read = chunks.at(i)
@@ -468,7 +474,7 @@ def _total(
     draws: Array,
 ) -> Any:
     """Sums over rows of the residuals, and of the squares of their differences."""
-    chunks = _chunks(problem, draws)
+    chunks = _chunks(problem, arrays, expansion, draws)
 
     def of_chunk(i: Array) -> Any:
         read = chunks.at(i)
@@ -495,7 +501,7 @@ def _of_strata(
     tables: Any,
 ) -> Any:
     """Sums over the rows of strata, of differences of pairs and of their squares."""
-    chunks = _chunks(problem, draws)
+    chunks = _chunks(problem, arrays, expansion, draws)
 
     def of_chunk(i: Array) -> Any:
         indices, masks = read = chunks.at(i)

@@ -66,6 +66,11 @@ class RowsMarginalized:
         models = self.chain(args, kwargs)
         return (models[-1] if models else self.fn)(*args, **kwargs)
 
+    @property
+    def row_size(self) -> int:
+        """About how many likelihoods the marginal one of a row takes."""
+        return self.num_nodes or NODES[1]
+
     def levels(self, args: tuple, kwargs: Mapping[str, Any]) -> tuple[Level, ...]:
         """What is integrated out, the innermost plates first."""
         static, arrays = Static.split(args, kwargs)
