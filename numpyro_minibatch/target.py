@@ -125,6 +125,11 @@ class Target:
         return hash((self.log_prior, self.log_likelihood, plates))
 
     @property
+    def row_size(self) -> int:
+        """How many likelihoods a row's takes; chunks have so many times fewer rows."""
+        return 1
+
+    @property
     def plates(self) -> dict[str, int]:
         """The number of rows of each data plate; one plate is called ``"data"``."""
         return (
@@ -489,6 +494,11 @@ class ModelTarget(Target):
                     size = plate["args"][0] if is_plate else frame.size
                     rows[name] = _rows_of(site, frame, size)
         return rows
+
+    @property
+    def row_size(self) -> int:
+        """That of the model, if it says so, as marginalized models do."""
+        return int(getattr(self.model, "row_size", 1))
 
     def __hash__(self) -> int:
         return id(self)  # arrays among the arguments have no hash

@@ -27,6 +27,7 @@ __all__ = [
     "AXIS",
     "Chunks",
     "agreed",
+    "chunk_of",
     "everywhere",
     "gathered",
     "num_devices",
@@ -38,6 +39,16 @@ __all__ = [
 ]
 
 AXIS = "rows of a pass"  # of a mesh; a name that no other axis is likely to have
+_LEAST = 1024  # rows of a chunk, however large a row is
+
+
+def chunk_of(rows: int, row_size: int) -> int:
+    """The rows of a chunk, whose numbers are to stay in the processor's cache.
+
+    :param rows: for rows of one likelihood each.
+    :param row_size: likelihoods of a row.
+    """
+    return rows if row_size <= 1 else min(rows, max(_LEAST, rows // row_size))
 
 
 def num_devices() -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-__all__ = ["Findings", "inputs_used", "inspect_flow"]
+__all__ = ["Findings", "inputs_used", "inspect_flow", "needed_equations"]
 
 # Work that XLA does not fuse into the gather of a few rows behind it, and so does on
 # every row. (Elementwise work it fuses: taking the logarithm of a million rows and then
@@ -221,6 +221,11 @@ def inputs_used(closed: Any) -> list[bool]:
     for part, part_used in _live_equations(jaxpr, used):
         inside.update(v for v in _needs(part, part_used) if not _is_literal(v))
     return [var in inside for var in jaxpr.invars]
+
+
+def needed_equations(jaxpr: Any) -> list[Any]:
+    """The equations of a jaxpr that its outputs need, in order."""
+    return [eqn for eqn, _ in _live_equations(jaxpr, [True] * len(jaxpr.outvars))]
 
 
 def _live_equations(

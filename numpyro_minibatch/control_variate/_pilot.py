@@ -199,7 +199,7 @@ def run_pilot(
 
 
 def compile_pilot(problem: Problem, taylor: Taylor, dim: int) -> None:
-    """Have the passes of :func:`run_pilot` compiled while the centre is looked for.
+    """Have the model's passes of :func:`run_pilot` compiled during the search.
 
     :param problem: the target and its coordinates.
     :param taylor: the control variate.
@@ -209,13 +209,12 @@ def compile_pilot(problem: Problem, taylor: Taylor, dim: int) -> None:
     zeros = np.zeros((dim, dim))
     nothing = Expansion(zeros[0], zeros[0], zeros, np.zeros(()))  # type: ignore[arg-type]
     size = sum(np.size(x) for x in jax.tree.leaves(problem.example))
-    draws = np.zeros((_HELD_OUT, size))
     if problem.dtype != jnp.float64:
         with double():
             wide = ResidualScan(problem, taylor.order, "direct", nothing, jnp.float64)
-            wide.ahead(draws[:IN_DOUBLE])
+            wide.ahead(IN_DOUBLE, size)
     scan = ResidualScan(problem, taylor.order, form, nothing)
-    scan.ahead(draws, draws[:SCORING])
+    scan.ahead(_HELD_OUT, size)
 
 
 class _Sizes(NamedTuple):

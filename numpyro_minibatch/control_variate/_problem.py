@@ -23,7 +23,7 @@ from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh
 
 from numpyro_minibatch._internal import passes
-from numpyro_minibatch._internal.passes import Chunks
+from numpyro_minibatch._internal.passes import Chunks, chunk_of
 from numpyro_minibatch._internal.precision import double
 from numpyro_minibatch.batch import Scheme, permute
 from numpyro_minibatch.control_variate._expand import Coordinates
@@ -276,6 +276,7 @@ def sums_of_rows(
     key, target = jax.random.key(20), problem.target_of(arrays)
     # some 2 ** 22 numbers at once, whatever the dimension
     most = max(256, min(2**14, 2**22 // (phi.size + 1)))
+    most = chunk_of(most, target.row_size)
     chunks = Chunks.of(counts, dict.fromkeys(counts, most))
     z = jax.tree.map(lambda x: jnp.zeros(jnp.shape(x), phi.dtype), problem.example)
     shapes = jax.eval_shape(lambda z: problem.coordinates.of(target, z), z)

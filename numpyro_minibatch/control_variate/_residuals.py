@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from numpyro_minibatch._internal.passes import Chunks
+from numpyro_minibatch._internal.passes import Chunks, chunk_of
 from numpyro_minibatch.batch import Design, Weighted, stratum_of
 from numpyro_minibatch.control_variate._expand import ExactRows, Expansion, expand
 from numpyro_minibatch.control_variate._problem import Problem, Program
@@ -22,6 +22,20 @@ __all__ = ["ResidualScan", "Rows", "residuals"]
 
 _WIDTH = 2**13  # rows that are read at once, at as many draws as score and judge
 _DRAWS = 32
+_MOST_KEPT = 2**25  # residuals of all rows at some draws that are kept in memory
+_KEPT = 2  # sets of draws: those that score the rows, and those that judge the design
+
+
+class Evaluated(NamedTuple):
+    """The residuals of all rows at some draws, computed by one program.
+
+    Passes over them contain no model. So the likelihood of a row is compiled once for
+    all of these passes, and it is evaluated once at each draw.
+
+    :param rows: by plate, before exact rows are taken out, ``(N, K)``.
+    """
+
+    rows: Mapping[str, Array]
 
 
 class Rows(NamedTuple):
@@ -74,11 +88,13 @@ class ResidualScan:
         self.exact = {n: ExactRows.alone(none, N) for n, N in problem.plates.items()}
         self.representatives: dict[str, np.ndarray] = {}
         self.surplus: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+        self._known: dict[bytes, Evaluated] = {}
 
     def about(self, expansion: Expansion) -> ResidualScan:
         """The same passes for an expansion about another centre."""
         scan = copy.copy(self)
         scan.expansion = expansion.cast(self.dtype)._replace(exact={})
+        scan._known = {}
         return scan
 
     def keeping(self, exact: Mapping[str, ExactRows]) -> ResidualScan:
@@ -113,19 +129,46 @@ class ResidualScan:
         }
         return self.expansion, kept, jax.device_put(np.asarray(draws, self.dtype))
 
-    def ahead(self, summed: np.ndarray, scored: np.ndarray | None = None) -> None:
-        """Have passes compiled on other threads.
+    def _pass_at(self, draws: np.ndarray) -> tuple[Expansion | Evaluated, Any, Array]:
+        """The same, with the residuals instead of the expansion where they are kept."""
+        expansion, kept, flat = self._at(draws)
+        found = self._evaluated(draws)
+        return expansion if found is None else found, kept, flat
 
-        :param summed: as many draws as :meth:`sums` will be asked for.
-        :param scored: the same of :meth:`scores`.
+    def _keeps(self, num_draws: int) -> bool:
+        """Whether the residuals of all rows at so many draws are kept."""
+        number = num_draws * sum(self.problem.plates.values())
+        # in double precision there is one pass alone
+        return self.dtype == self.problem.dtype and number <= _MOST_KEPT
+
+    def _evaluated(self, draws: np.ndarray) -> Evaluated | None:
+        """The residuals of all rows at some draws."""
+        draws = np.asarray(draws, self.dtype)
+        # a multiple of one number of draws, so that one program is compiled
+        count = -(-len(draws) // _DRAWS) * _DRAWS
+        if not self._keeps(count):
+            return None
+        key = draws.tobytes()
+        found = self._known.get(key)
+        if found is None:
+            padded = draws[np.minimum(np.arange(count), len(draws) - 1)]
+            rows = self._over_rows(_every)(self.expansion, jax.device_put(padded))
+            found = Evaluated(rows)
+            if len(self._known) < _KEPT:
+                self._known[key] = found
+        return found
+
+    def ahead(self, num_draws: int, dim: int) -> None:
+        """Have the pass that evaluates the model compiled on another thread.
+
+        :param num_draws: as many draws as :meth:`sums` will be asked for.
+        :param dim: numbers of a position.
         """
-        self._over_rows(_total).ahead(*self._at(summed))
-        if scored is None:
-            return
-        args = self._at(scored)
-        leading = np.zeros(len(scored), self.dtype)
-        self._over_rows(_gram).ahead(*args)
-        self._over_rows(_score).ahead(*args, dict.fromkeys(self.exact, leading))
+        draws = np.zeros((num_draws, dim), self.dtype)
+        if self._keeps(num_draws):
+            self._over_rows(_every).ahead(self.expansion, jax.device_put(draws))
+        else:
+            self._over_rows(_total).ahead(*self._at(draws))
 
     def _over_rows(self, fn: Callable, *static: Hashable) -> Program:
         """A pass over all rows, compiled once for all scans like this one."""
@@ -190,7 +233,7 @@ class ResidualScan:
         self, draws: np.ndarray
     ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """How much each row matters, and its loading on the leading direction."""
-        args = self._at(draws)
+        args = self._pass_at(draws)
         grams = jax.tree.map(np.asarray, self._over_rows(_gram)(*args))
         leading = {
             n: np.linalg.eigh(np.nan_to_num(g))[1][:, -1].astype(self.dtype)
@@ -204,7 +247,7 @@ class ResidualScan:
         :return: the sums, ``(K,)``, and for each plate the variance over its rows of
             the difference between the draws of each pair, ``(K // 2,)``.
         """
-        found = self._over_rows(_total)(*self._at(draws))
+        found = self._over_rows(_total)(*self._pass_at(draws))
         sums = np.zeros(len(draws))
         variances: dict[str, np.ndarray] = {}
         for name, (whole, square) in found.items():
@@ -241,7 +284,7 @@ class ResidualScan:
             num_draws[name] = scheme.draws_of(name)
 
         total = self._over_rows(_of_strata, tuple(strata.items()))
-        found = total(*self._at(draws), tables)
+        found = total(*self._pass_at(draws), tables)
         variance = np.zeros(len(draws) // 2)
         for name, parts in found.items():
             whole, square = (np.asarray(p, np.float64)[:-1] for p in parts)
@@ -253,11 +296,17 @@ class ResidualScan:
 
 
 def _chunks(
-    problem: Problem, draws: Array, counts: Mapping[str, int] | None = None
+    problem: Problem,
+    arrays: list[Any],
+    expansion: Expansion | Evaluated,
+    draws: Array,
+    counts: Mapping[str, int] | None = None,
 ) -> Chunks:
     """How the program that is being traced goes through the rows."""
     counts = problem.plates if counts is None else counts
     width = _WIDTH * _DRAWS // max(len(draws), _DRAWS)
+    if not isinstance(expansion, Evaluated):
+        width = chunk_of(width, problem.target_of(arrays).row_size)
     return Chunks.of(counts, dict.fromkeys(counts, width))
 
 
@@ -266,31 +315,56 @@ def residuals(
     order: int,
     form: Form,
     arrays: list[Any],
-    expansion: Expansion,
+    expansion: Expansion | Evaluated,
     kept: Mapping[str, Any],
     draws: Array,
     indices: Mapping[str, Array],
     masks: Mapping[str, Array],
 ) -> dict[str, Array]:
     """What is left of some rows, ``(K, width)``; zero where they are masked."""
-    evaluate = expand(
-        problem.target_of(arrays),
-        problem.coordinates,
-        order,
-        form,
-        expansion,
-        problem.unravel,
-    )
+    if isinstance(expansion, Evaluated):
+        rows = {n: r[indices[n]].T[: len(draws)] for n, r in expansion.rows.items()}
+    else:
+        evaluate = expand(
+            problem.target_of(arrays),
+            problem.coordinates,
+            order,
+            form,
+            expansion,
+            problem.unravel,
+        )
+        rows = jax.vmap(lambda flat: evaluate(flat, indices).rows)(draws)
 
-    def left(flat: Array, of_exact: Mapping[str, Array | None]) -> dict[str, Array]:
-        rows = evaluate(flat, indices).rows
+    def left(rows: Any, of_exact: Mapping[str, Array | None]) -> dict[str, Array]:
         return {
             n: kept[n][0].unexplained(r, indices[n], of_exact[n]) if kept else r
             for n, r in rows.items()
         }
 
-    rows = jax.vmap(left)(draws, {n: pair[1] for n, pair in kept.items()})
+    rows = jax.vmap(left)(rows, {n: pair[1] for n, pair in kept.items()})
     return {n: jnp.where(masks[n], r, 0.0) for n, r in rows.items()}
+
+
+def _every(
+    problem: Problem,
+    order: int,
+    form: Form,
+    arrays: list[Any],
+    expansion: Expansion,
+    draws: Array,
+) -> dict[str, Array]:
+    """The residuals of all rows, ``(N, K)`` by plate."""
+    chunks = _chunks(problem, arrays, expansion, draws)
+
+    def of_chunk(i: Array) -> Any:
+        read = chunks.at(i)
+        rows = residuals(problem, order, form, arrays, expansion, {}, draws, *read)
+        return {n: r.T for n, r in rows.items()}
+
+    return {
+        n: part.reshape(-1, len(draws))[: problem.plates[n]]
+        for n, part in chunks.map(of_chunk).items()
+    }
 
 
 def _represented(
@@ -304,7 +378,7 @@ def _represented(
     draws: Array,
 ) -> Any:
     """The representative of each row, and its multiple."""
-    chunks = _chunks(problem, draws)
+    chunks = _chunks(problem, arrays, expansion, draws)
     unit = {n: r - r.mean(0) for n, r in of_exact.items()}
     norms = {n: jnp.linalg.norm(r, axis=0) for n, r in unit.items()}
     norms = {n: jnp.where(r > 0, r, 1.0) for n, r in norms.items()}
@@ -339,7 +413,7 @@ def _gram(
     order: int,
     form: Form,
     arrays: list[Any],
-    expansion: Expansion,
+    expansion: Expansion | Evaluated,
     kept: Any,
     draws: Array,
 ) -> Any:
@@ -348,7 +422,7 @@ def _gram(
     # pieces of the data, the same ones on any number of devices
     strides = {n: -(-size // _WIDTH) // 16 for n, size in plates.items()}
     counts = {n: min(size, 16 * _WIDTH) for n, size in plates.items()}
-    chunks = _chunks(problem, draws, counts)
+    chunks = _chunks(problem, arrays, expansion, draws, counts)
 
     def of_chunk(i: Array) -> Any:
         indices, masks = chunks.at(i)
@@ -369,13 +443,13 @@ def _score(
     order: int,
     form: Form,
     arrays: list[Any],
-    expansion: Expansion,
+    expansion: Expansion | Evaluated,
     kept: Any,
     draws: Array,
     leading: Any,
 ) -> Any:
     """The scatter of each row's residual, and its part along a direction."""
-    chunks = _chunks(problem, draws)
+    chunks = _chunks(problem, arrays, expansion, draws)
 
     def of_chunk(i: Array) -> Any:
         read = chunks.at(i)
@@ -395,12 +469,12 @@ def _total(
     order: int,
     form: Form,
     arrays: list[Any],
-    expansion: Expansion,
+    expansion: Expansion | Evaluated,
     kept: Any,
     draws: Array,
 ) -> Any:
     """Sums over rows of the residuals, and of the squares of their differences."""
-    chunks = _chunks(problem, draws)
+    chunks = _chunks(problem, arrays, expansion, draws)
 
     def of_chunk(i: Array) -> Any:
         read = chunks.at(i)
@@ -421,13 +495,13 @@ def _of_strata(
     form: Form,
     strata: tuple[tuple[str, int], ...],
     arrays: list[Any],
-    expansion: Expansion,
+    expansion: Expansion | Evaluated,
     kept: Any,
     draws: Array,
     tables: Any,
 ) -> Any:
     """Sums over the rows of strata, of differences of pairs and of their squares."""
-    chunks = _chunks(problem, draws)
+    chunks = _chunks(problem, arrays, expansion, draws)
 
     def of_chunk(i: Array) -> Any:
         indices, masks = read = chunks.at(i)

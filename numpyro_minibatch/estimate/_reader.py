@@ -15,7 +15,7 @@ from jax.typing import ArrayLike
 
 from numpyro_minibatch._internal import passes
 from numpyro_minibatch._internal.keys import unwrapped
-from numpyro_minibatch._internal.passes import Chunks
+from numpyro_minibatch._internal.passes import Chunks, chunk_of
 from numpyro_minibatch.batch import FullBatch, Scheme, full
 from numpyro_minibatch.estimate._number import Estimate, Moments, Weights, total
 from numpyro_minibatch.target import Terms
@@ -39,6 +39,7 @@ class SequentialEvidence(NamedTuple):
     number: Array
 
 
+_CHUNK = 2**14  # rows of one likelihood each
 _LARGE = 1000  # operations of a model and its expansion that are not compiled twice
 
 StoppingRule = Callable[[SequentialEvidence], Array]  # whether the rows read are enough
@@ -55,6 +56,8 @@ class Reader(NamedTuple):
     :param designs: for a scheme that weights rows, the design of each plate.
     :param active: whether a scheme that reads in rounds reads anything. It may differ
         between vectorised chains, for which a branch would run in all.
+    :param known_rows: rows that each evaluation includes whatever is asked for.
+    :param row_size: likelihoods that one row's takes.
     """
 
     evaluate: Callable[[Array, Mapping[str, Array]], Terms]
@@ -64,6 +67,7 @@ class Reader(NamedTuple):
     designs: Any = None
     active: ArrayLike = True
     known_rows: int = 0
+    row_size: int = 1
 
     def read(
         self,
@@ -251,7 +255,7 @@ class Reader(NamedTuple):
         :param z: a flat position, shape ``(D,)``.
         :param z_new: another.
         """
-        scheme = full().bound(dict.fromkeys(self.plates, 0), self.plates)
+        scheme = self._all_rows
         reader, chunks = (
             self._replace(scheme=scheme),
             Chunks.of(self.plates, scheme.widths),
@@ -273,8 +277,13 @@ class Reader(NamedTuple):
 
     def everything(self, active: Array) -> Reader:
         """The same target with all of its rows read, where ``active`` is true."""
-        widths = dict.fromkeys(self.plates, 0)
-        return self._replace(scheme=full().bound(widths, self.plates), active=active)
+        return self._replace(scheme=self._all_rows, active=active)
+
+    @property
+    def _all_rows(self) -> Scheme:
+        """The scheme that reads all rows, in chunks that suit their size."""
+        scheme = full(chunk_of(_CHUNK, self.row_size))
+        return scheme.bound(dict.fromkeys(self.plates, 0), self.plates)
 
     @property
     def gradient_rows(self) -> int:

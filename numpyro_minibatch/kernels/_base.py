@@ -399,6 +399,7 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
             self._weights,
             surrogate.designs,
             known_rows=expansion.num_leading if residual_only else expansion.num_exact,
+            row_size=target.row_size,
         )
 
     def plain_reader(self, target: Target, unravel: Callable[[Array], Any]) -> Reader:
@@ -412,6 +413,7 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
             self.plates,
             self.bound_scheme,
             self._weights,
+            row_size=target.row_size,
         )
 
     @property

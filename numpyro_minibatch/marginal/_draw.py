@@ -12,6 +12,7 @@ from numpyro.distributions import biject_to
 
 from numpyro_minibatch.marginal._model import Rows
 from numpyro_minibatch.marginal._quadrature import Place
+from numpyro_minibatch.marginal._split import Split
 
 __all__ = ["draw_latents"]
 
@@ -42,9 +43,10 @@ def draw_latents(rows: Rows, keys: Array) -> tuple[dict[str, Array], dict[str, A
     values = rows.state_values(state)
     if not rows.continuous:
         return values, probabilities
-    place = rows.place(state)
+    density = rows.density(state)
+    place = rows.place(density)
     draw = _by_table if place.mode.shape[-1] == 1 else _by_chain
-    u = draw(rows, state, place, of_rest)
+    u = draw(density, place, of_rest)
     trace = rows.trace(state, u)
     for name, free in rows.free_values(u).items():
         fn = trace[name]["fn"]
@@ -65,10 +67,10 @@ def _split(keys: Array) -> tuple[Array, Array]:
     return both[..., 0], both[..., 1]
 
 
-def _by_table(rows: Rows, state: Array, place: Place, keys: Array) -> Array:
+def _by_table(density: Split, place: Place, keys: Array) -> Array:
     """Invert the distribution function of a density that is linear between points."""
     grid = jnp.asarray(_GRID, place.mode.dtype)
-    log_f = jax.vmap(lambda x: rows.log_joint(state, place.at(x)))(grid[:, None])
+    log_f = jax.vmap(lambda x: density(place.at(x)))(grid[:, None])
     log_f = jnp.where(jnp.isnan(log_f), -jnp.inf, log_f)
     f = jnp.exp(log_f - jnp.max(log_f, 0))
     f = jnp.moveaxis(f, 0, -1)  # rows + (points,)
@@ -91,14 +93,14 @@ def _by_table(rows: Rows, state: Array, place: Place, keys: Array) -> Array:
     return place.at((grid[cell] + jnp.clip(t, 0.0, h))[..., None])
 
 
-def _by_chain(rows: Rows, state: Array, place: Place, keys: Array) -> Array:
+def _by_chain(density: Split, place: Place, keys: Array) -> Array:
     """Independence Metropolis with proposals of the t distribution at the mode."""
     d = place.mode.shape[-1]
     of_moves, of_tests = _split(keys)
     x = _each(of_moves, lambda k: _t_draws(k, d))  # rows + (steps, d)
     x = jnp.moveaxis(x, -2, 0)
     log_q = -0.5 * (_FREEDOM + d) * jnp.log1p(jnp.sum(x**2, -1) / _FREEDOM)
-    log_f = jax.vmap(lambda x: rows.log_joint(state, place.at(x)))(x)
+    log_f = jax.vmap(lambda x: density(place.at(x)))(x)
     log_w = jnp.where(jnp.isnan(log_f), -jnp.inf, log_f) - log_q
     log_u = _each(of_tests, lambda k: jnp.log(jax.random.uniform(k, (_STEPS,))))
 

@@ -265,15 +265,15 @@ def _look(
     d = rows.model.level.dimensions
 
     def one(state: Array) -> dict[str, Array]:
-        place = rows.place(state)
+        density = rows.density(state)
+        place = rows.place(density)
         wide = place._replace(
             spread=_WIDE * place.spread, log_det=place.log_det + d * np.log(_WIDE)
         )
-        log_density = lambda u: rows.log_joint(state, u)  # noqa: E731
-        values = log_integrals(log_density, place, [*tried, fine])
+        values = log_integrals(density, place, [*tried, fine])
         found = {f"nodes {n}": x for n, x in zip(tried, values, strict=False)}
         found["fine"] = values[-1]
-        found["wide"] = log_integral(log_density, wide, fine)
+        found["wide"] = log_integral(density, wide, fine)
         found["converged"] = place.converged
         return found
 

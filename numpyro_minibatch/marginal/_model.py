@@ -34,8 +34,8 @@ from numpyro_minibatch.marginal._sites import (
     placeholder,
     plates_of,
     run_hidden,
-    static_copy,
 )
+from numpyro_minibatch.marginal._split import Split
 
 __all__ = ["HideRows", "LevelModel", "Rows", "RowsMarginalized"]
 
@@ -65,6 +65,11 @@ class RowsMarginalized:
         args, kwargs = jax.tree.map(indexable, (args, kwargs))
         models = self.chain(args, kwargs)
         return (models[-1] if models else self.fn)(*args, **kwargs)
+
+    @property
+    def row_size(self) -> int:
+        """About how many likelihoods the marginal one of a row takes."""
+        return self.num_nodes or NODES[1]
 
     def levels(self, args: tuple, kwargs: Mapping[str, Any]) -> tuple[Level, ...]:
         """What is integrated out, the innermost plates first."""
@@ -541,24 +546,16 @@ class Rows:
                 total = total + found.reshape(*self.shape, -1).sum(-1)
         return total
 
-    def stopped(self) -> Rows:
-        """The same rows; derivatives do not pass through what is computed of them."""
-        args, kwargs = static_copy((self.args, dict(self.kwargs)))
-        return Rows(
-            self.model,
-            args,
-            kwargs,
-            static_copy(dict(self.globals)),
-            self.plates,
-            self.fns,
-            self.shape,
-            self.scale,
-        )
+    def density(self, state: Array) -> Split:
+        """:meth:`log_joint` of a joint state as a function of the continuous ones."""
+        return Split.of(lambda u: self.log_joint(state, u), self.start())
 
-    def place(self, state: Array) -> Place:
-        """Mode and curvature of the continuous variables in a joint state."""
-        rows = self.stopped()
-        return find_place(lambda u: rows.log_joint(state, u), self.start())
+    def place(self, density: Split) -> Place:
+        """Mode and curvature of the continuous variables in a joint state.
+
+        :param density: what :meth:`density` returned for the state.
+        """
+        return find_place(density.stopped(), self.start())
 
     def log_by_state(self, num_nodes: int | None = None) -> Array:
         """The log density of the observations and of each joint state of the rows.
@@ -570,8 +567,8 @@ class Rows:
         def one(state: Array) -> Array:
             if not self.continuous:
                 return self.log_joint(state, None)
-            place = self.place(state)
-            return log_integral(lambda u: self.log_joint(state, u), place, nodes)
+            density = self.density(state)
+            return log_integral(density, self.place(density), nodes)
 
         states = jnp.asarray(self.states)
         return one(states[0])[None] if len(states) == 1 else jax.vmap(one)(states)

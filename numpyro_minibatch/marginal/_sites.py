@@ -14,7 +14,7 @@ from numpyro.distributions import MaskedDistribution, biject_to
 from numpyro.distributions.distribution import ExpandedDistribution, Independent
 from numpyro.infer import init_to_uniform
 
-__all__ = ["Level", "Local", "find_levels", "run_hidden", "static_copy"]
+__all__ = ["Level", "Local", "find_levels", "run_hidden"]
 
 MOST_DIMENSIONS = 3  # of the continuous latent numbers of one row
 MOST_STATES = 4096  # joint values of the discrete sites of one row
@@ -73,16 +73,6 @@ def indexable(leaf: Any) -> Any:
     """A NumPy array as a JAX array: NumPy's cannot be indexed by a traced batch."""
     numeric = isinstance(leaf, np.ndarray) and leaf.dtype.kind in "biufc"
     return jnp.asarray(leaf) if numeric else leaf
-
-
-def static_copy(tree: Any) -> Any:
-    """The same arguments; derivatives do not pass through them."""
-
-    def stop(leaf: Any) -> Any:
-        numeric = isinstance(leaf, Array) and jnp.issubdtype(leaf.dtype, jnp.floating)
-        return jax.lax.stop_gradient(leaf) if numeric else leaf
-
-    return jax.tree.map(stop, tree)
 
 
 def run_hidden(
