@@ -67,9 +67,10 @@ class _AcrossModes(Proposal):
         chosen = jax.random.categorical(key_drawn, modes.log_weight)
         noise = normal(key_noise, z.size, z.dtype)
         drawn = modes.placed(chosen, noise)
-        # the same whitened position in another mode
-        others = jnp.where(jnp.arange(len(at_z)) == mode, -jnp.inf, modes.log_weight)
-        other = jax.random.categorical(key_other, others).astype(jnp.int32)
+        # the same whitened position in another mode; where none is chosen, the step is
+        # a move within the mode
+        choice = jnp.log(_choice(modes.log_weight, mode))
+        other = jax.random.categorical(key_other, choice).astype(jnp.int32)
         mapped = modes.placed(other, white)
 
         proposed = jnp.stack([stayed, drawn, mapped])
@@ -82,8 +83,8 @@ class _AcrossModes(Proposal):
                 mixture(at_z) - mixture(at_new[1]),
                 modes.log_scale[other]
                 - modes.log_scale[mode]
-                + _log_choice(modes.log_weight, other, mode)
-                - _log_choice(modes.log_weight, mode, other),
+                + modes.log_weight[mode]
+                - modes.log_weight[other],
             ]
         )
         # where the reverse move would be another one, there is no move
@@ -91,9 +92,8 @@ class _AcrossModes(Proposal):
             [mode_new[0] == mode, jnp.array(True), mode_new[2] == other]
         )
         uniform = jax.random.uniform(key_kind, (), z.dtype)
-        kind = jnp.where(
-            uniform >= self.between, 0, jnp.where(uniform < 0.5 * self.between, 1, 2)
-        )
+        maps = (uniform < self.between) & (other != mode)
+        kind = jnp.where(uniform < 0.5 * self.between, 1, jnp.where(maps, 2, 0))
         z_new = proposed[kind]
         logs = jax.vmap(context.log_surrogate)(jnp.stack([z, z_new]))
         log_ratio = logs[1] - logs[0] + log_q_ratio[kind]
@@ -127,15 +127,20 @@ class _AcrossModes(Proposal):
         return z_new, 0.5 * (jnp.square(momentum) - jnp.square(after)).sum()
 
 
-def _log_choice(log_weight: Array, start: Array, end: Array) -> Array:
-    """Log probability of choosing one mode from another, by the weights of the others.
+def _choice(log_weight: Array, mode: Array) -> Array:
+    """Probabilities with which a map from a mode chooses another one, ``(K,)``.
+
+    They are in balance with the weights, ``w_k P(j | k) = w_j P(k | j)``, and as large
+    as that allows. What is left is the probability of the mode itself.
 
     :param log_weight: of all modes, ``(K,)``.
-    :param start: the mode that the map starts from, which cannot be chosen.
-    :param end: the mode that is chosen.
+    :param mode: the mode that the map starts from.
     """
-    others = jnp.where(jnp.arange(len(log_weight)) == start, -jnp.inf, log_weight)
-    return log_weight[end] - jax.scipy.special.logsumexp(others)
+    weight = jnp.exp(log_weight)
+    itself = jnp.arange(len(weight)) == mode
+    others = weight / jnp.maximum(1.0 - weight[mode], 1.0 - weight)
+    others = jnp.where(itself, 0.0, others)
+    return jnp.where(itself, jnp.maximum(1.0 - others.sum(), 0.0), others)
 
 
 def across_modes(between: float = 0.5) -> Proposal:
@@ -146,7 +151,8 @@ def across_modes(between: float = 0.5) -> Proposal:
 
     - within the mode that the position belongs to, as :func:`surrogate_hmc`;
     - an independent draw from the mixture of the modes' normal approximations;
-    - the same whitened position in another mode, which is chosen by its weight.
+    - the same whitened position in another mode. Modes are chosen in balance with
+      their weights; a step that chooses none moves within the mode.
 
     Each move is accepted or rejected on the surrogate first, without data. The
     minibatch then decides by the surrogate's error: delayed acceptance [1]. Moves to
