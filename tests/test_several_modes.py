@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import xarray as xr
 
-from numpyro_minibatch import proposal
+from numpyro_minibatch import diagnose, proposal
 from numpyro_minibatch.proposal import Modes, ProposalContext, Whitening
 
 slow = pytest.mark.slow
 
-# moves ---------------------------------------------------------------------------------
+# moves -------------------------------------------------------------------------------
 
 MODES = Modes(
     location=jnp.array([[-2.0], [0.7], [3.0]]),
@@ -124,3 +126,77 @@ def test_the_share_of_moves_between_modes_is_checked(between):
         proposal.across_modes(between)
     with pytest.raises(TypeError, match="across_modes"):
         proposal.across_modes("half")
+
+
+# diagnosis ---------------------------------------------------------------------------
+
+
+def diagnosed(mode, tried=100, made=60, **pilot):
+    """A diagnosis of draws in these modes, shape ``(chain, draw)``."""
+    known = {
+        "num_modes": 2,
+        "mode_masses": [0.6, 0.4],
+        "mode_found": [20, 12],
+        "mode_searches": 32,
+        "mode_missed": 0.0,
+        "mode_left_out": [],
+    }
+    mode = np.asarray(mode)
+    dims = ("chain", "draw")
+    stats = {
+        "mode": (dims, mode),
+        "mode_moves_tried": (dims, np.full(mode.shape, tried / mode.size)),
+        "mode_moves_made": (dims, np.full(mode.shape, made / mode.size)),
+    }
+    noise = np.random.default_rng(0).normal(size=mode.shape)
+    facts = {"decides": True, "pilot": known | pilot}
+    posterior = xr.Dataset(
+        {"x": (dims, mode + 0.1 * noise)}, attrs={"facts": json.dumps(facts)}
+    )
+    tree = xr.DataTree.from_dict(
+        {"posterior": posterior, "sample_stats": xr.Dataset(stats)}
+    )
+    return diagnose(tree)
+
+
+def test_masses_are_reported_with_their_errors():
+    """Independent draws have the error of a binomial share."""
+    mode = (np.random.default_rng(1).uniform(size=(4, 2500)) < 0.3).astype(int)
+    found = diagnosed(mode)
+    assert found.mode_masses == pytest.approx((1 - mode.mean(), mode.mean()))
+    binomial = np.sqrt(0.3 * 0.7 / 10_000)
+    assert found.mode_mass_error == pytest.approx(binomial, rel=0.25)
+    assert found.mode_acceptance == pytest.approx(0.6)
+    assert "60 moves between them, 60% of those tried" in str(found)
+    assert not any("mode" in text for text in found.advice)
+
+
+@pytest.mark.parametrize(
+    ("changes", "begins"),
+    [
+        ({"made": 3}, "the chains moved only 3 times between 2 modes"),
+        ({"tried": 10_000}, "moves between modes are accepted in 0.6%"),
+        (
+            {"mode_found": [31, 1], "mode_missed": 1 / 32},
+            "1 of 2 modes was found by one of 32 random searches only",
+        ),
+        ({"mode_left_out": [0.1, 1e-5]}, "modes of a mass of 0.1 in all"),
+    ],
+)
+def test_masses_that_cannot_be_trusted_are_named(changes, begins):
+    mode = np.random.default_rng(1).integers(0, 2, size=(4, 2500))
+    advice = [text for text in diagnosed(mode, **changes).advice if "mode" in text]
+    assert len(advice) == 1 and advice[0].startswith(begins)
+
+
+def test_chains_that_stay_in_their_modes_have_unknown_masses():
+    mode = np.repeat([[0], [1], [1], [0]], 1000, axis=1)
+    found = diagnosed(mode, made=30)
+    assert found.mode_mass_error > 0.15
+    assert any("standard error of up to" in text for text in found.advice)
+
+
+def test_one_mode_has_no_line_on_modes():
+    found = diagnosed(np.zeros((4, 100), int), num_modes=1)
+    assert found.mode_masses == () and "modes  " not in str(found)
+    assert np.isnan(found.mode_moves)
