@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
 import pytest
 import xarray as xr
+from numpyro.infer import MCMC
 
-from numpyro_minibatch import diagnose, proposal
+from numpyro_minibatch import (
+    MinibatchMH,
+    control_variate,
+    diagnose,
+    proposal,
+    to_inference_data,
+)
+from numpyro_minibatch.control_variate import expand, log_surrogate
+from numpyro_minibatch.control_variate._expand import Coordinates
+from numpyro_minibatch.control_variate._modes import find_modes, posterior_of_modes
+from numpyro_minibatch.control_variate._problem import Problem
+from numpyro_minibatch.estimate import Weights
 from numpyro_minibatch.proposal import Modes, ProposalContext, Whitening
+from numpyro_minibatch.target import ModelTarget
 
 slow = pytest.mark.slow
 
@@ -200,3 +216,209 @@ def test_one_mode_has_no_line_on_modes():
     found = diagnosed(np.zeros((4, 100), int), num_modes=1)
     assert found.mode_masses == () and "modes  " not in str(found)
     assert np.isnan(found.mode_moves)
+
+
+# runs, against quadrature ----------------------------------------------------------
+
+TWO = control_variate.taylor2(modes=8)
+
+
+def problem_of(model, args):
+    """What a set-up starts from."""
+    sizes = {"data": len(args[-1])}
+    target = ModelTarget(model=model, args=args, sizes=sizes)
+    example = target.draw_prior(jax.random.key(0))
+    return Problem(
+        target_of=lambda arrays: ModelTarget(
+            model=model, args=tuple(arrays), sizes=sizes
+        ),
+        arrays=list(args),
+        plates=sizes,
+        weights=Weights(1.0, 1.0),
+        example=jax.tree.map(np.asarray, example),
+    )
+
+
+def run(model, args, draws=1000, **settings):
+    kernel = MinibatchMH(model, control_variate=TWO, **settings)
+    mcmc = MCMC(
+        kernel,
+        num_warmup=100,
+        num_samples=draws,
+        num_chains=4,
+        chain_method="vectorized",
+        progress_bar=False,
+    )
+    mcmc.run(jax.random.key(7), *args)
+    return mcmc, diagnose(to_inference_data(mcmc))
+
+
+def squared_data(size):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=size).astype(np.float32)
+    noise = rng.normal(size=(2, size)).astype(np.float32)
+    # a column that says little about its coefficient, whose prior then matters
+    z = np.where(np.arange(size) < 5, 0.8, 0.0).astype(np.float32)
+    return x, z, 2.0 * x + z + noise[0]
+
+
+def squared(x, z, y):
+    """Two modes in ``a``, of unequal mass; the posterior of ``b`` is not normal."""
+    a = numpyro.sample("a", dist.Normal(1.375, 1))
+    b = numpyro.sample("b", dist.StudentT(3.0, 0.0, 0.5))
+    with numpyro.plate("data", len(y)) as i:
+        numpyro.sample("obs", dist.Normal(a**2 * x[i] + b * z[i], 1.0), obs=y[i])
+
+
+def quadrature_of_squared(x, z, y):
+    """Weights on a grid of ``a`` and ``b``."""
+    x, z, y = (v.astype(float) for v in (x, z, y))
+    a = np.concatenate([s * np.linspace(1.2, 1.6, 801) for s in (-1, 1)])
+    b = np.linspace(-6.0, 7.0, 1301)
+    s, t = a[:, None] ** 2, b[None]
+    square = s**2 * (x @ x) + t**2 * (z @ z) + 2 * s * t * (x @ z)
+    likelihood = s * (x @ y) + t * (z @ y) - 0.5 * square
+    prior = -0.5 * (a[:, None] - 1.375) ** 2 - 2 * np.log1p((t / 0.5) ** 2 / 3)
+    density = np.exp(likelihood + prior - (likelihood + prior).max())
+    return a, b, density / density.sum()
+
+
+@slow
+def test_two_modes_of_unequal_mass():
+    """Masses of 0.98 and 0.02, and the distribution within the modes."""
+    data = squared_data(3000)
+    mcmc, found = run(squared, data, draws=2500)
+    a, b, weights = quadrature_of_squared(*data)
+    mass = weights[a > 0].sum()
+    assert 0.97 < mass < 0.99
+    draws = mcmc.get_samples()
+    masses = found.mode_masses
+    assert masses[0] == pytest.approx(float((draws["a"] > 0).mean()), abs=1e-6)
+    assert 0 < found.mode_mass_error < 0.005
+    assert abs(masses[0] - mass) < 4 * found.mode_mass_error
+    # these modes need trajectories, for the prior of b is not normal
+    assert mcmc.sampler.pilot["surrogate_num_steps"] > 0
+    assert found.mode_acceptance > 0.3
+    density = weights.sum(0)
+    mean = density @ b
+    sd = np.sqrt(density @ (b - mean) ** 2)
+    known = found.precision.sel(parameter="b")
+    assert abs(known["mean"] - mean) < 4 * known["mcse_mean"]
+    assert abs(known["sd"] - sd) < 4 * known["mcse_sd"]
+    assert not found.advice
+
+
+def tied_means(x):
+    first = numpyro.sample("first", dist.Normal(0, 10**0.5))
+    second = numpyro.sample("second", dist.Normal(0, 1))
+    means = jnp.stack([first, first + second])
+    mixture = dist.MixtureSameFamily(
+        dist.Categorical(jnp.full(2, 0.5)), dist.Normal(means, 2**0.5)
+    )
+    with numpyro.plate("data", len(x)) as i:
+        numpyro.sample("x", mixture, obs=x[i])
+
+
+def tied_density(x, first, second):
+    """The log posterior in double precision, at one position."""
+    parts = [-0.25 * (x - m) ** 2 for m in (first, first + second)]
+    rows = np.logaddexp(*parts) - np.log(2) - 0.5 * np.log(4 * np.pi)
+    return rows.sum() - first**2 / 20 - second**2 / 2
+
+
+def tied_data(size):
+    rng = np.random.default_rng(3)
+    x = rng.integers(0, 2, size) + 2**0.5 * rng.normal(size=size)
+    return x.astype(np.float32)
+
+
+@slow
+def test_tied_means_at_temperature_one():
+    """The mixture of the MINT paper: both modes with their masses."""
+    x = tied_data(20_000)
+    mcmc, found = run(tied_means, (jnp.asarray(x),), draws=2000)
+    modes = mcmc.last_state.surrogate.expansion.modes
+    steps = np.linspace(-6, 6, 21)  # in standard deviations
+    masses = []
+    for location, root in zip(modes.location, modes.root, strict=True):
+        root = np.asarray(root, float)
+        logs = [
+            tied_density(x.astype(float), *(np.asarray(location) + np.array(w) @ root))
+            for w in itertools.product(steps, steps)
+        ]
+        masses.append((np.array(logs), np.log(np.diag(root)).sum()))
+    top = max(logs.max() for logs, _ in masses)
+    masses = np.array([np.exp(logs - top + s).sum() for logs, s in masses])
+    masses /= masses.sum()
+    assert found.mode_mass_error < 0.01
+    assert abs(found.mode_masses[0] - masses[0]) < 4 * found.mode_mass_error
+    assert abs(found.mode_masses[0] - masses[0]) < 0.02
+    assert found.mode_acceptance > 0.8
+    assert found.rows_per_draw < 40
+    assert not found.advice
+
+
+@slow
+def test_log_ratios_between_modes_are_exact():
+    """All rows of the transformed target, against the density in double precision."""
+    x = tied_data(2000)
+    problem = problem_of(tied_means, (jnp.asarray(x),))
+    found = find_modes(problem, np.zeros((1, 2)), TWO)
+    assert len(found.modes) == 2
+    posterior, _ = posterior_of_modes(problem, found)
+    expansion = posterior.expansion.cast(jnp.result_type(float))
+    target = problem.target_of(problem.arrays)
+    shared = target, Coordinates()
+    residual = expand(
+        *shared, 2, "direct", expansion, problem.unravel, residual_only=True
+    )
+    whole = expand(*shared, 2, "direct", expansion, problem.unravel)
+    density = log_surrogate(*shared, expansion, problem.weights, problem.unravel)
+    every = {"data": jnp.arange(len(x))}
+
+    def logs(z):
+        left = residual(z, every).rows["data"].sum()
+        terms = whole(z, every)
+        return jnp.stack(
+            [
+                density(z) + left,
+                problem.weights.known(terms) + terms.rows["data"].sum(),
+            ]
+        )
+
+    # positions in both modes, and beyond the boundary between them
+    z = np.concatenate([posterior.draws[:6], posterior.draws[:6] * [1.0, 0.1]])
+    values = np.asarray(jax.jit(jax.vmap(logs))(jnp.asarray(z, jnp.result_type(float))))
+    right = np.array([tied_density(x.astype(float), *p) for p in z])
+    assert len(np.unique(jax.vmap(expansion.modes.of)(jnp.asarray(z[:6])))) == 2
+    for one in values.T:
+        error = (one - one[0]) - (right - right[0])
+        assert np.abs(error).max() < 0.02  # of single precision
+    # the polynomials alone are off by more than that
+    alone = np.asarray(jax.vmap(density)(jnp.asarray(z, jnp.result_type(float))))
+    assert np.abs((alone - alone[0]) - (right - right[0])).max() > 1.0
+
+
+@slow
+def test_labels_of_a_mixture():
+    """Six labellings of three components have the same mass."""
+
+    def model(x):
+        mean = numpyro.sample("mean", dist.Normal(0, 5).expand([3]).to_event(1))
+        weight = numpyro.sample("weight", dist.Dirichlet(jnp.ones(3)))
+        mixture = dist.MixtureSameFamily(
+            dist.Categorical(weight), dist.Normal(mean, 1.0)
+        )
+        with numpyro.plate("data", len(x)) as i:
+            numpyro.sample("x", mixture, obs=x[i])
+
+    rng = np.random.default_rng(0)
+    which = rng.choice(3, 3000, p=[0.5, 0.3, 0.2])
+    x = np.array([-3.0, 0.0, 3.0])[which] + rng.normal(size=3000)
+    mcmc, found = run(model, (jnp.asarray(x, jnp.float32),), draws=1500)
+    assert mcmc.sampler.pilot["mode_masses"] == pytest.approx([1 / 6] * 6, rel=1e-4)
+    assert len(found.mode_masses) == 6 and found.mode_mass_error < 0.01
+    away = np.abs(np.array(found.mode_masses) - 1 / 6)
+    assert away.max() < 4 * found.mode_mass_error
+    assert found.mode_acceptance > 0.8
+    assert not found.advice
