@@ -16,10 +16,14 @@ import xarray as xr
 from numpyro.infer import MCMC
 
 from numpyro_minibatch import (
+    AMAGOLD,
+    SGLD,
     MinibatchMH,
+    ReplicaExchange,
     control_variate,
     diagnose,
     proposal,
+    sample,
     to_inference_data,
 )
 from numpyro_minibatch.control_variate import expand, log_surrogate
@@ -422,3 +426,114 @@ def test_labels_of_a_mixture():
     assert away.max() < 4 * found.mode_mass_error
     assert found.mode_acceptance > 0.8
     assert not found.advice
+
+
+@slow
+def test_a_run_with_several_modes_is_resumed(tmp_path):
+    """The expansions are part of the state that a folder holds."""
+    x = jnp.asarray(tied_data(4000))
+    settings = {"num_warmup": 20, "num_chains": 2, "seed": 3, "progress": False}
+    kernel = MinibatchMH(tied_means, control_variate=TWO)
+    whole = sample(kernel, x, num_samples=300, **settings)
+    out = tmp_path / "run"
+    sample(kernel, x, num_samples=100, out=out, **settings)
+    again = MinibatchMH(tied_means, control_variate=TWO)
+    found = sample(again, x, num_samples=300, out=out, resume=True, **settings)
+    for group, names in {
+        "posterior": ("first", "second"),
+        "sample_stats": ("mode", "mode_moves_tried", "mode_moves_made"),
+    }.items():
+        for name in names:
+            assert (found[group][name].values == whole[group][name].values).all(), name
+    assert len(np.unique(whole["sample_stats"]["mode"].values)) == 2
+    assert diagnose(found).mode_masses == diagnose(whole).mode_masses
+
+
+# what is refused ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"modes": 0}, r"taylor2\(modes=0\) must be at least 1"),
+        ({"modes": 4, "exact_rows": 16}, r"modes=4\) takes no exact_rows="),
+        ({"modes": 4, "center": {"a": 0.0}}, r"modes=4\) takes no center="),
+        ({"modes": 4, "sites": ["a"]}, r"modes=4\) takes no sites="),
+    ],
+)
+def test_settings_that_contradict_several_modes(settings, message):
+    with pytest.raises(ValueError, match=message):
+        control_variate.taylor2(**settings)
+    with pytest.raises(TypeError, match="must be an integer"):
+        control_variate.taylor2(modes=2.5)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: MinibatchMH(
+                squared, control_variate=TWO, proposal=proposal.surrogate_hmc()
+            ),
+            "moves within one mode",
+        ),
+        (
+            lambda: MinibatchMH(
+                squared, control_variate="taylor2", proposal=proposal.across_modes()
+            ),
+            "moves between the modes of a surrogate",
+        ),
+        (
+            lambda: SGLD(squared, control_variate=TWO),
+            "needs moves between modes, which MinibatchMH makes",
+        ),
+        (
+            lambda: AMAGOLD(squared, control_variate=TWO),
+            "needs moves between modes, which MinibatchMH makes",
+        ),
+        (
+            lambda: ReplicaExchange(
+                MinibatchMH(squared, control_variate=TWO), temperatures=[1.0, 2.0]
+            ),
+            "a control variate with several modes",
+        ),
+    ],
+)
+def test_kernels_that_cannot_move_between_modes(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_a_hierarchy_is_refused():
+    """Its rows are expanded in fewer coordinates than are sampled."""
+
+    def model(y):
+        scale = numpyro.sample("scale", dist.HalfNormal(1))
+        a = numpyro.sample("a", dist.Normal(0, scale))
+        with numpyro.plate("data", len(y)) as i:
+            numpyro.sample("obs", dist.Normal(a**2, 1.0), obs=y[i])
+
+    with pytest.raises(ValueError, match="expands the rows in the coordinates that"):
+        run(model, (jnp.ones(2000),))
+
+
+@slow
+def test_one_mode_has_the_draws_of_an_ordinary_run():
+    """The search ends at the same mode; what follows is the same program."""
+
+    def model(x):
+        mean = numpyro.sample("mean", dist.Normal(0, 5))
+        scale = numpyro.sample("scale", dist.HalfNormal(1))
+        with numpyro.plate("data", len(x)) as i:
+            numpyro.sample("x", dist.Normal(mean, scale), obs=x[i])
+
+    x = jnp.asarray(np.random.default_rng(0).normal(1, 1, 3000), jnp.float32)
+    draws = []
+    for variate in ("taylor2", TWO):
+        kernel = MinibatchMH(model, control_variate=variate)
+        mcmc = MCMC(kernel, num_warmup=50, num_samples=200, progress_bar=False)
+        mcmc.run(jax.random.key(0), x)
+        draws.append(mcmc.get_samples())
+    assert kernel.pilot["num_modes"] == 1 and kernel.pilot["mode_missed"] == 0
+    for name in draws[0]:
+        np.testing.assert_allclose(draws[1][name], draws[0][name], atol=1e-4)

@@ -123,8 +123,7 @@ def find_modes(problem: Problem, starts: np.ndarray, taylor: Taylor) -> FoundMod
     ended = sum(ends.add(x, random=True) for x in _optima(density, random))
     tried = 0
     while tried < len(ends.found) <= _MOST:  # also from copies of copies
-        mode = ends.found[tried]
-        copies = _copies(problem, density, mode)
+        copies = _copies(problem, density, ends, ends.found[tried])
         for optimum in _optima(density, copies):
             ends.add(optimum, random=False)
         tried += 1
@@ -296,13 +295,20 @@ class _Ends:
             self.found.append(_End(position, value, hessian, int(random)))
         return True
 
-    def _counted(self, position: np.ndarray, value: float, random: bool) -> bool:
+    def at(self, position: np.ndarray, value: float) -> int | None:
+        """The number of the end that a position is at, if it is at one."""
         for k, end in enumerate(self.found):
             # a search may stop early, and another mode is not far below
             if end.distance(position) < _SAME and value > end.value - 1.0:
-                self.found[k] = end._replace(found=end.found + random)
-                return True
-        return False
+                return k
+        return None
+
+    def _counted(self, position: np.ndarray, value: float, random: bool) -> bool:
+        k = self.at(position, value)
+        if k is not None:
+            end = self.found[k]
+            self.found[k] = end._replace(found=end.found + random)
+        return k is not None
 
 
 def _optima(density: Density, starts: np.ndarray) -> Iterator[tuple[np.ndarray, float]]:
@@ -335,8 +341,11 @@ def _prior_draws(problem: Problem, arrays: list[Any], keys: Array) -> Array:
     return jax.vmap(one)(keys)
 
 
-def _copies(problem: Problem, density: Density, mode: _End) -> np.ndarray:
-    """Transformed copies of a mode, the most probable first, ``(K, d)``."""
+def _copies(problem: Problem, density: Density, ends: _Ends, mode: _End) -> np.ndarray:
+    """Transformed copies of a mode, the most probable first, ``(K, d)``.
+
+    Those that are at a mode that has been found need no search.
+    """
     position = mode.position
     rng = np.random.default_rng(43)
     found = [-position]
@@ -351,7 +360,7 @@ def _copies(problem: Problem, density: Density, mode: _End) -> np.ndarray:
         found.append(flipped)
     found += _permuted(problem, position)
     values = [float(density.of_some(x)[0]) for x in found]
-    far = [k for k, x in enumerate(found) if mode.distance(x) > _SAME]
+    far = [k for k, x in enumerate(found) if ends.at(x, values[k]) is None]
     order = sorted(far, key=lambda k: values[k] if np.isfinite(values[k]) else np.inf)
     kept = [found[k] for k in order if np.isfinite(values[k])]
     # wide jumps along the directions that the data determine least
