@@ -1415,7 +1415,7 @@ def test_the_gradient_ends_a_search_whose_values_have_errors():
         return value + error * np.sin(1e3 * x).sum(), scale**2 * x, np.diag(scale**2)
 
     for error in (0.0, 1e-4, 3e-3):
-        found, hessian = _center._newton(
+        found, hessian = _center.newton(
             lambda x, e=error: objective(x, e), np.array([2.0, 0.1])
         )
         assert np.abs(scale * found).max() < 1e-4

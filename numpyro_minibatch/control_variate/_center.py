@@ -28,7 +28,14 @@ from numpyro_minibatch.control_variate._taylor import Taylor
 if TYPE_CHECKING:
     from scipy.optimize import OptimizeResult
 
-__all__ = ["Center", "find_center", "not_definite"]
+__all__ = [
+    "Center",
+    "Density",
+    "find_center",
+    "newton",
+    "not_definite",
+    "searches",
+]
 
 _SUBSAMPLE = 10_000  # rows on which the search for the centre begins
 _MAX_DIM = 2_000  # above this a Hessian is too large to keep and to factorise
@@ -80,7 +87,7 @@ def find_center(
             f"expansion, and are limited to {_MAX_DIM}. Choose fewer with "
             "control_variate.taylor2(sites=...), or sample at a temperature."
         )
-    density = _Density.of(problem, taylor)
+    density = Density.of(problem, taylor)
     density.ahead(dim)
     meanwhile()
 
@@ -96,8 +103,8 @@ def find_center(
                 raise Refused(not_definite(smallest))
         return found(center, 0.0)
     stage("mode of some rows")
-    searches = _searches(density, starts)
-    best = min(searches, key=lambda r: r.fun if np.isfinite(r.fun) else np.inf)
+    ends = searches(density, starts)
+    best = min(ends, key=lambda r: r.fun if np.isfinite(r.fun) else np.inf)
     if not np.isfinite(best.fun):
         raise Refused(
             "the log density is not finite where the search for the centre of "
@@ -105,36 +112,45 @@ def find_center(
             "{site: unconstrained value}), or bound the parameters by their priors."
         )
     stage("mode of all rows")
-    center, hessian = _newton(density.of_all, best.x)
-    other_mode = _other_mode(problem, searches, best, hessian)
+    center, hessian = newton(density.of_all, best.x)
+    other_mode = _other_mode(problem, ends, best, hessian)
     return found(center, other_mode)
 
 
 @dataclass(frozen=True)
-class _Density:
+class Density:
     """Minus the log density whose mode is the centre, with its derivatives.
 
     :param weight: the power of the likelihood.
     :param some: of the likelihood, from some rows, and of everything else: value and
         gradient.
+    :param curve: the same from some rows, and the Hessians.
     :param every: the same from all rows, and the Hessians.
     :param ridge: where the ridge has its maximum, and its precision.
+    :param num_rows: rows of the largest plate.
+    :param num_some: how many of them are some.
     """
 
     weight: Any
     some: Program
+    curve: Program
     every: Program
     ridge: tuple[Any, Any]
+    num_rows: int
+    num_some: int
 
     @classmethod
-    def of(cls, problem: Problem, taylor: Taylor) -> _Density:
+    def of(cls, problem: Problem, taylor: Taylor) -> Density:
         """That of the posterior, or of the likelihood with a ridge."""
         few = tuple((n, min(N, _SUBSAMPLE)) for n, N in problem.plates.items())
         return cls(
             weight=problem.weights.likelihood if problem.in_own_coordinates else 1.0,
             some=problem.over_rows(_derivatives, few, 2),
+            curve=problem.over_rows(_derivatives, few, 3),
             every=problem.over_rows(_derivatives, tuple(problem.plates.items()), 3),
             ridge=_ridge(problem, taylor),
+            num_rows=max(problem.plates.values()),
+            num_some=min(max(problem.plates.values()), _SUBSAMPLE),
         )
 
     def ahead(self, dim: int) -> None:
@@ -146,6 +162,10 @@ class _Density:
     def of_some(self, phi: np.ndarray) -> list[np.ndarray]:
         """The value and the gradient, from some rows."""
         return self._at(self.some, phi)
+
+    def curved(self, phi: np.ndarray) -> list[np.ndarray]:
+        """The value, the gradient and the Hessian, from some rows."""
+        return self._at(self.curve, phi)
 
     def of_all(self, phi: np.ndarray) -> list[np.ndarray]:
         """The value, the gradient and the Hessian, from all rows."""
@@ -226,7 +246,7 @@ def _prior_of_phi(problem: Problem, arrays: list[Any], keys: Array) -> Array:
     return jax.vmap(one)(keys)
 
 
-def _searches(density: _Density, starts: np.ndarray) -> list[OptimizeResult]:
+def searches(density: Density, starts: np.ndarray) -> list[OptimizeResult]:
     """Quasi-Newton searches on some rows, one from each start."""
     from scipy.optimize import minimize  # slow to import
 
@@ -244,16 +264,16 @@ def _searches(density: _Density, starts: np.ndarray) -> list[OptimizeResult]:
 
 def _other_mode(
     problem: Problem,
-    searches: list[OptimizeResult],
+    ends: list[OptimizeResult],
     best: OptimizeResult,
     hessian: np.ndarray,
 ) -> float:
     """How far from the best another search ended, in standard deviations; or 0."""
     root = np.linalg.cholesky(hessian)
-    distances = [np.linalg.norm(root.T @ (r.x - best.x)) for r in searches]
+    distances = [np.linalg.norm(root.T @ (r.x - best.x)) for r in ends]
     # a worse optimum matters where its density is not negligible
     rows = max(problem.plates.values())
-    near = [r.fun < best.fun + 20.0 * rows / _SUBSAMPLE + 20.0 for r in searches]
+    near = [r.fun < best.fun + 20.0 * rows / _SUBSAMPLE + 20.0 for r in ends]
     scatter = np.sqrt(len(hessian) * max(1.0, rows / _SUBSAMPLE))
     far = [d for d, n in zip(distances, near, strict=True) if n and d > 5 * scatter]
     return float(max(far, default=0.0))
@@ -284,7 +304,7 @@ class _Step(NamedTuple):
     maximum: bool
 
 
-def _newton(objective: Callable, start: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def newton(objective: Callable, start: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Newton's method with backtracking; the optimum and the Hessian there.
 
     Directions of negative curvature are followed as if it were positive, so that a

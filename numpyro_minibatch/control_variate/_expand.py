@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,12 +15,14 @@ from jax.typing import ArrayLike
 
 from numpyro_minibatch.control_variate._taylor import Form
 from numpyro_minibatch.estimate import Weights
+from numpyro_minibatch.proposal import Modes
 from numpyro_minibatch.target import ModelTarget, Position, Target, Terms
 
 __all__ = [
     "Coordinates",
     "ExactRows",
     "Expansion",
+    "Expansions",
     "expand",
     "gauss_jacobi",
     "log_surrogate",
@@ -127,6 +129,8 @@ class Expansion(NamedTuple):
     :param exact: rows that the surrogate has as they are, by plate; their polynomials,
         times their weights, are not part of gradient and Hessian. Empty where it has
         none.
+    :param offset: what the summed log likelihood at the centre has beyond ``value``,
+        where that is the value of several expansions; ``None`` with one.
     """
 
     center: Array
@@ -134,13 +138,19 @@ class Expansion(NamedTuple):
     hessian: Array
     value: Array
     exact: Mapping[str, ExactRows] = {}
+    offset: Array | None = None
+
+    def at(self, flat: Array) -> Expansion:
+        """The expansion that a position belongs to: this one, of several one."""
+        return self
 
     def polynomial(self, displacement: Array, order: int = 2) -> Array:
-        """The sum of all rows' polynomials of an order, up to its constant."""
+        """The sum of all rows' polynomials of an order, up to ``value``."""
         slope = self.gradient
         if order > 1:
             slope = slope + 0.5 * (self.hessian @ displacement)
-        return slope @ displacement
+        whole = slope @ displacement
+        return whole if self.offset is None else whole + self.offset
 
     def cast(self, dtype: Any) -> Expansion:
         """The same as JAX arrays, numbers of this type."""
@@ -185,6 +195,83 @@ class Expansion(NamedTuple):
         return [e.values(rows[name]) for name, e in exact if len(e.rows)]
 
 
+class Expansions(NamedTuple):
+    """Sums of the rows' polynomials about several modes; part of a chain's state.
+
+    It has the interface of an :class:`Expansion` without exact rows. What evaluates
+    one asks for :meth:`at` first: the expansion of the mode that a position belongs
+    to. A log ratio is exact for any rule, see ``docs/several-modes.md``.
+
+    :param each: the expansions, with a leading axis of modes. Their ``value`` is that
+        of the first, and ``offset`` is what is added to it.
+    :param modes: normal approximations of the posterior there, which are the rule.
+    """
+
+    each: Expansion
+    modes: Modes
+
+    @classmethod
+    def of(cls, expansions: Sequence[Expansion], modes: Modes) -> Expansions:
+        """Expansions about some points, in double precision.
+
+        The differences between their values decide on the masses of the modes, and
+        are taken before they are rounded.
+
+        :param expansions: one for each mode, without exact rows.
+        :param modes: the normal approximations, by NumPy.
+        """
+        base = np.asarray(expansions[0].value, np.float64)
+        parts = [
+            e._replace(value=base, offset=np.asarray(e.value, np.float64) - base)  # type: ignore[arg-type]
+            for e in expansions
+        ]
+        stacked = jax.tree.map(lambda *x: np.stack([np.asarray(p) for p in x]), *parts)
+        return cls(stacked, modes)
+
+    def at(self, flat: Array) -> Expansion:
+        """The expansion of the mode that a position belongs to."""
+        return self.of_mode(self.modes.of(flat))
+
+    def of_mode(self, mode: Array) -> Expansion:
+        """The expansion about one mode."""
+        return jax.tree.map(lambda x: jnp.asarray(x)[mode], self.each)
+
+    def cast(self, dtype: Any) -> Expansions:
+        """The same as JAX arrays, numbers of this type."""
+
+        def array(x: Any) -> Array:
+            if isinstance(x, jax.core.Tracer):
+                return x
+            return jax.device_put(np.asarray(x, dtype))
+
+        return jax.tree.map(array, self)
+
+    @property
+    def exact(self) -> dict[str, Any]:
+        """Rows that the surrogate evaluates itself: none."""
+        return {}
+
+    @property
+    def exact_rows(self) -> dict[str, Array]:
+        """What to ask a target for: nothing."""
+        return {}
+
+    @property
+    def num_exact(self) -> int:
+        """How many rows these are."""
+        return 0
+
+    @property
+    def num_leading(self) -> int:
+        """How many of them a decision on the residuals alone evaluates."""
+        return 0
+
+    @property
+    def has_every_row(self) -> bool:
+        """Whether the surrogate is the target."""
+        return False
+
+
 @dataclass(frozen=True)
 class Coordinates:
     """In which coordinates the rows are expanded: not always those that are sampled.
@@ -227,7 +314,7 @@ def expand(
     coordinates: Coordinates,
     order: int,
     form: Form,
-    expansion: Expansion,
+    expansions: Expansion | Expansions,
     unravel: Callable[[Array], Position],
     residual_only: bool = False,
 ) -> Callable[[Array, Mapping[str, Array]], Terms]:
@@ -239,7 +326,7 @@ def expand(
     :param form: ``"direct"`` subtracts each row's polynomial from it;
         ``"remainder"`` integrates the next derivative along the displacement, whose
         rounding errors are relative to the residual and not to the log likelihood.
-    :param expansion: the summed polynomial.
+    :param expansions: the summed polynomial, or those of several modes.
     :param unravel: from a flat position to the target's.
     :param residual_only: only what the target has beyond :func:`log_surrogate`: the
         residuals, and at order 1 what their polynomials lack of the surrogate's.
@@ -249,7 +336,7 @@ def expand(
     one = jnp.zeros(1, jnp.int32)  # of a plate that nobody asks for
 
     def evaluate(flat: Array, asked: Mapping[str, Array]) -> Terms:
-        z = unravel(flat)
+        z, expansion = unravel(flat), expansions.at(flat)
         indices = dict.fromkeys(target.plates, one) | dict(asked)
         terms = target.terms(z, indices)
         phi, unravel_phi = ravel_pytree(coordinates.of(target, z))
@@ -303,7 +390,7 @@ def expand(
 def log_surrogate(
     target: Target,
     coordinates: Coordinates,
-    expansion: Expansion,
+    expansions: Expansion | Expansions,
     weights: Weights,
     unravel: Callable[[Array], Position],
 ) -> Callable[[Array], Array]:
@@ -315,10 +402,10 @@ def log_surrogate(
     :return: a function of a flat position, up to a constant.
     """
     some = {name: jnp.zeros(1, jnp.int32) for name in target.plates}
-    some |= expansion.exact_rows
+    some |= expansions.exact_rows
 
     def density(flat: Array) -> Array:
-        z = unravel(flat)
+        z, expansion = unravel(flat), expansions.at(flat)
         phi, _ = ravel_pytree(coordinates.of(target, z))
         terms = target.terms(z, some)
         polynomial = expansion.polynomial(phi - expansion.center)

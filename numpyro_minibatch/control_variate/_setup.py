@@ -21,7 +21,17 @@ from numpyro_minibatch.control_variate._exact_rows import (
     may_be_exact,
     with_exact_rows,
 )
-from numpyro_minibatch.control_variate._expand import Coordinates, Expansion
+from numpyro_minibatch.control_variate._expand import (
+    Coordinates,
+    Expansion,
+    Expansions,
+)
+from numpyro_minibatch.control_variate._modes import (
+    FoundModes,
+    distances,
+    find_modes,
+    posterior_of_modes,
+)
 from numpyro_minibatch.control_variate._pilot import (
     COARSE,
     Pilot,
@@ -66,13 +76,13 @@ _ENOUGH_DRAWS = 0.94
 class Surrogate(NamedTuple):
     """What a chain with a control variate keeps in its state.
 
-    :param expansion: the summed polynomial.
+    :param expansion: the summed polynomial, or those of several modes.
     :param location: about the mean of the surrogate's posterior, ``(D,)``.
     :param root: transpose of a root of about its covariance, ``(D, D)``.
     :param designs: how the rows of a batch are drawn, by plate.
     """
 
-    expansion: Expansion
+    expansion: Expansion | Expansions
     location: Array
     root: Array
     designs: dict[str, Any]
@@ -139,11 +149,24 @@ def _prepared(problem: Problem, chosen: Chosen, needs: Needs) -> Prepared:
     positions = _positions(problem, chosen.start)
     phi = _in_coordinates(problem, positions)
     few = may_be_exact(problem, chosen, needs)
-    center, start = None, positions[0]
+    center, start, found = None, positions[0], None
+    if taylor.modes > 1:
+        if not problem.in_own_coordinates:
+            raise Refused(_other_coordinates(problem))
+        found = find_modes(problem, phi, taylor)
+        if len(found.modes) > 1:
+            return _with_modes(problem, chosen, needs, found)
     try:
-        center = find_center(
-            problem, phi, taylor, lambda: compile_pilot(problem, taylor, phi.shape[1])
-        )
+        if found is None:
+            center = find_center(
+                problem,
+                phi,
+                taylor,
+                lambda: compile_pilot(problem, taylor, phi.shape[1]),
+            )
+        else:
+            expansion, known = found.modes[0][:2]
+            center = Center(expansion, 0.0, found.about, known)
         start = starting_point(problem, center.expansion, start)
         posterior = surrogate_posterior(
             problem, center.expansion, start, center.known_hessian
@@ -164,7 +187,40 @@ def _prepared(problem: Problem, chosen: Chosen, needs: Needs) -> Prepared:
     if needs.follows:
         posterior, pilot, tails = _with_rows(problem, chosen, needs, posterior, pilot)
     check_residuals(problem, taylor, posterior, pilot)
-    return _outcome(problem, center.other_mode, posterior, pilot, tails)
+    outcome = _outcome(problem, center.other_mode, posterior, pilot, tails)
+    if found is not None:
+        outcome = outcome._replace(report=outcome.report | found.report)
+    return outcome
+
+
+def _with_modes(
+    problem: Problem, chosen: Chosen, needs: Needs, found: FoundModes
+) -> Prepared:
+    """The outcome of a set-up that expands about several modes."""
+    posterior, starts = posterior_of_modes(problem, found)
+    pilot = run_pilot(problem, chosen, needs, posterior)
+    check_residuals(problem, chosen.taylor, posterior, pilot)
+    outcome = _outcome(problem, 0.0, posterior, pilot, None)
+    modes = posterior.expansion.modes  # type: ignore[attr-defined]
+    dtype = problem.dtype
+    return outcome._replace(
+        starts=jax.tree.map(
+            lambda x: np.asarray(x, dtype),
+            unflatten(starts[:_STARTING], problem.example),
+        ),
+        radius=float(distances(modes, posterior.draws).min(1).max()),
+        report=outcome.report | found.report,
+    )
+
+
+def _other_coordinates(problem: Problem) -> str:
+    names = ", ".join(sorted(problem.example))
+    return (
+        "control_variate.taylor2(modes=...) expands the rows in the coordinates that "
+        f"are sampled, but those of this model are not expanded in all of {names}: the "
+        "likelihood of a row depends on fewer numbers. Leave modes out, or sample at a "
+        "temperature with ReplicaExchange."
+    )
 
 
 def _with_rows(

@@ -25,6 +25,7 @@ class Taylor:
     :param form: how a residual is computed.
     :param max_residual_sd: what the pilot accepts.
     :param exact_rows: rows that are not expanded; ``None`` for as many as pay.
+    :param modes: at how many modes rows are expanded at most.
     """
 
     order: int
@@ -34,6 +35,7 @@ class Taylor:
     form: Form = "auto"
     max_residual_sd: float = 2.0
     exact_rows: int | None = None
+    modes: int = 1
 
     def __post_init__(self) -> None:
         who = f"control_variate.taylor{self.order}"
@@ -68,6 +70,27 @@ class Taylor:
                 )
             if number < 0:
                 raise ValueError(f"{who}(exact_rows={number}) must not be negative.")
+        if not isinstance(self.modes, Integral) or isinstance(self.modes, bool):
+            raise TypeError(
+                f"{who}(modes={self.modes!r}) must be an integer, got "
+                f"{type(self.modes).__name__}. Write modes=8 for at most 8 modes."
+            )
+        if self.modes < 1:
+            raise ValueError(
+                f"{who}(modes={self.modes}) must be at least 1. Write modes=8 for at "
+                "most 8 modes."
+            )
+        clashing = {
+            "center": (self.center, "the search finds the centres"),
+            "sites": (self.sites, "several modes are expanded in all latent sites"),
+            "exact_rows": (self.exact_rows, "each mode would need its own"),
+        }
+        for name, (value, why) in clashing.items():
+            if self.modes > 1 and value:
+                raise ValueError(
+                    f"{who}(modes={self.modes}) takes no {name}=...: {why}. Leave one "
+                    "of them out."
+                )
         if self.form not in ("auto", "direct", "remainder"):
             raise ValueError(
                 f'{who}(form={self.form!r}) must be "auto", "direct" or "remainder".'
@@ -103,6 +126,7 @@ def taylor1(
     form: Form = "auto",
     max_residual_sd: float = 2.0,
     exact_rows: int | None = None,
+    modes: int = 1,
 ) -> Taylor:
     """First-order control variates: what rows do beyond a straight line is estimated.
 
@@ -117,7 +141,7 @@ def taylor1(
         >>> control_variate.taylor1().order
         1
     """
-    return Taylor(1, sites, center, ridge, form, max_residual_sd, exact_rows)
+    return Taylor(1, sites, center, ridge, form, max_residual_sd, exact_rows, modes)
 
 
 def taylor2(
@@ -127,6 +151,7 @@ def taylor2(
     form: Form = "auto",
     max_residual_sd: float = 2.0,
     exact_rows: int | None = None,
+    modes: int = 1,
 ) -> Taylor:
     """Second-order control variates, as ``control_variate="taylor2"`` chooses them.
 
@@ -166,6 +191,13 @@ def taylor2(
         none, if the expansion leaves a summed residual of standard deviation 0.5 at
         most over the posterior. Otherwise as many as make it so, but no more than 16 or
         half of a batch; if batches have all of at most 2048 rows, all of them.
+    :param modes: the largest number of modes to expand about. By default 1: the
+        expansion is about the best mode of a few searches, and another one is reported
+        if a search ends there. Above 1, for :class:`~numpyro_minibatch.MinibatchMH`,
+        many searches look for modes, the rows are expanded about each, and
+        :func:`proposal.across_modes` also moves between them. The expansion is then in
+        all latent sites, without exact rows: not together with ``sites``, ``center``
+        or ``exact_rows``. Where one mode is found, the rest is as with 1.
     :raises TypeError: ``sites`` or ``center`` is of the wrong kind.
     :raises ValueError: an argument is out of range.
 
@@ -184,7 +216,7 @@ def taylor2(
         >>> control_variate.taylor2(ridge=0.1).ridge
         0.1
     """
-    return Taylor(2, sites, center, ridge, form, max_residual_sd, exact_rows)
+    return Taylor(2, sites, center, ridge, form, max_residual_sd, exact_rows, modes)
 
 
 def named(control_variate: str) -> Taylor | None:

@@ -175,9 +175,10 @@ def _advise_other_mode(run: Run) -> Iterator[str]:
         yield (
             "a search for the centre of the expansion ended in another mode, "
             f"{away:.2g} posterior standard deviations away. The chains explore only "
-            "the mode at which the likelihood was expanded: run both with "
-            "control_variate.taylor2(center=...), or sample at a higher temperature "
-            "without a control variate."
+            "the mode at which the likelihood was expanded. Write MinibatchMH(model, "
+            "control_variate=control_variate.taylor2(modes=8)), which expands at each "
+            "mode and moves between them, or sample at a higher temperature without a "
+            "control variate."
         )
 
 
@@ -227,7 +228,8 @@ FAMILY = Family(
         Rule(
             "a search for the centre ... ended in another mode",
             "there are at least two modes, and the chains explore one",
-            "a ladder of temperatures, or one higher temperature",
+            "`control_variate.taylor2(modes=8)`, a ladder of temperatures, or one "
+            "higher temperature",
             _advise_other_mode,
         ),
     ),

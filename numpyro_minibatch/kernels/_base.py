@@ -139,6 +139,7 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
     """
 
     _moved = False  # whether the temperature is not that of the set-up
+    visits_modes = False  # whether it moves between the modes of a control variate
 
     def __init__(
         self,
@@ -178,6 +179,12 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
                 f"{describe(init_strategy)}."
             )
         control_variate = read_control_variate(name, control_variate)
+        if control_variate and control_variate.modes > 1 and not self.visits_modes:
+            raise ValueError(
+                f"{name}(control_variate=...) with modes={control_variate.modes} needs "
+                "moves between modes, which MinibatchMH makes. Leave modes out, or "
+                "write MinibatchMH(model, control_variate=...)."
+            )
         batch = read_batch(name, batch, batch_size, control_variate)
         self._model = model
         self._target = target
@@ -231,7 +238,7 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
         measured = {
             name: value.item() if isinstance(value, np.generic) else value
             for name, value in report.items()
-            if isinstance(value, bool | int | float | str | np.generic)
+            if isinstance(value, bool | int | float | str | list | np.generic)
         }
         return {
             **scheme.facts,

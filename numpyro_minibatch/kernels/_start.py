@@ -19,6 +19,7 @@ from jax.scipy.linalg import solve_triangular
 from numpyro_minibatch._internal.static import Static
 from numpyro_minibatch._model.preflight import content_of
 from numpyro_minibatch._model.start import find_start
+from numpyro_minibatch.control_variate._expand import Expansions
 from numpyro_minibatch.kernels._contract import Start
 
 __all__ = [
@@ -126,8 +127,12 @@ def _moved_within(
     in any case.
     """
     flat, _ = ravel_pytree(z)
-    away = solve_triangular(surrogate.root.T, flat - surrogate.location, lower=True)
-    distance = jnp.linalg.norm(away)
+    if isinstance(surrogate.expansion, Expansions):  # to the closest of several modes
+        white = surrogate.expansion.modes.whitened(flat)
+        distance = jnp.linalg.norm(white, axis=-1).min()
+    else:
+        away = solve_triangular(surrogate.root.T, flat - surrogate.location, lower=True)
+        distance = jnp.linalg.norm(away)
     near = distance <= within.radius
     return distance, jax.tree.map(
         lambda start, draw: jnp.where(near, start, draw), z, within.drawn(key)

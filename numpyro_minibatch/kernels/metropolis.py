@@ -29,6 +29,7 @@ from numpyro_minibatch._internal.checks import (
 from numpyro_minibatch.accept import AcceptanceTest, SequentialTest
 from numpyro_minibatch.batch import BatchSize, FullBatch, Scheme
 from numpyro_minibatch.control_variate import Taylor, log_surrogate
+from numpyro_minibatch.control_variate._expand import Expansion, Expansions
 from numpyro_minibatch.control_variate._problem import Needs
 from numpyro_minibatch.estimate import (
     Augmented,
@@ -53,6 +54,7 @@ from numpyro_minibatch.target import Target
 
 __all__ = ["MinibatchMH", "MinibatchMHState"]
 
+_OF_MODES = "mode", "mode_moves_tried", "mode_moves_made"  # fields
 _FEWEST = 16  # the smallest batch that the pilot chooses; fewer rows save no time
 
 
@@ -94,6 +96,10 @@ class MinibatchMHState(NamedTuple):
       about 1 if that is right.
     - **num_rows** - rows of data read to make the draw; a row of a shared batch is
       evaluated at both positions and counts once.
+    - **mode** - with ``taylor2(modes=...)``, the mode that ``z`` belongs to, in the
+      order of ``kernel.pilot["mode_masses"]``; else empty.
+    - **mode_moves_tried**, **mode_moves_made** - with ``taylor2(modes=...)``, the inner
+      steps of the draw that tried another mode, and those that reached it; else empty.
     """
 
     i: Array
@@ -115,6 +121,9 @@ class MinibatchMHState(NamedTuple):
     check_rms_error: Array
     check_rms_z: Array
     checks: _Checks
+    mode: Any = ()
+    mode_moves_tried: Any = ()
+    mode_moves_made: Any = ()
 
 
 class _Carry(NamedTuple):
@@ -137,6 +146,7 @@ class _Step(NamedTuple):
     reliable: Array
     num_rows: Array
     checks: _Checks
+    jumps: tuple[Array, ...] = ()  # whether another mode was tried, and reached
 
 
 class _Readers(NamedTuple):
@@ -251,6 +261,7 @@ class MinibatchMH(SteppedKernel, AdaptedKernel, MinibatchKernel):
     draws_once_a_step = True
     keeps_target = True
     step_size_order = 1
+    visits_modes = True
 
     def __init__(
         self,
@@ -291,7 +302,10 @@ class MinibatchMH(SteppedKernel, AdaptedKernel, MinibatchKernel):
         )
         self._acceptance = read_acceptance(name, acceptance)
         known = self._control_variate is not None
-        self._proposal = _default_proposal(known) if proposal is None else proposal
+        several = known and self._control_variate.modes > 1
+        self._proposal = (
+            _default_proposal(known, several) if proposal is None else proposal
+        )
         check_instance(name, "proposal", self._proposal, Proposal, "random_walk()")
         if self._proposal.uses_surrogate and not known:
             raise ValueError(
@@ -299,6 +313,8 @@ class MinibatchMH(SteppedKernel, AdaptedKernel, MinibatchKernel):
                 "posterior, which a control variate provides. Add control_variate="
                 '"taylor2", or use proposal.random_walk().'
             )
+        if several != self._proposal.moves_between_modes:
+            raise ValueError(_other_number_of_modes(name, self._proposal, several))
         if step_size is None:
             step_size = self._proposal.default_step_size
         _refuse_unfit_rule(name, self._acceptance, self._batch, self._estimate)
@@ -354,7 +370,13 @@ class MinibatchMH(SteppedKernel, AdaptedKernel, MinibatchKernel):
             "reliable",
             "num_rows",
             *(("check_rms_error", "check_rms_z") if self._control_variate else ()),
+            *(_OF_MODES if self._several_modes else ()),
         )
+
+    @property
+    def _several_modes(self) -> bool:
+        """Whether the control variate may have several modes."""
+        return self._control_variate is not None and self._control_variate.modes > 1
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -408,11 +430,18 @@ class MinibatchMH(SteppedKernel, AdaptedKernel, MinibatchKernel):
             check_rms_error=jnp.full_like(zero, jnp.nan),
             check_rms_z=jnp.full_like(zero, jnp.nan),
             checks=_Checks(zero, zero, zero),
+            **(dict.fromkeys(_OF_MODES, jnp.int32(0)) if self._several_modes else {}),
         )
 
     def check_rung(self, who: str) -> None:
         """Raise where the kernel cannot be a rung; see :class:`Tempered`."""
         super().check_rung(who)
+        if self._several_modes:
+            raise ValueError(
+                f"{who}(inner) has a control variate with several modes, which moves "
+                "between them at temperature 1 without a ladder. Write "
+                'control_variate="taylor2", or run the inner kernel alone.'
+            )
         if isinstance(self._estimate, Augmented):
             raise ValueError(
                 f'{who}(inner) keeps estimates of a temperature (estimate="augmented") '
@@ -499,6 +528,7 @@ class MinibatchMH(SteppedKernel, AdaptedKernel, MinibatchKernel):
             carry, steps = jax.lax.scan(inner, carry, count)
             last = jax.tree.map(lambda x: x[-1], steps)
         checks = jax.tree.map(lambda a, b: a + b.sum(), state.checks, steps.checks)
+        of_modes = self._of_modes(context, carry.z, steps.jumps)
         end = self._step_size_at((state.i + 1) * self.num_steps - 1, state)
         return advanced(
             self._adaptation,
@@ -517,10 +547,20 @@ class MinibatchMH(SteppedKernel, AdaptedKernel, MinibatchKernel):
                 # NaN without checks
                 check_rms_error=jnp.sqrt(checks.error / checks.number),
                 check_rms_z=jnp.sqrt(checks.z / checks.number),
+                **of_modes,
             ),
             carry.z,
             steps.mobility.mean(),
         )._replace(step_size=end)
+
+    def _of_modes(
+        self, context: ProposalContext, z: Array, jumps: tuple[Array, ...]
+    ) -> dict[str, Array]:
+        """The fields of a draw that name its mode and count moves between modes."""
+        if not self._several_modes or context.modes is None:
+            return {}
+        tried, made = (jump.sum(dtype=jnp.int32) for jump in jumps)
+        return dict(zip(_OF_MODES, (context.modes.of(z), tried, made), strict=True))
 
     def advance(
         self, target: Target, state: MinibatchMHState
@@ -578,26 +618,31 @@ class MinibatchMH(SteppedKernel, AdaptedKernel, MinibatchKernel):
 
         if self._run.plan is None:
             return ProposalContext(no_batch, Whitening(state.adapt_state.root))
+        expansion = state.surrogate.expansion
+        several = isinstance(expansion, Expansions)
+
+        def surrogate(expansion: Expansion | Expansions) -> Callable[[Array], Array]:
+            coordinates, weights = self._run.plan.coordinates, reader.weights
+            return log_surrogate(target, coordinates, expansion, weights, unravel)
+
         return ProposalContext(
             no_batch,
             # that of the surrogate, which vectorised chains share: with a separate
             # matrix for each chain, though equal, each would compute its own product
             Whitening(state.surrogate.root),
             center=state.surrogate.location,
-            log_surrogate=log_surrogate(
-                target,
-                self._run.plan.coordinates,
-                state.surrogate.expansion,
-                reader.weights,
-                unravel,
-            ),
+            log_surrogate=surrogate(expansion),
             # at another temperature the surrogate is wider than in the set-up: never a
             # single rotation, and steps short enough for its flatter slopes
             num_steps=max(self._run.plan.num_steps, 4)
             if self._moved
             else self._run.plan.num_steps,
             over_relaxed=self._run.plan.over_relaxed,
-            num_rows=state.surrogate.expansion.num_exact,
+            num_rows=expansion.num_exact,
+            modes=expansion.modes if several else None,
+            log_surrogate_in=(lambda mode: surrogate(expansion.of_mode(mode)))
+            if several
+            else None,
         )
 
     def _metropolis_step(
@@ -690,6 +735,12 @@ class MinibatchMH(SteppedKernel, AdaptedKernel, MinibatchKernel):
             reliable=(decision.reliable & seen.reliable).astype(lp.dtype),
             num_rows=(seen.num_rows + proposal_rows).astype(self._rows_dtype(reader)),
             checks=checks,
+            jumps=()
+            if proposed.jump is None
+            else (
+                proposed.jump,
+                proposed.jump & jnp.asarray(proposed.moved) & decision.accept,
+            ),
         )
 
     def _check_exactly(
@@ -737,7 +788,22 @@ class MinibatchMH(SteppedKernel, AdaptedKernel, MinibatchKernel):
         return seen, checks
 
 
-def _default_proposal(surrogate: bool) -> Proposal:
+def _other_number_of_modes(name: str, given: Proposal, several: bool) -> str:
+    if several:
+        return (
+            f"{name}(proposal={given!r}) moves within one mode, but control_variate="
+            "control_variate.taylor2(modes=...) asks for several. Leave the proposal "
+            "out, or write proposal.across_modes()."
+        )
+    return (
+        f"{name}(proposal={given!r}) moves between the modes of a surrogate, which "
+        "has several with control_variate=control_variate.taylor2(modes=8)."
+    )
+
+
+def _default_proposal(surrogate: bool, several: bool) -> Proposal:
+    if several:
+        return proposal.across_modes()
     return proposal.surrogate_hmc() if surrogate else proposal.random_walk()
 
 

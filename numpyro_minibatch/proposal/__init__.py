@@ -15,6 +15,8 @@ from numpyro_minibatch.preconditioner import Whitening
 from numpyro_minibatch.proposal._contract import Proposal, ProposalContext, Proposed
 from numpyro_minibatch.proposal._local import langevin, random_walk
 from numpyro_minibatch.proposal._mixture import mixture
+from numpyro_minibatch.proposal._modes import across_modes
+from numpyro_minibatch.proposal._normals import Modes as Modes
 from numpyro_minibatch.proposal._on_surrogate import (
     TRAJECTORY_LENGTH as TRAJECTORY_LENGTH,
 )
@@ -35,6 +37,7 @@ __all__ = [
     "Proposal",
     "Proposed",
     "Whitening",
+    "across_modes",
     "delayed_random_walk",
     "independence",
     "langevin",

@@ -13,6 +13,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from numpyro_minibatch.preconditioner import Whitening
+from numpyro_minibatch.proposal._normals import Modes
 
 __all__ = ["ProposalContext", "Proposal", "Proposed"]
 
@@ -35,6 +36,9 @@ class ProposalContext(NamedTuple):
         over-relaxed moves, to the other side of its centre, are accepted from the tails
         as well.
     :param num_rows: rows of data that an evaluation of the surrogate reads.
+    :param modes: the modes of a surrogate with several; ``None`` with one.
+    :param log_surrogate_in: from a mode to the log density of its own surrogate, which
+        is smooth everywhere; only with several modes.
     """
 
     gradient: Callable[[Array], Array]
@@ -44,6 +48,8 @@ class ProposalContext(NamedTuple):
     num_steps: int = 4
     over_relaxed: bool = False
     num_rows: int = 0
+    modes: Modes | None = None
+    log_surrogate_in: Callable[[Array], Callable[[Array], Array]] | None = None
 
 
 class Proposed(NamedTuple):
@@ -58,6 +64,8 @@ class Proposed(NamedTuple):
     :param log_surrogate: the log surrogate at both positions, shape ``(2,)``, if
         ``log_q_ratio`` is their difference. It then cancels in the acceptance ratio,
         and the decision needs only the residual of the target over the surrogate.
+    :param jump: whether another mode was tried, also by a move that the first stage
+        rejected; ``None`` from a proposal that does not move between modes.
     """
 
     z: Array
@@ -65,6 +73,7 @@ class Proposed(NamedTuple):
     moved: ArrayLike = np.True_
     tunes: ArrayLike = np.True_
     log_surrogate: Array | None = None
+    jump: Array | None = None
 
 
 @dataclass(frozen=True)
@@ -79,6 +88,8 @@ class Proposal(ABC):
     uses_surrogate = False
     #: whether it follows the surrogate's gradient, so that an accurate one pays
     follows_surrogate = False
+    #: whether it moves between the modes of a surrogate that has several
+    moves_between_modes = False
     #: whether it has a scale that warmup should tune
     adapts_step_size = True
     #: step size to start from

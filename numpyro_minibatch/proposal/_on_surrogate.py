@@ -59,7 +59,7 @@ def _rotated(
     return Proposed(center + context.whitening.color(white_new), log_q_ratio)
 
 
-def _first_stage(
+def accept_on_surrogate(
     z: Array, z_new: Array, logs: Array, log_ratio: Array, noise: Array
 ) -> Proposed:
     """Accept on the surrogate or stay; the second stage divides it out again.
@@ -221,7 +221,7 @@ class _SurrogateHMC(Proposal):
             step = step * (1.0 + self.jitter * uniform)
         z_new, momentum_new, logs = follow(z, momentum, step, num_steps, context)
         log_ratio = log_metropolis_ratio(momentum, momentum_new, logs)
-        return _first_stage(z, z_new, logs, log_ratio, for_accept)
+        return accept_on_surrogate(z, z_new, logs, log_ratio, for_accept)
 
 
 @dataclass(frozen=True)
@@ -237,7 +237,7 @@ class _DelayedRandomWalk(Proposal):
         noise = normal(key, z.size + 2, z.dtype)
         z_new = z + step_size * context.whitening.color(noise[:-2])
         logs = jax.vmap(_surrogate(context))(jnp.stack([z, z_new]))
-        return _first_stage(z, z_new, logs, logs[1] - logs[0], noise[-2:])
+        return accept_on_surrogate(z, z_new, logs, logs[1] - logs[0], noise[-2:])
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,421 @@
+"""The search for the modes of a posterior, from many starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import permutations
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.flatten_util import ravel_pytree
+
+from numpyro_minibatch._internal.progress import stage
+from numpyro_minibatch.control_variate._center import (
+    Density,
+    newton,
+    searches,
+)
+from numpyro_minibatch.control_variate._expand import Expansion, Expansions
+from numpyro_minibatch.control_variate._posterior import (
+    SurrogatePosterior,
+    surrogate_posterior,
+)
+from numpyro_minibatch.control_variate._problem import Problem, Refused, double
+from numpyro_minibatch.control_variate._taylor import Taylor
+from numpyro_minibatch.proposal import Modes
+
+__all__ = [
+    "FoundMode",
+    "FoundModes",
+    "distances",
+    "find_modes",
+    "posterior_of_modes",
+]
+
+_RANDOM_STARTS = 32  # half from the prior, half from the box of NumPyro's starts
+_COPIES = 16  # searches from transformed copies of each mode
+_JITTERED = 2  # of them from the neighbourhood of a mode
+_FEW_SITES = 12  # coordinates up to which the sign of each is changed alone
+_SAME = 2.0  # standard deviations within which two ends are one mode
+_LEAST = 1e-4  # mass of a mode below which it is left out
+_LEAST_INSIDE = 0.25  # share of a surrogate's draws that must belong to its mode
+_MOST = 64  # different ends on some rows that are looked at
+
+
+class FoundMode(NamedTuple):
+    """A mode, by all rows.
+
+    :param expansion: the sum of the rows' polynomials about it, in double precision.
+    :param known_hessian: the Hessian of all that is not expanded, there.
+    :param mass: by the Laplace approximation, relative to all that were found.
+    :param found: how many of the random starts led to it.
+    """
+
+    expansion: Expansion
+    known_hessian: np.ndarray
+    mass: float
+    found: int
+
+
+class FoundModes(NamedTuple):
+    """What a search for modes found.
+
+    :param modes: those that are kept, the heaviest first.
+    :param about: the expansion about a point, by a pass that is compiled.
+    :param num_searches: searches from random starts that ended.
+    :param left_out: masses of the modes that are not kept.
+    """
+
+    modes: tuple[FoundMode, ...]
+    about: Callable[[np.ndarray], Expansion]
+    num_searches: int
+    left_out: tuple[float, ...]
+
+    @property
+    def missed(self) -> float:
+        """The probability that another search ends in a mode not found: Good-Turing."""
+        once = sum(mode.found == 1 for mode in self.modes)
+        return once / max(self.num_searches, 1)
+
+    @property
+    def report(self) -> dict[str, Any]:
+        """What is told of the search."""
+        return {
+            "num_modes": len(self.modes),
+            "mode_masses": [mode.mass for mode in self.modes],
+            "mode_found": [mode.found for mode in self.modes],
+            "mode_searches": self.num_searches,
+            "mode_missed": self.missed,
+            "mode_left_out": list(self.left_out),
+        }
+
+
+class _End(NamedTuple):
+    """A mode by some rows."""
+
+    position: np.ndarray
+    value: float
+    hessian: np.ndarray
+    found: int
+
+    def distance(self, other: np.ndarray) -> float:
+        """To another position, in standard deviations."""
+        away = other - self.position
+        return float(np.sqrt(max(away @ self.hessian @ away, 0.0)))
+
+
+def find_modes(problem: Problem, starts: np.ndarray, taylor: Taylor) -> FoundModes:
+    """Find the modes of a posterior that is expanded in its own coordinates.
+
+    :param problem: the target and its coordinates.
+    :param starts: where to start in any case, shape ``(k, d)``.
+    :param taylor: the control variate, whose ``modes`` are kept at most.
+    :raises Refused: no search ends in a mode.
+    """
+    density = Density.of(problem, taylor)
+    density.ahead(starts.shape[1])
+    stage("modes of some rows")
+    random = np.vstack([starts, _random_starts(problem, len(starts), starts.shape[1])])
+    ends = _Ends(density)
+    ended = sum(ends.add(x, random=True) for x in _optima(density, random))
+    tried = 0
+    while tried < len(ends.found) <= _MOST:  # also from copies of copies
+        copies = _copies(problem, density, ends, ends.found[tried])
+        for optimum in _optima(density, copies):
+            ends.add(optimum, random=False)
+        tried += 1
+    if not ends.found:
+        raise Refused(
+            "none of the searches for modes ended at a maximum of the log density. "
+            "Give the parameters proper priors, standardise the data, or pass a "
+            "centre: control_variate.taylor2(center={site: unconstrained value})."
+        )
+    stage("modes of all rows")
+    return _of_all_rows(problem, density, ends.found, ended, taylor.modes)
+
+
+def _of_all_rows(
+    problem: Problem, density: Density, ends: list[_End], ended: int, most: int
+) -> FoundModes:
+    """The modes by all rows, with their masses."""
+    refined: list[_End] = []
+    best = min(end.value for end in ends)
+    rows = max(problem.plates.values())
+    # an end on some rows is off by their noise
+    allowed = 20.0 + 20.0 * rows / density.num_some
+    refused: Refused | None = None
+    for end in sorted(ends, key=lambda end: end.value):
+        if end.value > best + allowed:
+            continue
+        try:
+            position, hessian = newton(density.of_all, end.position)
+        except Refused as error:
+            refused = error
+            continue
+        value = float(density.of_all(position)[0])
+        new = _End(position, value, hessian, end.found)
+        for k, old in enumerate(refined):
+            if min(old.distance(new.position), new.distance(old.position)) < _SAME:
+                better = min(old, new, key=lambda e: e.value)
+                refined[k] = better._replace(found=old.found + new.found)
+                break
+        else:
+            refined.append(new)
+    if not refined:
+        assert refused is not None
+        raise refused
+    logs = np.array([-e.value - 0.5 * np.linalg.slogdet(e.hessian)[1] for e in refined])
+    masses = np.exp(logs - logs.max())
+    masses /= masses.sum()
+    order = np.argsort(-masses, kind="stable")
+    kept = [k for k in order[:most] if masses[k] >= _LEAST]
+    modes = []
+    for k in kept:
+        expansion, known = density.with_known(refined[k].position)
+        modes.append(FoundMode(expansion, known, float(masses[k]), refined[k].found))
+    left_out = tuple(float(masses[k]) for k in order[len(kept) :])
+    return FoundModes(tuple(modes), density.about, ended, left_out)
+
+
+def posterior_of_modes(
+    problem: Problem, found: FoundModes
+) -> tuple[SurrogatePosterior, np.ndarray]:
+    """The posterior of the surrogate with several modes, and positions to start from.
+
+    Its draws come from all modes in equal numbers: they score rows and measure the
+    expansion, in a mode with little mass as well. The positions to start from come from
+    each mode in proportion to its mass.
+
+    :param problem: the target and its coordinates.
+    :param found: the modes.
+    :raises Refused: the surrogate of a mode cannot be sampled.
+    """
+    parts = [
+        surrogate_posterior(
+            problem,
+            mode.expansion,
+            np.asarray(mode.expansion.center),
+            mode.known_hessian,
+        )
+        for mode in found.modes
+    ]
+    masses = np.array([mode.mass for mode in found.modes])
+    modes = Modes(
+        np.stack([part.location for part in parts]),  # type: ignore[arg-type]
+        np.stack([part.root for part in parts]),  # type: ignore[arg-type]
+        np.log(masses / masses.sum()),  # type: ignore[arg-type]
+    )
+    pools = [_inside(modes, k, part.draws) for k, part in enumerate(parts)]
+    rng = np.random.default_rng(44)
+
+    def drawn(which: np.ndarray) -> np.ndarray:
+        draws = np.empty((len(which), pools[0].shape[1]))
+        for k, pool in enumerate(pools):
+            mine = np.flatnonzero(which == k)
+            draws[mine] = pool[np.resize(rng.permutation(len(pool)), len(mine))]
+        return draws
+
+    number = len(parts[0].draws)
+    # every block of as many draws as there are modes has one of each
+    blocks = [rng.permutation(len(parts)) for _ in range(-(-number // len(parts)))]
+    draws = drawn(np.concatenate(blocks)[:number])
+    starts = drawn(rng.choice(len(parts), number, p=np.exp(modes.log_weight)))
+    expansions = Expansions.of([mode.expansion for mode in found.modes], modes)
+    posterior = SurrogatePosterior(
+        expansions,  # type: ignore[arg-type]
+        starts.mean(0),
+        np.linalg.cholesky(np.atleast_2d(np.cov(draws.T))).T,
+        draws,
+        all(part.gaussian for part in parts),
+        max(part.rhat for part in parts),
+        max(part.num_steps for part in parts),
+        max(part.stuck for part in parts),
+    )
+    return posterior, starts
+
+
+def distances(modes: Modes, draws: np.ndarray) -> np.ndarray:
+    """Distances to each mode in its standard deviations, ``(number of draws, K)``."""
+    found = []
+    for location, root in zip(modes.location, modes.root, strict=True):
+        white = np.linalg.solve(np.asarray(root).T, (draws - np.asarray(location)).T)
+        found.append(np.linalg.norm(white, axis=0))
+    return np.stack(found, axis=1)
+
+
+def _inside(modes: Modes, mode: int, draws: np.ndarray) -> np.ndarray:
+    """Those draws that belong to a mode.
+
+    :raises Refused: hardly any does.
+    """
+    diagonals = np.diagonal(np.asarray(modes.root), axis1=-2, axis2=-1)
+    scales = np.log(np.abs(diagonals)).sum(-1)
+    weighted = np.asarray(modes.log_weight) - scales
+    density = weighted - 0.5 * np.square(distances(modes, draws))
+    inside = draws[density.argmax(1) == mode]
+    if len(inside) < _LEAST_INSIDE * len(draws):
+        raise Refused(
+            f"mode {mode + 1} of {len(modes.location)} overlaps with the others: only "
+            f"{len(inside) / len(draws):.0%} of the draws of its surrogate are closer "
+            "to it than to them. Write control_variate.taylor2(modes=1), or sample at "
+            "a temperature."
+        )
+    return inside
+
+
+class _Ends:
+    """Different ends of searches on some rows, and how often each was found."""
+
+    def __init__(self, density: Density) -> None:
+        self.density = density
+        self.found: list[_End] = []
+
+    def add(self, optimum: Any, random: bool) -> bool:
+        """Count an end of a search; whether it is a mode.
+
+        :param optimum: its position, and minus its log density.
+        :param random: whether the search started at a random position.
+        """
+        position, value = optimum
+        if not np.isfinite(value):
+            return False
+        if self._counted(position, value, random):
+            return True
+        if len(self.found) > _MOST:
+            return False
+        try:
+            position, hessian = newton(self.density.curved, position)
+        except Refused:
+            return False
+        value = float(self.density.curved(position)[0])
+        if not self._counted(position, value, random):
+            self.found.append(_End(position, value, hessian, int(random)))
+        return True
+
+    def at(self, position: np.ndarray, value: float) -> int | None:
+        """The number of the end that a position is at, if it is at one."""
+        for k, end in enumerate(self.found):
+            # a search may stop early, and another mode is not far below
+            if end.distance(position) < _SAME and value > end.value - 1.0:
+                return k
+        return None
+
+    def _counted(self, position: np.ndarray, value: float, random: bool) -> bool:
+        k = self.at(position, value)
+        if k is not None:
+            end = self.found[k]
+            self.found[k] = end._replace(found=end.found + random)
+        return k is not None
+
+
+def _optima(density: Density, starts: np.ndarray) -> Iterator[tuple[np.ndarray, float]]:
+    """Where searches from some starts end, and minus the log density there."""
+    for result in searches(density, starts):
+        yield result.x, float(result.fun)
+
+
+def _random_starts(problem: Problem, given: int, size: int) -> np.ndarray:
+    """Draws from the prior and from a box, ``(K, d)``."""
+    number = max(_RANDOM_STARTS - given, 0)
+    rng = np.random.default_rng(41)
+    box = rng.uniform(-2, 2, size=(number, size))
+    try:
+        with double():
+            keys = jax.random.split(jax.random.key(42), _RANDOM_STARTS // 2)
+            drawn = np.asarray(problem.compiled(_prior_draws)(keys))
+    except (NotImplementedError, AttributeError):  # an improper prior, or none known
+        return box
+    drawn = drawn[np.isfinite(drawn).all(1)][:number]
+    return np.vstack([drawn, box[: number - len(drawn)]])
+
+
+def _prior_draws(problem: Problem, arrays: list[Any], keys: Array) -> Array:
+    target = problem.target_of(arrays)
+
+    def one(key: Array) -> Array:
+        return ravel_pytree(target.draw_prior(key))[0]  # type: ignore[attr-defined]
+
+    return jax.vmap(one)(keys)
+
+
+def _copies(problem: Problem, density: Density, ends: _Ends, mode: _End) -> np.ndarray:
+    """Transformed copies of a mode, the most probable first, ``(K, d)``.
+
+    Those that are at a mode that has been found need no search.
+    """
+    position = mode.position
+    rng = np.random.default_rng(43)
+    found = [-position]
+    example = jax.tree.leaves(problem.example)
+    cuts = np.cumsum([0, *[np.size(x) for x in example]])
+    pieces = [slice(a, b) for a, b in zip(cuts[:-1], cuts[1:], strict=True)]
+    if len(position) <= _FEW_SITES:
+        pieces += [slice(k, k + 1) for k in range(len(position))]
+    for piece in pieces:
+        flipped = position.copy()
+        flipped[piece] *= -1
+        found.append(flipped)
+    found += _permuted(problem, position)
+    values = [float(density.of_some(x)[0]) for x in found]
+    far = [k for k, x in enumerate(found) if ends.at(x, values[k]) is None]
+    order = sorted(far, key=lambda k: values[k] if np.isfinite(values[k]) else np.inf)
+    kept = [found[k] for k in order if np.isfinite(values[k])]
+    # wide jumps along the directions that the data determine least
+    root = np.linalg.cholesky(np.linalg.inv(mode.hessian))
+    scale = 10.0 * np.sqrt(density.num_rows / density.num_some)
+    jitter = rng.normal(size=(_JITTERED, len(position))) @ root.T * scale
+    return np.vstack([*kept[: _COPIES - _JITTERED], *(position + jitter)])
+
+
+def _permuted(problem: Problem, position: np.ndarray) -> list[np.ndarray]:
+    """The position with exchangeable components in other orders.
+
+    Sites whose values have a first axis of the same length are permuted together, and
+    so are those whose last axis has it, such as the rows of a simplex.
+    """
+    target = problem.target_of(problem.arrays)
+    found: list[np.ndarray] = []
+    if not hasattr(target, "unconstrain"):
+        return found
+    with double():
+        flat = jnp.asarray(position, jnp.float64)
+        z = problem.unravel(flat)
+        values = {n: np.asarray(v) for n, v in target.constrain(z).items() if n in z}
+        sizes = {v.shape[0] for v in values.values() if v.ndim}
+        for size in sorted(sizes):
+            if not 2 <= size <= 12:
+                continue
+            for order in _orders(size):
+                moved = {
+                    n: v[list(order)] if v.ndim and v.shape[0] == size else v
+                    for n, v in values.items()
+                }
+                back = problem.compiled(_unconstrained)(
+                    {n: jnp.asarray(v) for n, v in moved.items()}
+                )
+                back = np.asarray(back)
+                if np.isfinite(back).all():
+                    found.append(back)
+    return found
+
+
+def _orders(size: int) -> list[tuple[int, ...]]:
+    """Orders of some components but the first: all of few, else exchanges of two."""
+    if size <= 4:
+        return list(permutations(range(size)))[1:]
+    exchanged = []
+    for a in range(size):
+        for b in range(a):
+            order = list(range(size))
+            order[a], order[b] = b, a
+            exchanged.append(tuple(order))
+    return exchanged
+
+
+def _unconstrained(problem: Problem, arrays: list[Any], values: Any) -> Array:
+    target = problem.target_of(arrays)
+    sites = target.trace(problem.one_row, data=values)  # type: ignore[attr-defined]
+    return ravel_pytree(target.unconstrain(sites, list(values)))[0]  # type: ignore[attr-defined]

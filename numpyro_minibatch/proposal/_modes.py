@@ -1,0 +1,181 @@
+"""Proposals for a surrogate with several modes: within a mode, and between modes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from numpyro_minibatch._internal.keys import normal
+from numpyro_minibatch.preconditioner import Whitening
+from numpyro_minibatch.proposal._contract import (
+    Proposal,
+    ProposalContext,
+    Proposed,
+    check_number,
+)
+from numpyro_minibatch.proposal._on_surrogate import (
+    OVERRELAXATION_COSINE,
+    accept_on_surrogate,
+    follow,
+    surrogate_hmc,
+)
+
+__all__ = ["across_modes"]
+
+
+@dataclass(frozen=True)
+class _AcrossModes(Proposal):
+    uses_surrogate = True
+    follows_surrogate = True
+    moves_between_modes = True
+    adapts_step_size = False
+
+    between: float = 0.5
+
+    def __post_init__(self) -> None:
+        between = check_number(
+            "across_modes(between=...)",
+            self.between,
+            lambda x: 0 < x < 1,
+            "a number above 0 and below 1",
+        )
+        object.__setattr__(self, "between", between)
+
+    def evaluations(self, context: ProposalContext) -> int:
+        within = surrogate_hmc().evaluations(context)
+        return within if context.modes is None else within + 2
+
+    def propose(
+        self, key: Array, z: Array, step_size: Array, context: ProposalContext
+    ) -> Proposed:
+        modes = context.modes
+        if modes is None:  # a surrogate with one mode
+            return surrogate_hmc().propose(key, z, step_size, context)
+        assert context.log_surrogate is not None  # the kernel has checked
+        keys = jax.random.split(key, 6)
+        key_kind, key_within, key_drawn, key_noise, key_other, key_accept = keys
+        density = jax.vmap(modes.log_densities)
+        at_z = modes.log_densities(z)
+        mode = jnp.argmax(at_z).astype(jnp.int32)
+        white = modes.whitened(z)[mode]
+        stayed, lost = self._within(key_within, z, mode, white, context)
+        # an independent draw from the mixture
+        chosen = jax.random.categorical(key_drawn, modes.log_weight)
+        noise = normal(key_noise, z.size, z.dtype)
+        drawn = modes.placed(chosen, noise)
+        # the same whitened position in another mode; where none is chosen, the step is
+        # a move within the mode
+        choice = jnp.log(_choice(modes.log_weight, mode))
+        other = jax.random.categorical(key_other, choice).astype(jnp.int32)
+        mapped = modes.placed(other, white)
+
+        proposed = jnp.stack([stayed, drawn, mapped])
+        at_new = density(proposed)
+        mode_new = jnp.argmax(at_new, -1).astype(jnp.int32)
+        mixture = jax.scipy.special.logsumexp
+        log_q_ratio = jnp.stack(
+            [
+                lost,
+                mixture(at_z) - mixture(at_new[1]),
+                modes.log_scale[other]
+                - modes.log_scale[mode]
+                + modes.log_weight[mode]
+                - modes.log_weight[other],
+            ]
+        )
+        # where the reverse move would be another one, there is no move
+        possible = jnp.stack(
+            [mode_new[0] == mode, jnp.array(True), mode_new[2] == other]
+        )
+        uniform = jax.random.uniform(key_kind, (), z.dtype)
+        maps = (uniform < self.between) & (other != mode)
+        kind = jnp.where(uniform < 0.5 * self.between, 1, jnp.where(maps, 2, 0))
+        z_new = proposed[kind]
+        logs = jax.vmap(context.log_surrogate)(jnp.stack([z, z_new]))
+        log_ratio = logs[1] - logs[0] + log_q_ratio[kind]
+        log_ratio = jnp.where(possible[kind], log_ratio, -jnp.inf)
+        found = accept_on_surrogate(
+            z, z_new, logs, log_ratio, normal(key_accept, 2, z.dtype)
+        )
+        return found._replace(jump=mode_new[kind] != mode)
+
+    def _within(
+        self, key: Array, z: Array, mode: Array, white: Array, context: ProposalContext
+    ) -> tuple[Array, Array]:
+        """A move about the centre of a mode, and the log ratio of its directions."""
+        modes = context.modes
+        assert modes is not None and context.log_surrogate_in is not None
+        num_steps, length = surrogate_hmc().trajectory(context)
+        noise = normal(key, z.size + 1, z.dtype)
+        momentum, for_step = noise[:-1], noise[-1]
+        if num_steps == 0:
+            cos = OVERRELAXATION_COSINE if context.over_relaxed else 0.0
+            rotated = cos * white + math.sqrt(1.0 - cos**2) * momentum
+            lost = 0.5 * (jnp.square(rotated) - jnp.square(white)).sum()
+            return modes.placed(mode, rotated), lost
+        jitter = 0.1 * jax.scipy.special.erf(for_step * math.sqrt(0.5))
+        here = context._replace(
+            whitening=Whitening(modes.root[mode]),
+            center=modes.location[mode],
+            log_surrogate=context.log_surrogate_in(mode),
+        )
+        z_new, after, _ = follow(z, momentum, length * (1.0 + jitter), num_steps, here)
+        return z_new, 0.5 * (jnp.square(momentum) - jnp.square(after)).sum()
+
+
+def _choice(log_weight: Array, mode: Array) -> Array:
+    """Probabilities with which a map from a mode chooses another one, ``(K,)``.
+
+    They are in balance with the weights, ``w_k P(j | k) = w_j P(k | j)``, and as large
+    as that allows. What is left is the probability of the mode itself.
+
+    :param log_weight: of all modes, ``(K,)``.
+    :param mode: the mode that the map starts from.
+    """
+    weight = jnp.exp(log_weight)
+    itself = jnp.arange(len(weight)) == mode
+    others = weight / jnp.maximum(1.0 - weight[mode], 1.0 - weight)
+    others = jnp.where(itself, 0.0, others)
+    return jnp.where(itself, jnp.maximum(1.0 - others.sum(), 0.0), others)
+
+
+def across_modes(between: float = 0.5) -> Proposal:
+    """Moves within the modes of a surrogate, and between them.
+
+    The default with a control variate that expands about several modes,
+    ``control_variate.taylor2(modes=8)``. A step is one of three moves:
+
+    - within the mode that the position belongs to, as :func:`surrogate_hmc`;
+    - an independent draw from the mixture of the modes' normal approximations;
+    - the same whitened position in another mode. Modes are chosen in balance with
+      their weights; a step that chooses none moves within the mode.
+
+    Each move is accepted or rejected on the surrogate first, without data. The
+    minibatch then decides by the surrogate's error: delayed acceptance [1]. Moves to
+    another mode change the relative frequencies of the modes, which are those of the
+    posterior whatever the weights of the mixture are. Where the set-up finds one mode,
+    the proposal is :func:`surrogate_hmc`.
+
+    :param between: the share of the steps that try a move of the second or third kind,
+        half of them each; above 0 and below 1.
+    :raises TypeError: if ``between`` is not a number.
+    :raises ValueError: if ``between`` is out of range.
+
+    **References:**
+
+    1. J. Andres Christen, Colin Fox (2005), *Markov chain Monte Carlo using an
+       approximation*, Journal of Computational and Graphical Statistics 14(4).
+
+    **Example**
+
+    .. doctest::
+
+        >>> from numpyro_minibatch import proposal
+        >>> proposal.across_modes() == proposal.across_modes(between=0.5)
+        True
+    """
+    return _AcrossModes(between)

@@ -1,0 +1,539 @@
+"""Control variates with several modes: moves between them, search, masses."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+import xarray as xr
+from numpyro.infer import MCMC
+
+from numpyro_minibatch import (
+    AMAGOLD,
+    SGLD,
+    MinibatchMH,
+    ReplicaExchange,
+    control_variate,
+    diagnose,
+    proposal,
+    sample,
+    to_inference_data,
+)
+from numpyro_minibatch.control_variate import expand, log_surrogate
+from numpyro_minibatch.control_variate._expand import Coordinates
+from numpyro_minibatch.control_variate._modes import find_modes, posterior_of_modes
+from numpyro_minibatch.control_variate._problem import Problem
+from numpyro_minibatch.estimate import Weights
+from numpyro_minibatch.proposal import Modes, ProposalContext, Whitening
+from numpyro_minibatch.target import ModelTarget
+
+slow = pytest.mark.slow
+
+# moves -------------------------------------------------------------------------------
+
+MODES = Modes(
+    location=jnp.array([[-2.0], [0.7], [3.0]]),
+    root=jnp.array([[[0.8]], [[0.5]], [[1.1]]]),
+    log_weight=jnp.log(jnp.array([0.5, 0.2, 0.3])),
+)
+OFFSETS = jnp.array([0.0, 0.9, 0.4])  # not those of the weights
+
+
+def surrogate_in(mode, z):
+    """Smooth on the whole line, not normal, and different from mode to mode."""
+    white = ((z - MODES.location[mode]) / MODES.root[mode][0])[0]
+    return OFFSETS[mode] - 0.5 * white**2 - 0.05 * white**4 + 0.2 * jnp.sin(white)
+
+
+def surrogate(z):
+    """Has jumps at the boundaries of the regions."""
+    return surrogate_in(MODES.of(z), z)
+
+
+def context(num_steps, over_relaxed):
+    return ProposalContext(
+        gradient=surrogate,
+        whitening=Whitening(jnp.ones((1, 1))),
+        center=jnp.zeros(1),
+        log_surrogate=surrogate,
+        num_steps=num_steps,
+        over_relaxed=over_relaxed,
+        modes=MODES,
+        log_surrogate_in=lambda mode: partial(surrogate_in, mode),
+    )
+
+
+def drawn_from_surrogate(key, count):
+    """Draws by the inverse of the distribution function on a fine grid."""
+    grid = jnp.linspace(-7.0, 9.0, 64_001)
+    density = np.exp(np.asarray(jax.vmap(surrogate)(grid[:, None]), float))
+    cdf = np.concatenate([[0.0], np.cumsum(0.5 * (density[1:] + density[:-1]))])
+    cdf /= cdf[-1]
+    return np.interp(np.asarray(jax.random.uniform(key, (count,))), cdf, grid)
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "over_relaxed", "between"), [(2, False, 0.2), (0, True, 0.8)]
+)
+def test_moves_across_modes_leave_the_surrogate_invariant(
+    num_steps, over_relaxed, between
+):
+    """One step from exact draws: the bins keep their counts, as far as chance allows.
+
+    The steps that moved are counted before and after. A move that breaks balance by a
+    few percent of its flow changes the counts by many standard errors.
+    """
+    move = proposal.across_modes(between)
+    start = jnp.asarray(drawn_from_surrogate(jax.random.key(1), 200_000))[:, None]
+
+    def step(key, z):
+        found = move.propose(key, z, jnp.ones(()), context(num_steps, over_relaxed))
+        return found.z, found.moved, found.jump
+
+    keys = jax.random.split(jax.random.key(2), len(start))
+    end, moved, jump = jax.jit(jax.vmap(step))(keys, start)
+    before, after = np.asarray(start[:, 0]), np.asarray(end[:, 0])
+    edges = np.linspace(-3.5, 5.0, 49)
+    counts = [np.histogram(x, edges)[0].astype(float) for x in (before, after)]
+    # each step that leaves a bin or enters it changes the difference by one
+    which = [np.digitize(x, edges) for x in (before, after)]
+    changed = which[0] != which[1]
+    flow = sum(np.bincount(w[changed], minlength=50)[1:-1] for w in which)
+    assert flow.min() > 50
+    z = (counts[1] - counts[0]) / np.sqrt(flow)
+    assert np.abs(z).max() < 4.5
+    assert np.square(z).sum() < 48 + 5 * np.sqrt(2 * 48)
+    # every kind of move is made
+    mode = jax.vmap(MODES.of)
+    crossed = np.asarray(mode(start) != mode(end))
+    assert not (crossed & ~np.asarray(jump)).any()
+    assert not (crossed & ~np.asarray(moved)).any()
+    assert crossed.mean() > 0.2 * between
+    within = np.asarray(moved) & ~crossed
+    assert within.mean() > 0.5 * (1 - between)
+
+
+def test_a_position_belongs_to_the_largest_weighted_density():
+    z = jnp.linspace(-4.0, 5.0, 200)[:, None]
+    white = (z - MODES.location[:, 0]) / MODES.root[:, 0, 0]
+    density = np.exp(MODES.log_weight - 0.5 * white**2) / MODES.root[:, 0, 0]
+    assert (jax.vmap(MODES.of)(z) == np.argmax(density, 1)).all()
+    # so that regions end where the densities are equal
+    assert len(np.unique(jax.vmap(MODES.of)(z))) == 3
+
+
+def test_one_mode_is_followed_as_by_surrogate_hmc():
+    """Where a surrogate has one mode, the proposal is the ordinary one."""
+    alone = context(4, False)._replace(modes=None)
+    key, z = jax.random.key(3), jnp.array([0.3])
+    one, other = (
+        move.propose(key, z, jnp.ones(()), alone)
+        for move in (proposal.across_modes(), proposal.surrogate_hmc())
+    )
+    assert (one.z == other.z).all() and one.jump is None
+
+
+@pytest.mark.parametrize("between", [0.0, 1.0, np.nan])
+def test_the_share_of_moves_between_modes_is_checked(between):
+    with pytest.raises(ValueError, match=r"across_modes\(between=...\) must be"):
+        proposal.across_modes(between)
+    with pytest.raises(TypeError, match="across_modes"):
+        proposal.across_modes("half")
+
+
+# diagnosis ---------------------------------------------------------------------------
+
+
+def diagnosed(mode, tried=100, made=60, **pilot):
+    """A diagnosis of draws in these modes, shape ``(chain, draw)``."""
+    known = {
+        "num_modes": 2,
+        "mode_masses": [0.6, 0.4],
+        "mode_found": [20, 12],
+        "mode_searches": 32,
+        "mode_missed": 0.0,
+        "mode_left_out": [],
+    }
+    mode = np.asarray(mode)
+    dims = ("chain", "draw")
+    stats = {
+        "mode": (dims, mode),
+        "mode_moves_tried": (dims, np.full(mode.shape, tried / mode.size)),
+        "mode_moves_made": (dims, np.full(mode.shape, made / mode.size)),
+    }
+    noise = np.random.default_rng(0).normal(size=mode.shape)
+    facts = {"decides": True, "pilot": known | pilot}
+    posterior = xr.Dataset(
+        {"x": (dims, mode + 0.1 * noise)}, attrs={"facts": json.dumps(facts)}
+    )
+    tree = xr.DataTree.from_dict(
+        {"posterior": posterior, "sample_stats": xr.Dataset(stats)}
+    )
+    return diagnose(tree)
+
+
+def test_masses_are_reported_with_their_errors():
+    """Independent draws have the error of a binomial share."""
+    mode = (np.random.default_rng(1).uniform(size=(4, 2500)) < 0.3).astype(int)
+    found = diagnosed(mode)
+    assert found.mode_masses == pytest.approx((1 - mode.mean(), mode.mean()))
+    binomial = np.sqrt(0.3 * 0.7 / 10_000)
+    assert found.mode_mass_error == pytest.approx(binomial, rel=0.25)
+    assert found.mode_acceptance == pytest.approx(0.6)
+    assert "60 moves between them, 60% of those tried" in str(found)
+    assert not any("mode" in text for text in found.advice)
+
+
+@pytest.mark.parametrize(
+    ("changes", "begins"),
+    [
+        ({"made": 3}, "the chains moved only 3 times between 2 modes"),
+        ({"tried": 10_000}, "moves between modes are accepted in 0.6%"),
+        (
+            {"mode_found": [31, 1], "mode_missed": 1 / 32},
+            "1 of 2 modes was found by one of 32 random searches only",
+        ),
+        ({"mode_left_out": [0.1, 1e-5]}, "modes of a mass of 0.1 in all"),
+    ],
+)
+def test_masses_that_cannot_be_trusted_are_named(changes, begins):
+    mode = np.random.default_rng(1).integers(0, 2, size=(4, 2500))
+    advice = [text for text in diagnosed(mode, **changes).advice if "mode" in text]
+    assert len(advice) == 1 and advice[0].startswith(begins)
+
+
+def test_chains_that_stay_in_their_modes_have_unknown_masses():
+    mode = np.repeat([[0], [1], [1], [0]], 1000, axis=1)
+    found = diagnosed(mode, made=30)
+    assert found.mode_mass_error > 0.15
+    assert any("standard error of up to" in text for text in found.advice)
+
+
+def test_one_mode_has_no_line_on_modes():
+    found = diagnosed(np.zeros((4, 100), int), num_modes=1)
+    assert found.mode_masses == () and "modes  " not in str(found)
+    assert np.isnan(found.mode_moves)
+
+
+# runs, against quadrature ----------------------------------------------------------
+
+TWO = control_variate.taylor2(modes=8)
+
+
+def problem_of(model, args):
+    """What a set-up starts from."""
+    sizes = {"data": len(args[-1])}
+    target = ModelTarget(model=model, args=args, sizes=sizes)
+    example = target.draw_prior(jax.random.key(0))
+    return Problem(
+        target_of=lambda arrays: ModelTarget(
+            model=model, args=tuple(arrays), sizes=sizes
+        ),
+        arrays=list(args),
+        plates=sizes,
+        weights=Weights(1.0, 1.0),
+        example=jax.tree.map(np.asarray, example),
+    )
+
+
+def run(model, args, draws=1000, **settings):
+    kernel = MinibatchMH(model, control_variate=TWO, **settings)
+    mcmc = MCMC(
+        kernel,
+        num_warmup=100,
+        num_samples=draws,
+        num_chains=4,
+        chain_method="vectorized",
+        progress_bar=False,
+    )
+    mcmc.run(jax.random.key(7), *args)
+    return mcmc, diagnose(to_inference_data(mcmc))
+
+
+def squared_data(size):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=size).astype(np.float32)
+    noise = rng.normal(size=(2, size)).astype(np.float32)
+    # a column that says little about its coefficient, whose prior then matters
+    z = np.where(np.arange(size) < 5, 0.8, 0.0).astype(np.float32)
+    return x, z, 2.0 * x + z + noise[0]
+
+
+def squared(x, z, y):
+    """Two modes in ``a``, of unequal mass; the posterior of ``b`` is not normal."""
+    a = numpyro.sample("a", dist.Normal(1.375, 1))
+    b = numpyro.sample("b", dist.StudentT(3.0, 0.0, 0.5))
+    with numpyro.plate("data", len(y)) as i:
+        numpyro.sample("obs", dist.Normal(a**2 * x[i] + b * z[i], 1.0), obs=y[i])
+
+
+def quadrature_of_squared(x, z, y):
+    """Weights on a grid of ``a`` and ``b``."""
+    x, z, y = (v.astype(float) for v in (x, z, y))
+    a = np.concatenate([s * np.linspace(1.2, 1.6, 801) for s in (-1, 1)])
+    b = np.linspace(-6.0, 7.0, 1301)
+    s, t = a[:, None] ** 2, b[None]
+    square = s**2 * (x @ x) + t**2 * (z @ z) + 2 * s * t * (x @ z)
+    likelihood = s * (x @ y) + t * (z @ y) - 0.5 * square
+    prior = -0.5 * (a[:, None] - 1.375) ** 2 - 2 * np.log1p((t / 0.5) ** 2 / 3)
+    density = np.exp(likelihood + prior - (likelihood + prior).max())
+    return a, b, density / density.sum()
+
+
+@slow
+def test_two_modes_of_unequal_mass():
+    """Masses of 0.98 and 0.02, and the distribution within the modes."""
+    data = squared_data(3000)
+    mcmc, found = run(squared, data, draws=2500)
+    a, b, weights = quadrature_of_squared(*data)
+    mass = weights[a > 0].sum()
+    assert 0.97 < mass < 0.99
+    draws = mcmc.get_samples()
+    masses = found.mode_masses
+    assert masses[0] == pytest.approx(float((draws["a"] > 0).mean()), abs=1e-6)
+    assert 0 < found.mode_mass_error < 0.005
+    assert abs(masses[0] - mass) < 4 * found.mode_mass_error
+    # these modes need trajectories, for the prior of b is not normal
+    assert mcmc.sampler.pilot["surrogate_num_steps"] > 0
+    assert found.mode_acceptance > 0.3
+    density = weights.sum(0)
+    mean = density @ b
+    sd = np.sqrt(density @ (b - mean) ** 2)
+    known = found.precision.sel(parameter="b")
+    assert abs(known["mean"] - mean) < 4 * known["mcse_mean"]
+    assert abs(known["sd"] - sd) < 4 * known["mcse_sd"]
+    assert not found.advice
+
+
+def tied_means(x):
+    first = numpyro.sample("first", dist.Normal(0, 10**0.5))
+    second = numpyro.sample("second", dist.Normal(0, 1))
+    means = jnp.stack([first, first + second])
+    mixture = dist.MixtureSameFamily(
+        dist.Categorical(jnp.full(2, 0.5)), dist.Normal(means, 2**0.5)
+    )
+    with numpyro.plate("data", len(x)) as i:
+        numpyro.sample("x", mixture, obs=x[i])
+
+
+def tied_density(x, first, second):
+    """The log posterior in double precision, at one position."""
+    parts = [-0.25 * (x - m) ** 2 for m in (first, first + second)]
+    rows = np.logaddexp(*parts) - np.log(2) - 0.5 * np.log(4 * np.pi)
+    return rows.sum() - first**2 / 20 - second**2 / 2
+
+
+def tied_data(size):
+    rng = np.random.default_rng(3)
+    x = rng.integers(0, 2, size) + 2**0.5 * rng.normal(size=size)
+    return x.astype(np.float32)
+
+
+@slow
+def test_tied_means_at_temperature_one():
+    """The mixture of the MINT paper: both modes with their masses."""
+    x = tied_data(20_000)
+    mcmc, found = run(tied_means, (jnp.asarray(x),), draws=2000)
+    modes = mcmc.last_state.surrogate.expansion.modes
+    steps = np.linspace(-6, 6, 21)  # in standard deviations
+    masses = []
+    for location, root in zip(modes.location, modes.root, strict=True):
+        root = np.asarray(root, float)
+        logs = [
+            tied_density(x.astype(float), *(np.asarray(location) + np.array(w) @ root))
+            for w in itertools.product(steps, steps)
+        ]
+        masses.append((np.array(logs), np.log(np.diag(root)).sum()))
+    top = max(logs.max() for logs, _ in masses)
+    masses = np.array([np.exp(logs - top + s).sum() for logs, s in masses])
+    masses /= masses.sum()
+    assert found.mode_mass_error < 0.01
+    assert abs(found.mode_masses[0] - masses[0]) < 4 * found.mode_mass_error
+    assert abs(found.mode_masses[0] - masses[0]) < 0.02
+    assert found.mode_acceptance > 0.8
+    assert found.rows_per_draw < 40
+    assert not found.advice
+
+
+@slow
+def test_log_ratios_between_modes_are_exact():
+    """All rows of the transformed target, against the density in double precision."""
+    x = tied_data(2000)
+    problem = problem_of(tied_means, (jnp.asarray(x),))
+    found = find_modes(problem, np.zeros((1, 2)), TWO)
+    assert len(found.modes) == 2
+    posterior, _ = posterior_of_modes(problem, found)
+    expansion = posterior.expansion.cast(jnp.result_type(float))
+    target = problem.target_of(problem.arrays)
+    shared = target, Coordinates()
+    residual = expand(
+        *shared, 2, "direct", expansion, problem.unravel, residual_only=True
+    )
+    whole = expand(*shared, 2, "direct", expansion, problem.unravel)
+    density = log_surrogate(*shared, expansion, problem.weights, problem.unravel)
+    every = {"data": jnp.arange(len(x))}
+
+    def logs(z):
+        left = residual(z, every).rows["data"].sum()
+        terms = whole(z, every)
+        return jnp.stack(
+            [
+                density(z) + left,
+                problem.weights.known(terms) + terms.rows["data"].sum(),
+            ]
+        )
+
+    # positions in both modes, and beyond the boundary between them
+    z = np.concatenate([posterior.draws[:6], posterior.draws[:6] * [1.0, 0.1]])
+    values = np.asarray(jax.jit(jax.vmap(logs))(jnp.asarray(z, jnp.result_type(float))))
+    right = np.array([tied_density(x.astype(float), *p) for p in z])
+    assert len(np.unique(jax.vmap(expansion.modes.of)(jnp.asarray(z[:6])))) == 2
+    for one in values.T:
+        error = (one - one[0]) - (right - right[0])
+        assert np.abs(error).max() < 0.02  # of single precision
+    # the polynomials alone are off by more than that
+    alone = np.asarray(jax.vmap(density)(jnp.asarray(z, jnp.result_type(float))))
+    assert np.abs((alone - alone[0]) - (right - right[0])).max() > 1.0
+
+
+@slow
+def test_labels_of_a_mixture():
+    """Six labellings of three components have the same mass."""
+
+    def model(x):
+        mean = numpyro.sample("mean", dist.Normal(0, 5).expand([3]).to_event(1))
+        weight = numpyro.sample("weight", dist.Dirichlet(jnp.ones(3)))
+        mixture = dist.MixtureSameFamily(
+            dist.Categorical(weight), dist.Normal(mean, 1.0)
+        )
+        with numpyro.plate("data", len(x)) as i:
+            numpyro.sample("x", mixture, obs=x[i])
+
+    rng = np.random.default_rng(0)
+    which = rng.choice(3, 3000, p=[0.5, 0.3, 0.2])
+    x = np.array([-3.0, 0.0, 3.0])[which] + rng.normal(size=3000)
+    mcmc, found = run(model, (jnp.asarray(x, jnp.float32),), draws=1500)
+    assert mcmc.sampler.pilot["mode_masses"] == pytest.approx([1 / 6] * 6, rel=1e-4)
+    assert len(found.mode_masses) == 6 and found.mode_mass_error < 0.01
+    away = np.abs(np.array(found.mode_masses) - 1 / 6)
+    assert away.max() < 4 * found.mode_mass_error
+    assert found.mode_acceptance > 0.8
+    assert not found.advice
+
+
+@slow
+def test_a_run_with_several_modes_is_resumed(tmp_path):
+    """The expansions are part of the state that a folder holds."""
+    x = jnp.asarray(tied_data(4000))
+    settings = {"num_warmup": 20, "num_chains": 2, "seed": 3, "progress": False}
+    kernel = MinibatchMH(tied_means, control_variate=TWO)
+    whole = sample(kernel, x, num_samples=300, **settings)
+    out = tmp_path / "run"
+    sample(kernel, x, num_samples=100, out=out, **settings)
+    again = MinibatchMH(tied_means, control_variate=TWO)
+    found = sample(again, x, num_samples=300, out=out, resume=True, **settings)
+    for group, names in {
+        "posterior": ("first", "second"),
+        "sample_stats": ("mode", "mode_moves_tried", "mode_moves_made"),
+    }.items():
+        for name in names:
+            assert (found[group][name].values == whole[group][name].values).all(), name
+    assert len(np.unique(whole["sample_stats"]["mode"].values)) == 2
+    assert diagnose(found).mode_masses == diagnose(whole).mode_masses
+
+
+# what is refused ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"modes": 0}, r"taylor2\(modes=0\) must be at least 1"),
+        ({"modes": 4, "exact_rows": 16}, r"modes=4\) takes no exact_rows="),
+        ({"modes": 4, "center": {"a": 0.0}}, r"modes=4\) takes no center="),
+        ({"modes": 4, "sites": ["a"]}, r"modes=4\) takes no sites="),
+    ],
+)
+def test_settings_that_contradict_several_modes(settings, message):
+    with pytest.raises(ValueError, match=message):
+        control_variate.taylor2(**settings)
+    with pytest.raises(TypeError, match="must be an integer"):
+        control_variate.taylor2(modes=2.5)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: MinibatchMH(
+                squared, control_variate=TWO, proposal=proposal.surrogate_hmc()
+            ),
+            "moves within one mode",
+        ),
+        (
+            lambda: MinibatchMH(
+                squared, control_variate="taylor2", proposal=proposal.across_modes()
+            ),
+            "moves between the modes of a surrogate",
+        ),
+        (
+            lambda: SGLD(squared, control_variate=TWO),
+            "needs moves between modes, which MinibatchMH makes",
+        ),
+        (
+            lambda: AMAGOLD(squared, control_variate=TWO),
+            "needs moves between modes, which MinibatchMH makes",
+        ),
+        (
+            lambda: ReplicaExchange(
+                MinibatchMH(squared, control_variate=TWO), temperatures=[1.0, 2.0]
+            ),
+            "a control variate with several modes",
+        ),
+    ],
+)
+def test_kernels_that_cannot_move_between_modes(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_a_hierarchy_is_refused():
+    """Its rows are expanded in fewer coordinates than are sampled."""
+
+    def model(y):
+        scale = numpyro.sample("scale", dist.HalfNormal(1))
+        a = numpyro.sample("a", dist.Normal(0, scale))
+        with numpyro.plate("data", len(y)) as i:
+            numpyro.sample("obs", dist.Normal(a**2, 1.0), obs=y[i])
+
+    with pytest.raises(ValueError, match="expands the rows in the coordinates that"):
+        run(model, (jnp.ones(2000),))
+
+
+@slow
+def test_one_mode_has_the_draws_of_an_ordinary_run():
+    """The search ends at the same mode; what follows is the same program."""
+
+    def model(x):
+        mean = numpyro.sample("mean", dist.Normal(0, 5))
+        scale = numpyro.sample("scale", dist.HalfNormal(1))
+        with numpyro.plate("data", len(x)) as i:
+            numpyro.sample("x", dist.Normal(mean, scale), obs=x[i])
+
+    x = jnp.asarray(np.random.default_rng(0).normal(1, 1, 3000), jnp.float32)
+    draws = []
+    for variate in ("taylor2", TWO):
+        kernel = MinibatchMH(model, control_variate=variate)
+        mcmc = MCMC(kernel, num_warmup=50, num_samples=200, progress_bar=False)
+        mcmc.run(jax.random.key(0), x)
+        draws.append(mcmc.get_samples())
+    assert kernel.pilot["num_modes"] == 1 and kernel.pilot["mode_missed"] == 0
+    for name in draws[0]:
+        np.testing.assert_allclose(draws[1][name], draws[0][name], atol=1e-4)
