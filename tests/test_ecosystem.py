@@ -235,7 +235,7 @@ def test_a_run_of_every_kernel_is_what_others_expect(
     mcmc.run(jax.random.key(0), X, y=Y)
     model, draws = mcmc.sampler.model, mcmc.get_samples()
     expected = densities(mcmc)
-    close = {"rtol": 1e-3, "atol": 1e-4}
+    close: dict[str, Any] = {"rtol": 1e-3, "atol": 1e-4}
     found = log_likelihood(model, draws, X, y=Y)["y"]
     np.testing.assert_allclose(found, expected, **close)
     predicted = Predictive(model, draws)(jax.random.key(1), X)
