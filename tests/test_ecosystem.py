@@ -14,7 +14,17 @@ import pytest
 from numpyro import handlers
 from numpyro.infer import MCMC, Predictive, log_likelihood
 
-from numpyro_minibatch import MINT, to_inference_data
+from numpyro_minibatch import (
+    AMAGOLD,
+    MINT,
+    MINTEE,
+    SGHMC,
+    Cyclical,
+    MHMinibatch,
+    MinibatchMH,
+    ReplicaExchange,
+    to_inference_data,
+)
 from numpyro_minibatch._model.preflight import inspect_model
 
 N, DRAWS = 300, 20
@@ -166,3 +176,89 @@ def test_nan_in_finite_rows_gives_a_warning_unless_masked(masked: bool) -> None:
     else:
         with pytest.warns(UserWarning, match="contain NaN.*1 of 300.*handlers.mask"):
             kernel.init(jax.random.key(0), 1, **arguments)
+
+
+def without_a_plate(x: Any, y: Any = None) -> None:
+    a = numpyro.sample("a", dist.Normal(0.0, 1.0))
+    b = numpyro.sample("b", dist.Normal(0.0, 1.0))
+    mean = numpyro.deterministic("mean", a + b * x)
+    numpyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+
+
+def with_kernel(name: str) -> Any:
+    """A kernel at settings that compile soon; how well it samples is tested elsewhere.
+
+    Half of them take rows by indices, the others rows of the arguments.
+    """
+    if name == "AMAGOLD":
+        return AMAGOLD(line, step_size=0.01, num_steps=2)
+    if name == "SGHMC":
+        return SGHMC(without_a_plate, batch_size=50, step_size=1e-3, num_steps=2)
+    if name == "MHMinibatch":
+        return MHMinibatch(line, temperature=20.0)
+    if name == "MINTEE":
+        return MINTEE(without_a_plate, batch_size=50, num_replicas=2)
+    if name == "ReplicaExchange":
+        inner = MinibatchMH(without_a_plate, batch_size=50)
+        return ReplicaExchange(inner, temperatures=[1.0, 4.0])
+    assert name == "Cyclical"
+    return Cyclical(SGHMC(line, step_size=1e-3, num_steps=2), cycle_length=40)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "SGHMC",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in (
+                "AMAGOLD",
+                "MHMinibatch",
+                "MINTEE",
+                "ReplicaExchange",
+                "Cyclical",
+            )
+        ),
+    ],
+)
+def test_a_run_of_every_kernel_is_what_others_expect(
+    name: str, capsys: pytest.CaptureFixture
+) -> None:
+    mcmc = MCMC(
+        with_kernel(name),
+        num_warmup=0,
+        num_samples=DRAWS,
+        num_chains=2,
+        chain_method="sequential",
+        progress_bar=False,
+    )
+    mcmc.run(jax.random.key(0), X, y=Y)
+    model, draws = mcmc.sampler.model, mcmc.get_samples()
+    expected = densities(mcmc)
+    close: dict[str, Any] = {"rtol": 1e-3, "atol": 1e-4}
+    found = log_likelihood(model, draws, X, y=Y)["y"]
+    np.testing.assert_allclose(found, expected, **close)
+    predicted = Predictive(model, draws)(jax.random.key(1), X)
+    assert predicted["y"].shape == predicted["mean"].shape == (2 * DRAWS, N)
+    before = Predictive(model, num_samples=7)(jax.random.key(2), X)
+    mcmc.print_summary()
+    assert "r_hat" in capsys.readouterr().out
+    ours = to_inference_data(
+        mcmc, log_likelihood=True, posterior_predictive=predicted, prior=before
+    )
+    (rows,) = set(ours["observed_data"]["y"].dims)
+    assert rows == ("data" if "data" in mcmc.sampler.plates else "rows")
+    assert ours["posterior"]["mean"].dims == ("chain", "draw", rows)
+    assert ours["posterior_predictive"]["y"].dims == ("chain", "draw", rows)
+    assert ours["prior_predictive"]["y"].sizes[rows] == N
+    flat = ours["log_likelihood"]["y"].values.reshape(2 * DRAWS, N)
+    np.testing.assert_allclose(flat, expected, **close)
+    az = pytest.importorskip("arviz", minversion="0.20")
+    if not hasattr(az, "from_numpyro"):
+        return
+    theirs = az.from_numpyro(mcmc, log_likelihood=True)
+    np.testing.assert_array_equal(theirs.observed_data["y"], Y)
+    flat = theirs.log_likelihood["y"].values.reshape(2 * DRAWS, N)
+    np.testing.assert_allclose(flat, expected, **close)
+    for site in ("a", "b"):
+        np.testing.assert_array_equal(theirs.posterior[site], ours["posterior"][site])

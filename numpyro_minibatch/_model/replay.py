@@ -159,6 +159,12 @@ def inspect_sites(target: ModelTarget) -> dict[str, Site]:
         for name, site in _sites_at_all_rows(target).items():
             if site["type"] in ("sample", "deterministic"):
                 found[name] = Site.of(site)
+            if name in target.by_row and not found[name].frames:  # in no plate
+                first = jnp.shape(site["value"])[:1]
+                given = sorted(target.slices.plates) if target.slices else []
+                fit = [plate for plate in given if first == (target.sizes[plate],)]
+                frames = tuple((plate, -1, target.sizes[plate]) for plate in fit[:1])
+                found[name] = found[name]._replace(frames=frames)
 
     Program(target, note).trace()
     return found
@@ -235,6 +241,7 @@ class Run:
                     sizes=kernel.plates,
                     frozen=kernel.frozen,
                     slices=kernel.slices,
+                    by_row=kernel.layout.by_row,
                 )
             )
         try:

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Mapping
 from typing import Any, Self
 
+from numpyro_minibatch._model.preflight import Layout
 from numpyro_minibatch.kernels._base import MinibatchKernel
 from numpyro_minibatch.kernels._driver import DrivenKernel
 from numpyro_minibatch.target import Slices, Target
@@ -46,6 +47,11 @@ class OuterKernel(DrivenKernel):
     def batch_sizes(self) -> dict[str, int]:
         """The rows of one draw of each data plate, once the data have been seen."""
         return self._inner.batch_sizes
+
+    @property
+    def layout(self) -> Layout:
+        """The model's sites and data plates, once the data have been seen."""
+        return self._inner.layout
 
     @property
     def pilot(self) -> dict[str, Any]:
