@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from numbers import Integral
 from typing import Any, NamedTuple
@@ -68,6 +70,30 @@ class Parts(NamedTuple):
     rows: dict[str, Array]
     fixed: dict[str, Array]
     plates: dict[str, str]
+
+
+_WITHOUT_INTEGRALS: ContextVar[bool] = ContextVar("without integrals", default=False)
+
+
+@contextmanager
+def without_integrals() -> Iterator[None]:
+    """Trace marginalized models with one value of each row's latent variables.
+
+    The rows then have the log density at that value, and not its integral. Their
+    shapes and what they depend on are the same. This is for whoever does not use the
+    values of the rows, or asks only what they depend on: the search for the mode and
+    the quadrature are most of the program.
+    """
+    token = _WITHOUT_INTEGRALS.set(True)
+    try:
+        yield
+    finally:
+        _WITHOUT_INTEGRALS.reset(token)
+
+
+def integrates() -> bool:
+    """Whether marginalized models integrate, see :func:`without_integrals`."""
+    return not _WITHOUT_INTEGRALS.get()
 
 
 @dataclass(frozen=True)
@@ -579,7 +605,8 @@ class ModelTarget(Target):
         per row. One row per plate is enough to replay the model.
         """
         one_row = {name: jnp.zeros(1, jnp.int32) for name in self.sizes}
-        sites = self.trace(one_row, substitute_fn=_unconstrained(z))
+        with without_integrals():
+            sites = self.trace(one_row, substitute_fn=_unconstrained(z))
         return {
             name: site["value"]
             for name, site in sites.items()
@@ -597,7 +624,8 @@ class ModelTarget(Target):
         :param key: PRNG key.
         """
         one_row = {name: jnp.zeros(1, jnp.int32) for name in self.sizes}
-        sites = self.trace(one_row, key)
+        with without_integrals():
+            sites = self.trace(one_row, key)
         latents = [
             name
             for name, site in sites.items()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -16,7 +17,13 @@ from jax.typing import ArrayLike
 from numpyro_minibatch.control_variate._taylor import Form
 from numpyro_minibatch.estimate import Weights
 from numpyro_minibatch.proposal import Modes
-from numpyro_minibatch.target import ModelTarget, Position, Target, Terms
+from numpyro_minibatch.target import (
+    ModelTarget,
+    Position,
+    Target,
+    Terms,
+    without_integrals,
+)
 
 __all__ = [
     "Coordinates",
@@ -407,7 +414,9 @@ def log_surrogate(
     def density(flat: Array) -> Array:
         z, expansion = unravel(flat), expansions.at(flat)
         phi, _ = ravel_pytree(coordinates.of(target, z))
-        terms = target.terms(z, some)
+        # without exact rows there are none to integrate
+        with nullcontext() if expansion.exact else without_integrals():
+            terms = target.terms(z, some)
         polynomial = expansion.polynomial(phi - expansion.center)
         likelihood = polynomial
         for values in expansion.exact_values(terms.rows):

@@ -29,7 +29,7 @@ from numpyro_minibatch.batch import Scheme, permute
 from numpyro_minibatch.control_variate._expand import Coordinates
 from numpyro_minibatch.control_variate._taylor import Taylor
 from numpyro_minibatch.estimate import Weights
-from numpyro_minibatch.target import Target
+from numpyro_minibatch.target import Target, without_integrals
 
 __all__ = [
     "Chosen",
@@ -246,7 +246,8 @@ class Problem:
 
     def known(self, arrays: list[Any], flat: Array) -> Array:
         """The weighted log density of all but the rows."""
-        terms = self.target_of(arrays).terms(self.unravel(flat), self.one_row)
+        with without_integrals():
+            terms = self.target_of(arrays).terms(self.unravel(flat), self.one_row)
         return self.weights.known(terms)
 
     def phi_of(self, arrays: list[Any], flat: Array) -> Any:

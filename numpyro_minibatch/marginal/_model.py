@@ -36,6 +36,7 @@ from numpyro_minibatch.marginal._sites import (
     run_hidden,
 )
 from numpyro_minibatch.marginal._split import Split
+from numpyro_minibatch.target import integrates
 
 __all__ = ["HideRows", "LevelModel", "Rows", "RowsMarginalized"]
 
@@ -575,4 +576,7 @@ class Rows:
 
     def log_marginal(self, num_nodes: int | None = None) -> Array:
         """The log marginal likelihood of each row."""
+        if not integrates():
+            start = self.start() if self.continuous else None
+            return self.log_joint(jnp.asarray(self.states)[0], start)
         return log_sum_exp(self.log_by_state(num_nodes))
