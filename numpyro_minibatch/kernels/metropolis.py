@@ -297,7 +297,7 @@ class MinibatchMH(SteppedKernel, AdaptedKernel, MinibatchKernel):
         )
         self._acceptance = read_acceptance(name, acceptance)
         known = self._control_variate is not None
-        several = known and self._control_variate.modes > 1
+        several = self._several_modes
         self._proposal = (
             _default_proposal(known, several) if proposal is None else proposal
         )
@@ -550,7 +550,7 @@ class MinibatchMH(SteppedKernel, AdaptedKernel, MinibatchKernel):
 
     def _of_modes(
         self, context: ProposalContext, z: Array, jumps: tuple[Array, ...]
-    ) -> dict[str, Array]:
+    ) -> dict[str, Any]:
         """The fields of a draw that name its mode and count moves between modes."""
         if not self._several_modes or context.modes is None:
             return {}
@@ -616,8 +616,9 @@ class MinibatchMH(SteppedKernel, AdaptedKernel, MinibatchKernel):
         expansion = state.surrogate.expansion
         several = isinstance(expansion, Expansions)
 
+        coordinates, weights = self._run.plan.coordinates, reader.weights
+
         def surrogate(expansion: Expansion | Expansions) -> Callable[[Array], Array]:
-            coordinates, weights = self._run.plan.coordinates, reader.weights
             return log_surrogate(target, coordinates, expansion, weights, unravel)
 
         return ProposalContext(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +27,8 @@ from numpyro_minibatch.proposal._on_surrogate import (
 
 __all__ = ["across_modes"]
 
+_WITHIN: Any = surrogate_hmc()  # what moves within a mode are
+
 
 @dataclass(frozen=True)
 class _AcrossModes(Proposal):
@@ -46,7 +49,7 @@ class _AcrossModes(Proposal):
         object.__setattr__(self, "between", between)
 
     def evaluations(self, context: ProposalContext) -> int:
-        within = surrogate_hmc().evaluations(context)
+        within = _WITHIN.evaluations(context)
         return within if context.modes is None else within + 2
 
     def propose(
@@ -54,7 +57,7 @@ class _AcrossModes(Proposal):
     ) -> Proposed:
         modes = context.modes
         if modes is None:  # a surrogate with one mode
-            return surrogate_hmc().propose(key, z, step_size, context)
+            return _WITHIN.propose(key, z, step_size, context)
         assert context.log_surrogate is not None  # the kernel has checked
         keys = jax.random.split(key, 6)
         key_kind, key_within, key_drawn, key_noise, key_other, key_accept = keys
@@ -109,7 +112,7 @@ class _AcrossModes(Proposal):
         """A move about the centre of a mode, and the log ratio of its directions."""
         modes = context.modes
         assert modes is not None and context.log_surrogate_in is not None
-        num_steps, length = surrogate_hmc().trajectory(context)
+        num_steps, length = _WITHIN.trajectory(context)
         noise = normal(key, z.size + 1, z.dtype)
         momentum, for_step = noise[:-1], noise[-1]
         if num_steps == 0:
