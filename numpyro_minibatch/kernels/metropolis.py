@@ -206,7 +206,8 @@ class MinibatchMH(SteppedKernel, AdaptedKernel, MinibatchKernel):
     :param control_variate: ``"taylor2"`` (or ``"taylor1"``, or what
         :mod:`~numpyro_minibatch.control_variate` builds): estimate from a batch only
         the residual of each row's log likelihood over its Taylor polynomial, which
-        makes temperature 1 practical if there is one mode. By default, batches are then
+        makes temperature 1 practical. It has one mode, or several with
+        ``control_variate.taylor2(modes=8)``. By default, batches are then
         those of :func:`batch.stratified`, of a size that a pilot chooses (16 rows if
         their noise is small) unless the model or ``batch_size`` does. Chains start at
         draws from the surrogate's posterior, unless an ``init_strategy`` is given.

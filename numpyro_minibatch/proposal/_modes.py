@@ -37,7 +37,7 @@ class _AcrossModes(Proposal):
     moves_between_modes = True
     adapts_step_size = False
 
-    between: float = 0.5
+    between: float = 2 / 3
 
     def __post_init__(self) -> None:
         between = check_number(
@@ -146,7 +146,7 @@ def _choice(log_weight: Array, mode: Array) -> Array:
     return jnp.where(itself, jnp.maximum(1.0 - others.sum(), 0.0), others)
 
 
-def across_modes(between: float = 0.5) -> Proposal:
+def across_modes(between: float = 2 / 3) -> Proposal:
     """Moves within the modes of a surrogate, and between them.
 
     The default with a control variate that expands about several modes,
@@ -164,7 +164,7 @@ def across_modes(between: float = 0.5) -> Proposal:
     the proposal is :func:`surrogate_hmc`.
 
     :param between: the share of the steps that try a move of the second or third kind,
-        half of them each; above 0 and below 1.
+        half of them each; above 0 and below 1. By default each kind has a third.
     :raises TypeError: if ``between`` is not a number.
     :raises ValueError: if ``between`` is out of range.
 
@@ -178,7 +178,7 @@ def across_modes(between: float = 0.5) -> Proposal:
     .. doctest::
 
         >>> from numpyro_minibatch import proposal
-        >>> proposal.across_modes() == proposal.across_modes(between=0.5)
-        True
+        >>> proposal.across_modes(between=0.5).between
+        0.5
     """
     return _AcrossModes(between)
