@@ -18,6 +18,7 @@ from numpyro.infer import MCMC
 from numpyro_minibatch import (
     AMAGOLD,
     SGLD,
+    Cyclical,
     MinibatchMH,
     ReplicaExchange,
     control_variate,
@@ -496,6 +497,12 @@ def test_settings_that_contradict_several_modes(settings, message):
                 MinibatchMH(squared, control_variate=TWO), temperatures=[1.0, 2.0]
             ),
             "a control variate with several modes",
+        ),
+        (
+            lambda: Cyclical(
+                MinibatchMH(squared, control_variate=TWO), cycle_length=100
+            ),
+            "a control variate with modes=8",
         ),
     ],
 )

@@ -26,6 +26,7 @@ from numpyro_minibatch.control_variate._posterior import (
 from numpyro_minibatch.control_variate._problem import Problem, Refused, double
 from numpyro_minibatch.control_variate._taylor import Taylor
 from numpyro_minibatch.proposal import Modes
+from numpyro_minibatch.target import ModelTarget
 
 __all__ = [
     "FoundMode",
@@ -378,7 +379,7 @@ def _permuted(problem: Problem, position: np.ndarray) -> list[np.ndarray]:
     """
     target = problem.target_of(problem.arrays)
     found: list[np.ndarray] = []
-    if not hasattr(target, "unconstrain"):
+    if not isinstance(target, ModelTarget):
         return found
     with double():
         flat = jnp.asarray(position, jnp.float64)

@@ -18,7 +18,7 @@ import numpy as np
 
 from numpyro_minibatch._internal.progress import stage
 from numpyro_minibatch.batch import Design, FullBatch, Scheme, Weighted
-from numpyro_minibatch.control_variate._expand import Expansion
+from numpyro_minibatch.control_variate._expand import Expansion, Expansions
 from numpyro_minibatch.control_variate._posterior import SurrogatePosterior
 from numpyro_minibatch.control_variate._problem import (
     Chosen,
@@ -307,7 +307,10 @@ def check_residuals(
     told = f"{found:.3g} +- {pilot.residual_sd_error:.1g} over {pilot.num_draws} draws"
     some = f", with {exact} of {rows} rows evaluated exactly" if exact else ""
     ways = []
-    if rows <= 2048 and not isinstance(pilot.scheme, FullBatch):
+    several = isinstance(posterior.expansion, Expansions)
+    if several:
+        some = ", over several modes"
+    elif rows <= 2048 and not isinstance(pilot.scheme, FullBatch):
         ways.append(f"batch=batch.full(), which evaluates all {rows} rows exactly")
     if found < 2 * limit:
         share = math.erfc(found / 2)  # of two normal log weights with this spread
@@ -315,7 +318,7 @@ def check_residuals(
             f"control_variate.taylor{taylor.order}(max_residual_sd={np.ceil(found):g})"
             f", with which about {share:.0%} of independent proposals are accepted"
         )
-    if problem.in_own_coordinates:
+    if problem.in_own_coordinates and not several:
         ways.append(
             "deterministic sites in which the likelihood is closer to quadratic, "
             f'control_variate.taylor{taylor.order}(sites=["theta"])'
@@ -324,8 +327,8 @@ def check_residuals(
     raise Refused(
         "the expansion of the likelihood does not hold over the posterior: the "
         f"standard deviation of the sum of the residuals is {told}{some}, and "
-        f"max_residual_sd={limit:g} is the limit. Write {'; or '.join(ways)}. For "
-        "several separate modes no expansion is right."
+        f"max_residual_sd={limit:g} is the limit. Write {'; or '.join(ways)}."
+        + ("" if several else " For several separate modes no expansion is right.")
     )
 
 

@@ -80,6 +80,11 @@ class Taylor:
                 f"{who}(modes={self.modes}) must be at least 1. Write modes=8 for at "
                 "most 8 modes."
             )
+        if self.modes > 1 and self.order != 2:
+            raise ValueError(
+                f"{who}(modes={self.modes}): write control_variate.taylor2(modes="
+                f"{self.modes})."
+            )
         clashing = {
             "center": (self.center, "the search finds the centres"),
             "sites": (self.sites, "several modes are expanded in all latent sites"),
@@ -126,12 +131,11 @@ def taylor1(
     form: Form = "auto",
     max_residual_sd: float = 2.0,
     exact_rows: int | None = None,
-    modes: int = 1,
 ) -> Taylor:
     """First-order control variates: what rows do beyond a straight line is estimated.
 
     The parameters are those of :func:`taylor2`, which is nearly always better where
-    the number of parameters allows a Hessian.
+    the number of parameters allows a Hessian, but ``modes``.
 
     **Example**
 
@@ -141,7 +145,7 @@ def taylor1(
         >>> control_variate.taylor1().order
         1
     """
-    return Taylor(1, sites, center, ridge, form, max_residual_sd, exact_rows, modes)
+    return Taylor(1, sites, center, ridge, form, max_residual_sd, exact_rows)
 
 
 def taylor2(

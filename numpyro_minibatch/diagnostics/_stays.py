@@ -162,6 +162,8 @@ def _tail_weight(run: Run, z: np.ndarray) -> tuple[float, int]:
     parameter estimates it from bulk and tails together.
     """
     single = run.number("num_steps") == 1 and run.thinning == 1
+    if run.pilot.get("num_modes", 1) > 1:  # far from the mean there may be a mode
+        return math.nan, 0
     if not (single and run.flag("uses_surrogate") and "log_ratio" in run.stats):
         return math.nan, 0
     ratio = run.stats["log_ratio"].transpose("chain", "draw").values[:, 1:]

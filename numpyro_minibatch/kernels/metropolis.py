@@ -207,7 +207,8 @@ class MinibatchMH(SteppedKernel, AdaptedKernel, MinibatchKernel):
     :param control_variate: ``"taylor2"`` (or ``"taylor1"``, or what
         :mod:`~numpyro_minibatch.control_variate` builds): estimate from a batch only
         the residual of each row's log likelihood over its Taylor polynomial, which
-        makes temperature 1 practical if there is one mode. By default, batches are then
+        makes temperature 1 practical. It has one mode, or several with
+        ``control_variate.taylor2(modes=8)``. By default, batches are then
         those of :func:`batch.stratified`, of a size that a pilot chooses (16 rows if
         their noise is small) unless the model or ``batch_size`` does. Chains start at
         draws from the surrogate's posterior, unless an ``init_strategy`` is given.
@@ -304,7 +305,7 @@ class MinibatchMH(SteppedKernel, AdaptedKernel, MinibatchKernel):
         )
         self._acceptance = read_acceptance(name, acceptance)
         known = self._control_variate is not None
-        several = known and self._control_variate.modes > 1
+        several = self._several_modes
         self._proposal = (
             _default_proposal(known, several) if proposal is None else proposal
         )
@@ -559,7 +560,7 @@ class MinibatchMH(SteppedKernel, AdaptedKernel, MinibatchKernel):
 
     def _of_modes(
         self, context: ProposalContext, z: Array, jumps: tuple[Array, ...]
-    ) -> dict[str, Array]:
+    ) -> dict[str, Any]:
         """The fields of a draw that name its mode and count moves between modes."""
         if not self._several_modes or context.modes is None:
             return {}
@@ -625,8 +626,9 @@ class MinibatchMH(SteppedKernel, AdaptedKernel, MinibatchKernel):
         expansion = state.surrogate.expansion
         several = isinstance(expansion, Expansions)
 
+        coordinates, weights = self._run.plan.coordinates, reader.weights
+
         def surrogate(expansion: Expansion | Expansions) -> Callable[[Array], Array]:
-            coordinates, weights = self._run.plan.coordinates, reader.weights
             return log_surrogate(target, coordinates, expansion, weights, unravel)
 
         return ProposalContext(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +27,8 @@ from numpyro_minibatch.proposal._on_surrogate import (
 
 __all__ = ["across_modes"]
 
+_WITHIN: Any = surrogate_hmc()  # what moves within a mode are
+
 
 @dataclass(frozen=True)
 class _AcrossModes(Proposal):
@@ -34,7 +37,7 @@ class _AcrossModes(Proposal):
     moves_between_modes = True
     adapts_step_size = False
 
-    between: float = 0.5
+    between: float = 2 / 3
 
     def __post_init__(self) -> None:
         between = check_number(
@@ -46,7 +49,7 @@ class _AcrossModes(Proposal):
         object.__setattr__(self, "between", between)
 
     def evaluations(self, context: ProposalContext) -> int:
-        within = surrogate_hmc().evaluations(context)
+        within = _WITHIN.evaluations(context)
         return within if context.modes is None else within + 2
 
     def propose(
@@ -54,7 +57,7 @@ class _AcrossModes(Proposal):
     ) -> Proposed:
         modes = context.modes
         if modes is None:  # a surrogate with one mode
-            return surrogate_hmc().propose(key, z, step_size, context)
+            return _WITHIN.propose(key, z, step_size, context)
         assert context.log_surrogate is not None  # the kernel has checked
         keys = jax.random.split(key, 6)
         key_kind, key_within, key_drawn, key_noise, key_other, key_accept = keys
@@ -109,7 +112,7 @@ class _AcrossModes(Proposal):
         """A move about the centre of a mode, and the log ratio of its directions."""
         modes = context.modes
         assert modes is not None and context.log_surrogate_in is not None
-        num_steps, length = surrogate_hmc().trajectory(context)
+        num_steps, length = _WITHIN.trajectory(context)
         noise = normal(key, z.size + 1, z.dtype)
         momentum, for_step = noise[:-1], noise[-1]
         if num_steps == 0:
@@ -143,7 +146,7 @@ def _choice(log_weight: Array, mode: Array) -> Array:
     return jnp.where(itself, jnp.maximum(1.0 - others.sum(), 0.0), others)
 
 
-def across_modes(between: float = 0.5) -> Proposal:
+def across_modes(between: float = 2 / 3) -> Proposal:
     """Moves within the modes of a surrogate, and between them.
 
     The default with a control variate that expands about several modes,
@@ -161,7 +164,7 @@ def across_modes(between: float = 0.5) -> Proposal:
     the proposal is :func:`surrogate_hmc`.
 
     :param between: the share of the steps that try a move of the second or third kind,
-        half of them each; above 0 and below 1.
+        half of them each; above 0 and below 1. By default each kind has a third.
     :raises TypeError: if ``between`` is not a number.
     :raises ValueError: if ``between`` is out of range.
 
@@ -175,7 +178,7 @@ def across_modes(between: float = 0.5) -> Proposal:
     .. doctest::
 
         >>> from numpyro_minibatch import proposal
-        >>> proposal.across_modes() == proposal.across_modes(between=0.5)
-        True
+        >>> proposal.across_modes(between=0.5).between
+        0.5
     """
     return _AcrossModes(between)
