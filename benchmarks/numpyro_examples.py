@@ -54,8 +54,10 @@ class Outcome(NamedTuple):
 
     :param example: the file.
     :param model: the model's name.
-    :param outcome: ``"runs"``, ``"refused"`` or ``"failed"``.
-    :param reason: the message, if it does not run.
+    :param outcome: ``"runs"``, ``"runs marginalized"`` (refused as it is written, and
+        run by way of :func:`numpyro_minibatch.marginalize`, which the message offers),
+        ``"refused"`` or ``"failed"``.
+    :param reason: the message, if it does not run as it is written.
     :param rows: the plates and their rows.
     :param seconds: until it had run, or was refused.
     :param tracing: seconds that tracing the model takes.
@@ -368,7 +370,7 @@ def _compare(
     from numpyro.infer import MCMC, NUTS, init_to_uniform
     from numpyro.util import is_prng_key
 
-    from numpyro_minibatch import MinibatchMH
+    from numpyro_minibatch import MinibatchMH, marginalize
 
     rng_key, args, kwargs = call
     model = sampler.model
@@ -394,12 +396,17 @@ def _compare(
         mcmc.run(rng_key, *args, **given)
         return jax.block_until_ready(mcmc.get_samples(group_by_chain=True))
 
-    begin = time.perf_counter()
-    try:
+    def tried(model: Any) -> tuple[Any, Any]:
         kernel = MinibatchMH(model, control_variate="taylor2", init_strategy=start)
-        if check:
-            _check_only(kernel, given.get("init_params"), args, own)
-        ours = {} if check else sampled(kernel)
+        if not check:
+            return kernel, sampled(kernel)
+        _check_only(kernel, given.get("init_params"), args, own)
+        return kernel, {}
+
+    begin = time.perf_counter()
+    how = "runs"
+    try:
+        kernel, ours = tried(model)
     except Exception as error:
         refused = isinstance(error, ValueError | TypeError)
         outcome = outcome._replace(
@@ -408,9 +415,16 @@ def _compare(
             seconds=time.perf_counter() - begin,
         )
         found(outcome)
-        return outcome
+        if not refused or "marginalize(" not in outcome.reason:
+            return outcome
+        begin = time.perf_counter()
+        try:
+            kernel, ours = tried(marginalize(model))
+        except Exception:
+            return outcome
+        how = "runs marginalized"
     outcome = outcome._replace(
-        outcome="runs",
+        outcome=how,
         seconds=time.perf_counter() - begin,
         rows=", ".join(f"{n} {name}" for name, n in kernel.plates.items()),
     )

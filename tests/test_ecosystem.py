@@ -251,7 +251,7 @@ def test_a_run_of_every_kernel_is_what_others_expect(
     assert ours["posterior"]["mean"].dims == ("chain", "draw", rows)
     assert ours["posterior_predictive"]["y"].dims == ("chain", "draw", rows)
     assert ours["prior_predictive"]["y"].sizes[rows] == N
-    flat = ours["log_likelihood"]["y"].values.reshape(2 * DRAWS, N)
+    flat = ours["log_likelihood"]["y"].to_numpy().reshape(2 * DRAWS, N)
     np.testing.assert_allclose(flat, expected, **close)
     az = pytest.importorskip("arviz", minversion="0.20")
     if not hasattr(az, "from_numpyro"):
