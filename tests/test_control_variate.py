@@ -37,6 +37,7 @@ from numpyro_minibatch.control_variate import (
     _exact_rows,
     _pilot,
     _posterior,
+    _residuals,
     _setup,
     expand,
 )
@@ -711,6 +712,45 @@ def test_residuals_of_some_rows_are_in_the_order_asked_for():
     np.testing.assert_allclose(
         scan.of_rows(draws, rows.take(order)), in_order[:, order], rtol=1e-6
     )
+
+
+def test_passes_over_kept_residuals_are_those_through_the_model(monkeypatch):
+    """The model is evaluated once at each draw, also at fewer draws than at most."""
+    rng = np.random.default_rng(3)
+    x = jnp.asarray(rng.normal(size=150), jnp.float32)
+
+    def model(x):
+        mu = numpyro.sample("mu", dist.Normal(0, 1))
+        with numpyro.plate("data", len(x)) as idx:
+            numpyro.sample("y", dist.StudentT(3.0, mu, 1.0), obs=x[idx])
+
+    problem = Problem(
+        target_of=lambda given: ModelTarget(
+            model=model, args=tuple(given), sizes={"data": 150}
+        ),
+        arrays=[x],
+        plates={"data": 150},
+        weights=Weights(1.0, 1.0, 1.0),
+        example={"mu": np.zeros(())},
+    )
+    expansion = find_center(problem, np.zeros((1, 1)), Taylor(2)).expansion
+    draws = expansion.center + 0.3 * rng.normal(size=(56, 1))
+    scheme = batch.stratified().bound({"data": 20}, problem.plates)
+
+    def passes():
+        scan = ResidualScan(problem, 2, "direct", expansion)
+        sums, variances = scan.sums(draws[24:])
+        scores, order_by = scan.scores(draws[:24])
+        design = scheme.build(scores["data"], order_by["data"], "data")
+        noise = scan.variances(draws[24:], {"data": design}, scheme)
+        return sums, variances["data"], scores["data"], noise
+
+    kept = passes()
+    assert np.ptp(kept[0]) > 0.1
+    monkeypatch.setattr(_residuals, "_MOST_KEPT", 0)
+    for found, through_model in zip(kept, passes(), strict=True):
+        scale = np.abs(through_model).max()
+        np.testing.assert_allclose(found, through_model, rtol=1e-3, atol=1e-4 * scale)
 
 
 def test_draws_are_those_of_the_surrogate_with_its_rows():

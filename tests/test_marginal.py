@@ -17,6 +17,7 @@ from numpyro.contrib.control_flow import scan
 from numpyro.infer import MCMC, Predictive
 
 from numpyro_minibatch import SGHMC, marginalize, to_inference_data
+from numpyro_minibatch._model import independence
 from numpyro_minibatch._model.independence import check_rows
 from numpyro_minibatch._model.preflight import inspect_model
 from numpyro_minibatch.target import ModelTarget
@@ -424,3 +425,83 @@ def test_equal_models_are_equal() -> None:
     assert one == other
     assert hash(one) == hash(other)
     assert one != marginalize(mixture)
+
+
+def primitives(jaxpr: Any, inside: str | None = None) -> list[str]:
+    """Names of the operations of a jaxpr, or of those inside of one of them."""
+    found: list[str] = []
+    for eqn in jaxpr.eqns:
+        name = eqn.primitive.name
+        found += [name] * (inside is None)
+        inner = [getattr(x, "jaxpr", x) for x in eqn.params.values()]
+        for part in (x for x in inner if hasattr(x, "eqns")):
+            found += primitives(part, None if name == inside else inside)
+    return found
+
+
+def regression(X: Any, y: Any) -> None:
+    b = numpyro.sample("b", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    s = numpyro.sample("s", dist.LogNormal(0.0, 1.0))
+    with numpyro.plate("data", len(y)) as idx:
+        a = numpyro.sample("a", dist.Normal(0.0, s))
+        rate = jnp.exp(a + X[idx] @ b)
+        numpyro.sample("y", dist.Poisson(rate), obs=y[idx])
+
+
+REGRESSION = jnp.ones((7, 2)), jnp.arange(7.0)
+
+
+def test_what_does_not_depend_on_the_latent_variable_is_computed_once() -> None:
+    model = marginalize(regression)
+    values = {"b": jnp.zeros(2), "s": jnp.ones(())}
+    closed = jax.make_jaxpr(lambda v: log_rows(model, v, *REGRESSION))(values)
+    # the products of the covariates, and the normalising constants of the counts
+    once = {"dot_general", "lgamma", "gather"}
+    assert once <= set(primitives(closed.jaxpr))
+    in_search = set(primitives(closed.jaxpr, inside="while"))
+    assert "exp" in in_search
+    assert not once & in_search
+
+
+def test_what_does_not_use_the_rows_does_not_integrate_them() -> None:
+    target = ModelTarget(
+        model=marginalize(regression), args=REGRESSION, sizes={"data": 7}
+    )
+    z = {"b": jnp.zeros(2), "s": jnp.zeros(())}
+    one_row = {"data": jnp.zeros(1, jnp.int32)}
+    integrated = jax.make_jaxpr(lambda z: target.terms(z, one_row).rows)(z)
+    assert "while" in primitives(integrated.jaxpr)
+    assert "while" not in primitives(jax.make_jaxpr(target.constrain)(z).jaxpr)
+    assert target.row_size == 11
+    np.testing.assert_allclose(target.constrain(z)["s"], 1.0)
+
+
+def check(model: Callable, *args: Any) -> None:
+    """Check that the rows of a model are independent of their batch."""
+    layout, _ = inspect_model("MINT", model, args, {}, 4)
+    sizes = dict(layout.plates)
+
+    def target(args: tuple, kwargs: Any) -> ModelTarget:
+        return ModelTarget(model=model, args=args, kwargs=kwargs, sizes=sizes)
+
+    check_rows("MINT", target, model, args, {}, layout)
+
+
+def test_rows_of_an_integrand_prove_those_of_the_integral(monkeypatch: Any) -> None:
+    """No program is compiled to compare batches, unless the proof fails."""
+
+    def compare(self: Any) -> None:
+        raise AssertionError("rows were compared")
+
+    monkeypatch.setattr(independence._Comparison, "evaluate", compare)
+    check(marginalize(regression), *REGRESSION)
+
+    def dependent(X: Any, y: Any) -> None:
+        s = numpyro.sample("s", dist.LogNormal(0.0, 1.0))
+        with numpyro.plate("data", len(y)) as idx:
+            a = numpyro.sample("a", dist.Normal(0.0, s))
+            of_rows = X[idx, 0] - X[idx, 0].mean()
+            numpyro.sample("y", dist.Poisson(jnp.exp(a + of_rows)), obs=y[idx])
+
+    with pytest.raises(AssertionError, match="rows were compared"):
+        check(marginalize(dependent), *REGRESSION)

@@ -40,7 +40,7 @@ NODES = {1: 11, 2: 9, 3: 7}
 
 _MOST_STEPS = 60
 # half the squared distance to the mode, in standard deviations, before the last step
-_DECREMENT = 1e-3
+_DECREMENT = 1e-5
 _SHORTER = 0.25  # of a step that lowers the density
 _FLOOR = 1e-4  # of a curvature, relative to a scale of one
 
