@@ -92,7 +92,7 @@ def test_moves_across_modes_leave_the_surrogate_invariant(
     few percent of its flow changes the counts by many standard errors.
     """
     move = proposal.across_modes(between)
-    start = jnp.asarray(drawn_from_surrogate(jax.random.key(1), 200_000))[:, None]
+    start = jnp.asarray(drawn_from_surrogate(jax.random.key(1), 100_000))[:, None]
 
     def step(key, z):
         found = move.propose(key, z, jnp.ones(()), context(num_steps, over_relaxed))
