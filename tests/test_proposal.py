@@ -248,7 +248,7 @@ def test_a_first_stage_that_never_rejects_is_noticed(
     def careless(z: Any, z_new: Any, logs: Any, log_ratio: Any, noise: Any) -> Proposed:
         return Proposed(z_new, logs[0] - logs[1])
 
-    monkeypatch.setattr(_on_surrogate, "_first_stage", careless)
+    monkeypatch.setattr(_on_surrogate, "accept_on_surrogate", careless)
     assert imbalance(*PROPOSALS[name]) > 8
 
 

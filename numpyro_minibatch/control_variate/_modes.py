@@ -141,20 +141,23 @@ def find_modes(problem: Problem, starts: np.ndarray, taylor: Taylor) -> FoundMod
 def _of_all_rows(
     problem: Problem, density: Density, ends: list[_End], ended: int, most: int
 ) -> FoundModes:
-    """The modes by all rows, with their masses."""
+    """The modes by all rows, with their masses.
+
+    :raises Refused: the best of them has no Laplace approximation.
+    """
     refined: list[_End] = []
     best = min(end.value for end in ends)
     rows = max(problem.plates.values())
     # an end on some rows is off by their noise
     allowed = 20.0 + 20.0 * rows / density.num_some
-    refused: Refused | None = None
     for end in sorted(ends, key=lambda end: end.value):
         if end.value > best + allowed:
             continue
         try:
             position, hessian = newton(density.of_all, end.position)
-        except Refused as error:
-            refused = error
+        except Refused:
+            if not refined:  # the best one is not left out without a word
+                raise
             continue
         value = float(density.of_all(position)[0])
         new = _End(position, value, hessian, end.found)
@@ -165,9 +168,6 @@ def _of_all_rows(
                 break
         else:
             refined.append(new)
-    if not refined:
-        assert refused is not None
-        raise refused
     logs = np.array([-e.value - 0.5 * np.linalg.slogdet(e.hessian)[1] for e in refined])
     masses = np.exp(logs - logs.max())
     masses /= masses.sum()

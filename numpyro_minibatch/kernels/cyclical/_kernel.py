@@ -160,7 +160,7 @@ class Cyclical(OuterKernel):
                 "kernel, such as SGLD(model, step_size=1e-3) or MINT(model, "
                 f"temperature=100.0), got {describe(inner)}."
             )
-        variate = inner.control_variate
+        variate = getattr(inner, "control_variate", None)
         if variate is not None and variate.modes > 1:
             raise ValueError(
                 f"{name}(inner) has a control variate with modes={variate.modes}, "
