@@ -415,11 +415,12 @@ def _compare(
             seconds=time.perf_counter() - begin,
         )
         found(outcome)
-        if not refused or "marginalize(" not in outcome.reason:
+        offered = re.search(r"marginalize\(model, sites=(\[.*?\])\)", outcome.reason)
+        if not refused or offered is None:
             return outcome
         begin = time.perf_counter()
         try:
-            kernel, ours = tried(marginalize(model))
+            kernel, ours = tried(marginalize(model, sites=json.loads(offered[1])))
         except Exception:
             return outcome
         how = "runs marginalized"

@@ -202,6 +202,19 @@ def test_names_that_contradict_the_model_are_refused(
         target_of(model, rows, args, kwargs)
 
 
+def by_indices(X: Any, y: Any) -> None:
+    b = weights(N)
+    with numpyro.plate("rows", N) as idx:
+        numpyro.sample("obs", dist.Normal(X[idx] @ b, 1.0), obs=y[idx])
+
+
+def test_an_indexed_array_that_is_not_named_is_never_read_at_wrong_rows() -> None:
+    """The indices of the plate count the rows that the model is given."""
+    with pytest.raises(ValueError, match="All entries of 'y' are passed.*name them in"):
+        target_of(by_indices, {"X": 0}, (SQUARE, Y))
+    target_of(by_indices, {"X": 0, "y": 0}, (SQUARE, Y))
+
+
 @pytest.mark.parametrize("rows", [0, {}, ["X"], {0: 0}, {"X": True}, {"X": "first"}])
 def test_names_of_the_wrong_form_are_refused(rows: Any) -> None:
     with pytest.raises(TypeError, match=r"MINT\(rows=\.\.\.\).*rows=\{\"X\": 0, \"y\""):

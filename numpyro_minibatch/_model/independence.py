@@ -36,8 +36,10 @@ from numpyro_minibatch._model.rowwise import (
 )
 from numpyro_minibatch.target import (
     ModelTarget,
+    Slices,
     Target,
     data_frames,
+    flatten_arguments,
     without_integrals,
 )
 
@@ -557,6 +559,20 @@ def _message_of_slices(
         site = _describe(comparison, found)
         if site.event:
             cause = f"{_advice(comparison, target, found, 0)} "
+    known = {number for number, _, _ in target.slices.leaves}
+    left = tuple(
+        (number, "", 0)
+        for number, leaf in enumerate(flatten_arguments(arguments)[0])
+        if number not in known
+        and hasattr(leaf, "shape")
+        and set(leaf.shape) & set(target.plates.values())
+    )
+    if left:
+        whole = ", ".join(map(repr, Slices(left).names(target.model, arguments)))
+        cause += (
+            f"All entries of {whole} are passed at every step: if those are rows, "
+            "name them in rows=, too. "
+        )
     return (
         f"{who}: the model takes no data by the indices of a plate, so it is run on "
         f"rows of its arguments, and {what}: at the same parameters {value} is "
