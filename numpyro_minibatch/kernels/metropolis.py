@@ -216,8 +216,8 @@ class MinibatchMH(SteppedKernel, AdaptedKernel, MinibatchKernel):
         :attr:`pilot` holds the measurements.
     :param exact_checks: with a control variate, repeat about a hundred decisions of the
         warmup (over all vectorised chains together; about thirty of a marginalized
-        model), and a few afterwards, on all rows, to check the noise that the batches
-        reported.
+        model with more than 24,000 rows), and a few afterwards, on all rows, to check
+        the noise that the batches reported.
     :param fallback: ``"exact"`` to make those decisions on all rows whose noise is
         outside the test's domain.
     :param init_strategy: a per-site initialisation function of NumPyro.
@@ -469,12 +469,18 @@ class MinibatchMH(SteppedKernel, AdaptedKernel, MinibatchKernel):
         """Whether to check a decision: a hundred in warmup, and few afterwards.
 
         The hundred decisions are those of all vectorised chains together. They are
-        thirty if rows are integrals, of which all rows cost as much as the set-up.
+        thirty if rows are integrals and so many that checks would cost as much as the
+        set-up.
         """
         if not self._may_check(reader):
             return jnp.array(False)
         warmup = max(self.num_warmup, 1)
-        decisions = max(100 // math.isqrt(reader.row_size), 10)
+        decisions = 100
+        if (
+            reader.row_size > 1
+            and reader.row_size * sum(reader.plates.values()) > 2**18
+        ):
+            decisions = max(decisions // math.isqrt(reader.row_size), 10)
         often = max(warmup * self._run.num_chains // decisions, 1)
         # batches of a hundred rows read at least a tenth of the number of rows of the
         # data between two checks, so that checks add little to the cost
