@@ -74,10 +74,14 @@ def _part(
     jaxpr: Any, constvars: Any, invars: list[Any], eqns: list[Any], outvars: list[Any]
 ) -> Any:
     """Some equations of a jaxpr, with other inputs and outputs."""
+    # a jaxpr checks that it has as many names as inputs and outputs
+    names = jaxpr.debug_info._replace(
+        arg_names=("",) * len(invars), result_paths=("",) * len(outvars)
+    )
     return jaxpr.replace(
         constvars=list(constvars),
         invars=invars,
         eqns=eqns,
         outvars=list(outvars),
-        debug_info=jaxpr.debug_info.with_unknown_names(),
+        debug_info=names,
     )
