@@ -1158,7 +1158,7 @@ def _given_rows(
             f"{who}: observed site {site!r} has {plates[plate]} rows and is in no "
             "plate, so the model is run on some of the rows of its arguments, which "
             f"fails: {found}. If each row follows from the ones before, as in a time "
-            "series or the solution of a differential equation, use NUTS. Otherwise: "
+            "series, use NUTS. Otherwise: "
             f"{_give_names(target, plates)}{_GIVE_ARGUMENTS}{_example(plates[plate])}"
         )
     return found
@@ -1170,13 +1170,12 @@ def _give_names(target: ModelTarget, plates: Mapping[str, int]) -> str:
     if len(places) < 2:
         return ""
     example = suggestion(target.model, _arguments(target), places)
-    return f"name the arguments that have the rows, and their axes, as in {example}; "
+    return f"name the arguments that have rows, as in {example}; "
 
 
 _GIVE_ARGUMENTS = (
-    "pass all data as arguments of the model, because arrays that it reads from its "
-    "surroundings keep all of their rows; or put the site into a plate and take the "
-    "data by the indices:"
+    "pass all data as arguments of the model (arrays from its surroundings keep all of "
+    "their rows); or put the site into a plate and take the data by the indices:"
 )
 
 
