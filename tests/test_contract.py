@@ -585,6 +585,7 @@ COMMON: dict[str, tuple[Any, Any]] = {
     "exact_checks": (True, False),
     "fallback": (None, "exact"),
     "init_strategy": (init_to_uniform, init_to_median),
+    "rows": (None, {"x": 0, "y": 0}),
     "proposal": (None, proposal.langevin()),
     "target": (None, TARGET),
 }
@@ -605,6 +606,7 @@ GRADIENT: dict[str, tuple[Any, Any]] = {
     "temper_prior": (False, True),
     "control_variate": (None, "taylor2"),
     "init_strategy": (init_to_uniform, init_to_median),
+    "rows": (None, {"x": 0, "y": 0}),
 }
 ARGUMENTS: dict[type[MinibatchKernel], dict[str, tuple[Any, Any]]] = {
     MinibatchMH: {**COMMON, **GENERAL},
@@ -649,6 +651,7 @@ ARGUMENTS: dict[type[MinibatchKernel], dict[str, tuple[Any, Any]]] = {
         "target_accept_prob": (None, 0.25),
         "num_steps": (1, 2),
         "init_strategy": (init_to_uniform, init_to_median),
+        "rows": (None, {"x": 0, "y": 0}),
     },
     AMAGOLD: {
         **{k: v for k, v in GRADIENT.items() if k != "preconditioner"},
