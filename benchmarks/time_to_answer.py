@@ -162,6 +162,34 @@ def quadrature(size: int) -> tuple[Any, tuple]:
     return model, (jnp.asarray(X), jnp.asarray(y))
 
 
+def groups(size: int) -> tuple[Any, tuple]:
+    """Groups of five rows; `marginalize` integrates the intercept of each out."""
+    import jax.numpy as jnp
+    import numpy as np
+    import numpyro
+    import numpyro.distributions as dist
+
+    from numpyro_minibatch import marginalize
+
+    dim, each = 5, 5
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(size, each, dim)).astype(np.float32)
+    eta = X @ (rng.normal(size=dim) / 2) + 0.8 * rng.normal(size=(size, 1)) - 0.5
+    y = (rng.uniform(size=eta.shape) < 1 / (1 + np.exp(-eta))).astype(np.float32)
+
+    def model(X: Any, y: Any) -> None:
+        b = numpyro.sample("b", dist.Normal(0, 1).expand([dim]).to_event(1))
+        sd = numpyro.sample("sd", dist.HalfNormal(2))
+        a = numpyro.sample("a", dist.Normal(0, 2))
+        with numpyro.plate("groups", len(y)) as i:
+            u = numpyro.sample("u", dist.Normal(a, sd))
+            with numpyro.plate("within", y.shape[1]):
+                logits = u + (X[i] @ b).T
+                numpyro.sample("y", dist.Bernoulli(logits=logits), obs=y[i].T)
+
+    return marginalize(model), (jnp.asarray(X), jnp.asarray(y))
+
+
 def hierarchy(size: int) -> tuple[Any, tuple]:
     """Effects of 40 groups, non-centred."""
     import jax.numpy as jnp
@@ -187,7 +215,12 @@ def hierarchy(size: int) -> tuple[Any, tuple]:
     return model, (jnp.asarray(group), jnp.asarray(y, jnp.float32))
 
 
-PROBLEMS = {"logistic": logistic, "quadrature": quadrature, "hierarchy": hierarchy}
+PROBLEMS = {
+    "logistic": logistic,
+    "quadrature": quadrature,
+    "groups": groups,
+    "hierarchy": hierarchy,
+}
 
 
 def worker(case: dict[str, Any]) -> None:

@@ -9,7 +9,6 @@ with its own choice of the batch, the estimate and the test.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
@@ -215,9 +214,8 @@ class MinibatchMH(SteppedKernel, AdaptedKernel, MinibatchKernel):
         Coordinates are whitened by its covariance, and no mass matrix adapts.
         :attr:`pilot` holds the measurements.
     :param exact_checks: with a control variate, repeat about a hundred decisions of the
-        warmup (over all vectorised chains together; about thirty of a marginalized
-        model with more than 24,000 rows), and a few afterwards, on all rows, to check
-        the noise that the batches reported.
+        warmup (over all vectorised chains together), and a few afterwards, on all rows,
+        to check the noise that the batches reported.
     :param fallback: ``"exact"`` to make those decisions on all rows whose noise is
         outside the test's domain.
     :param init_strategy: a per-site initialisation function of NumPyro.
@@ -468,20 +466,12 @@ class MinibatchMH(SteppedKernel, AdaptedKernel, MinibatchKernel):
     def _is_check(self, reader: Reader, i: Array) -> Array:
         """Whether to check a decision: a hundred in warmup, and few afterwards.
 
-        The hundred decisions are those of all vectorised chains together. They are
-        thirty if rows are integrals and so many that checks would cost as much as the
-        set-up.
+        The hundred decisions are those of all vectorised chains together.
         """
         if not self._may_check(reader):
             return jnp.array(False)
         warmup = max(self.num_warmup, 1)
-        decisions = 100
-        if (
-            reader.row_size > 1
-            and reader.row_size * sum(reader.plates.values()) > 2**18
-        ):
-            decisions = max(decisions // math.isqrt(reader.row_size), 10)
-        often = max(warmup * self._run.num_chains // decisions, 1)
+        often = max(warmup * self._run.num_chains // 100, 1)
         # batches of a hundred rows read at least a tenth of the number of rows of the
         # data between two checks, so that checks add little to the cost
         rarely = max(1000, sum(reader.plates.values()) // 10)
