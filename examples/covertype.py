@@ -58,12 +58,12 @@ EFFECTIVE_ROWS = 320
 # warmup and draws of each chain
 SIZES = {
     "full": {"rows": None, "tempered": (1000, 10_000), "posterior": (500, 20_000)},
-    "default": {"rows": None, "tempered": (500, 1200), "posterior": (200, 2000)},
+    "default": {"rows": None, "tempered": (400, 800), "posterior": (200, 2000)},
     "small": {"rows": 20_000, "tempered": (200, 200), "posterior": (100, 300)},
 }
 NUTS_DRAWS = {
     "full": {"tempered": 2000, "posterior": 2000},
-    "default": {"tempered": 400, "posterior": 200},
+    "default": {"tempered": 200, "posterior": 150},
     "small": {"tempered": 100, "posterior": 100},
 }
 STYLES = {

@@ -579,21 +579,26 @@ def test_default_settings_need_no_tuning(settings):
 
 @pytest.mark.slow_in_single
 def test_lengths_make_the_slowest_direction_independent():
-    """On a normal of scales 1 and 30 that no mass matrix evens out."""
+    """On a normal of scales 1 and 30 that no mass matrix evens out.
+
+    Four chains have 1,130 effective draws of 4,000 with a standard deviation of 240
+    between runs, because each chain adapts its lengths. So there are 32.
+    """
     scales = jnp.array([1.0, 30.0])
     target = noisy_target(lambda z: -0.5 * ((z / scales) ** 2).sum(-1), dim=2)
-    start = np.random.default_rng(0).normal(size=(4, 2)) * [1.0, 30.0]
+    start = np.random.default_rng(0).normal(size=(32, 2)) * [1.0, 30.0]
 
-    def slowest(**settings):
+    def effective_share(**settings):
         kernel = AMAGOLD(
             target=target, batch=batch.full(), adapt_mass_matrix=False, **settings
         )
-        mcmc = run(kernel, start, num_warmup=500, num_samples=1000)
-        return effective_sample_size(draws_of(mcmc)[..., 1:])[0]
+        draws = draws_of(run(kernel, start, num_warmup=500, num_samples=1000))
+        return effective_sample_size(draws[..., 1:])[0] / draws[..., 0].size
 
-    # 890 and 1,190 with two roundings of the same run
-    assert slowest() > 600
-    assert slowest(num_steps=10, friction=0.5) < 200  # the control
+    # 0.26 to 0.31 in four runs, two in each precision; 0.28 is the mean of their groups
+    # of four chains, and 0.02 the standard error of one run
+    assert effective_share() > 0.2
+    assert effective_share(num_steps=10, friction=0.5) < 0.05  # the control
 
 
 @pytest.mark.parametrize("temperature, rows", [(1.0, 10_000), (1e4, 100), (10.0, 3000)])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
@@ -45,7 +45,11 @@ from numpyro_minibatch.control_variate._center import find_center
 from numpyro_minibatch.control_variate._coordinates import choose_coordinates
 from numpyro_minibatch.control_variate._exact_rows import without
 from numpyro_minibatch.control_variate._problem import Chosen, Problem, double
-from numpyro_minibatch.control_variate._residuals import ResidualScan, Rows
+from numpyro_minibatch.control_variate._residuals import (
+    ResidualScan,
+    Rows,
+    sums_in_double,
+)
 from numpyro_minibatch.estimate import Weights
 from numpyro_minibatch.target import ModelTarget
 
@@ -76,6 +80,20 @@ def plates_model(x, y):
         numpyro.sample("b", dist.Bernoulli(logits=x[rows] @ beta), obs=y[rows])
     logits = x[1200:] @ beta
     numpyro.sample("c", dist.Bernoulli(logits=logits).to_event(1), obs=y[1200:])
+
+
+def problem_of(model, *args, plates=None, weights=None, example):
+    """What a set-up starts from; by default of one plate of the first array's rows."""
+    sizes = {"data": len(args[0])} if plates is None else plates
+    return Problem(
+        target_of=lambda arrays: ModelTarget(
+            model=model, args=tuple(arrays), sizes=sizes
+        ),
+        arrays=list(args),
+        plates=sizes,
+        weights=Weights(1.0, 1.0, 1.0) if weights is None else weights,
+        example=example,
+    )
 
 
 class Grid:
@@ -441,14 +459,8 @@ def test_what_is_not_expanded_is_the_likelihood_all_the_same(kind, order):
     x, y = jnp.asarray(X), jnp.asarray(Y)  # in the precision of the session
     sizes = {"first": 500, "second": N - 500}
     weights = Weights(1.0, 0.7, 1.0)
-    problem = Problem(
-        target_of=lambda arrays: ModelTarget(
-            model=plates_model, args=tuple(arrays), sizes=sizes
-        ),
-        arrays=[x, y],
-        plates=sizes,
-        weights=weights,
-        example={"beta": np.zeros(2)},
+    problem = problem_of(
+        plates_model, x, y, plates=sizes, weights=weights, example={"beta": np.zeros(2)}
     )
     target = problem.target_of(problem.arrays)
     all_rows = {name: jnp.arange(size) for name, size in sizes.items()}
@@ -503,6 +515,72 @@ def test_what_is_not_expanded_is_the_likelihood_all_the_same(kind, order):
     assert apart == pytest.approx(logs, rel=1e-9 if jax.config.jax_enable_x64 else 1e-5)
     tolerance = 1e-8 if jax.config.jax_enable_x64 else 0.02
     assert np.diff(apart) == pytest.approx(np.diff(logs), abs=tolerance)
+
+
+@x64
+@pytest.mark.parametrize("order", [1, 2])
+def test_polynomials_that_are_kept_are_those_that_are_derived(monkeypatch, order):
+    """Of two plates; of rows whose derivatives are costly they are kept."""
+    sizes = {"first": 700, "second": 500}
+    problem = problem_of(
+        plates_model,
+        *map(jnp.asarray, DATA),
+        plates=sizes,
+        example={"beta": np.zeros(2)},
+    )
+    target = problem.target_of(problem.arrays)
+    taylor = Taylor(order, center={"beta": np.array([-4.0, 0.6])})
+    found = []
+    for keeps in (True, False):
+        monkeypatch.setattr(_center, "keeps_polynomials", lambda *_, k=keeps: k)
+        expansion = find_center(problem, np.zeros((1, 2)), taylor).expansion
+        assert {n: np.shape(p) for n, p in expansion.rows.items()} == (
+            {n: (size, 6) for n, size in sizes.items()} if keeps else {}
+        )
+        evaluate = expand(
+            target,
+            problem.coordinates,
+            order,
+            "direct",
+            expansion.cast(problem.dtype),
+            problem.unravel,
+        )
+        rows = {"first": jnp.array([699, 3, 3, 81]), "second": jnp.arange(0, 500, 7)}
+        residuals = [
+            evaluate(jnp.asarray(z, problem.dtype), rows).rows
+            for z in ([-4.0, 0.6], [-3.6, 0.2], [-4.3, 1.1])
+        ]
+        found.append((expansion._replace(rows={}), residuals))
+    (kept, of_kept), (derived, of_derived) = found
+    np.testing.assert_allclose(
+        ravel_pytree(kept)[0], ravel_pytree(derived)[0], rtol=1e-6, atol=1e-6
+    )
+    tight = 1e-12 if jax.config.jax_enable_x64 else 1e-6
+    for a, b in zip(of_kept, of_derived, strict=True):
+        for name in sizes:
+            np.testing.assert_allclose(a[name], b[name], atol=tight)
+    assert max(np.abs(np.asarray(r["second"])).max() for r in of_kept) > 1e-3
+
+
+def test_a_sum_in_double_precision_is_that_of_the_residuals():
+    """Of other coordinates than are sampled, and to both orders."""
+
+    def model(x):
+        eta = numpyro.sample("eta", dist.Normal(0, 1))
+        mu = numpyro.deterministic("mu", 3 * eta)
+        with numpyro.plate("data", len(x)) as idx:
+            numpyro.sample("y", dist.StudentT(3.0, mu, 1.0), obs=x[idx])
+
+    x = jnp.asarray(np.random.default_rng(8).normal(0.4, 1.0, 230), jnp.float32)
+    problem = problem_of(model, x, example={"eta": np.zeros(())})
+    problem = replace(problem, coordinates=Coordinates((), ("mu",)))
+    draws = 0.15 + 0.2 * np.random.default_rng(9).normal(size=(8, 1))
+    for order in (1, 2):
+        expansion = find_center(problem, np.zeros((1, 1)), Taylor(order)).expansion
+        found = sums_in_double(problem, order, expansion, draws)
+        sums, _ = ResidualScan(problem, order, "direct", expansion).sums(draws)
+        assert np.ptp(found) > 0.5
+        np.testing.assert_allclose(found, sums, atol=1e-3)
 
 
 @dataclass(frozen=True)
@@ -693,15 +771,7 @@ def test_residuals_of_some_rows_are_in_the_order_asked_for():
             rows = numpyro.subsample(x, event_dim=0)
             numpyro.sample("y", dist.Poisson(jnp.exp(mu * rows / 12)), obs=rows)
 
-    problem = Problem(
-        target_of=lambda given: ModelTarget(
-            model=model, args=tuple(given), sizes={"data": 12}
-        ),
-        arrays=[x],
-        plates={"data": 12},
-        weights=Weights(1.0, 1.0, 1.0),
-        example={"mu": np.zeros(())},
-    )
+    problem = problem_of(model, x, example={"mu": np.zeros(())})
     found = find_center(problem, np.zeros((1, 1)), Taylor(2))
     scan = ResidualScan(problem, 2, "direct", found.expansion)
     draws = found.expansion.center + np.array([[-1.0], [1.5]])
@@ -724,15 +794,7 @@ def test_passes_over_kept_residuals_are_those_through_the_model(monkeypatch):
         with numpyro.plate("data", len(x)) as idx:
             numpyro.sample("y", dist.StudentT(3.0, mu, 1.0), obs=x[idx])
 
-    problem = Problem(
-        target_of=lambda given: ModelTarget(
-            model=model, args=tuple(given), sizes={"data": 150}
-        ),
-        arrays=[x],
-        plates={"data": 150},
-        weights=Weights(1.0, 1.0, 1.0),
-        example={"mu": np.zeros(())},
-    )
+    problem = problem_of(model, x, example={"mu": np.zeros(())})
     expansion = find_center(problem, np.zeros((1, 1)), Taylor(2)).expansion
     draws = expansion.center + 0.3 * rng.normal(size=(56, 1))
     scheme = batch.stratified().bound({"data": 20}, problem.plates)
@@ -762,15 +824,7 @@ def test_draws_are_those_of_the_surrogate_with_its_rows():
         with numpyro.plate("data", len(y)) as idx:
             numpyro.sample("obs", dist.Normal(mu, 1.0), obs=y[idx])
 
-    problem = Problem(
-        target_of=lambda arrays: ModelTarget(
-            model=normal, args=tuple(arrays), sizes={"data": 400}
-        ),
-        arrays=[y],
-        plates={"data": 400},
-        weights=Weights(1.0, 1.0, 1.0),
-        example={"mu": np.zeros(())},
-    )
+    problem = problem_of(normal, y, example={"mu": np.zeros(())})
     mean, sd = float(y.sum()) / 401, 401**-0.5
     found = find_center(problem, np.zeros((1, 1)), Taylor(2))
     before = found.expansion
@@ -1597,15 +1651,7 @@ def test_control_variates_have_values():
 def test_center_of_a_known_mode(grid):
     _, (mode, _) = grid
     target = ModelTarget(model=model, args=DATA, sizes={"data": N})
-    problem = Problem(
-        target_of=lambda arrays: ModelTarget(
-            model=model, args=tuple(arrays), sizes={"data": N}
-        ),
-        arrays=list(DATA),
-        plates={"data": N},
-        weights=Weights(),
-        example={"beta": np.zeros(2)},
-    )
+    problem = problem_of(model, *DATA, example={"beta": np.zeros(2)})
     assert choose_coordinates(target, problem.example, None) == problem.coordinates
     starts = np.random.default_rng(0).uniform(-2, 2, (3, 2))
     found = find_center(problem, starts, control_variate.taylor2())

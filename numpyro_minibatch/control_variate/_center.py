@@ -20,6 +20,8 @@ from numpyro_minibatch.control_variate._problem import (
     Program,
     Refused,
     double,
+    keeps_polynomials,
+    polynomials_of_rows,
     sums_of_rows,
     value_and_derivatives,
 )
@@ -38,6 +40,7 @@ __all__ = [
 ]
 
 _SUBSAMPLE = 10_000  # rows on which the search for the centre begins
+_SUBSAMPLE_INTEGRALS = 2_000  # if rows are integrals
 _MAX_DIM = 2_000  # above this a Hessian is too large to keep and to factorise
 _PRIOR_DRAWS = 400  # whose quartiles give the ridge its width
 _VAGUE = 1e-4  # precision of the ridge where the prior has no scale
@@ -87,7 +90,7 @@ def find_center(
             f"expansion, and are limited to {_MAX_DIM}. Choose fewer with "
             "control_variate.taylor2(sites=...), or sample at a temperature."
         )
-    density = Density.of(problem, taylor)
+    density = Density.of(problem, taylor, dim)
     density.ahead(dim)
     meanwhile()
 
@@ -113,7 +116,7 @@ def find_center(
         )
     stage("mode of all rows")
     center, hessian = newton(density.of_all, best.x)
-    other_mode = _other_mode(problem, ends, best, hessian)
+    other_mode = _other_mode(density, ends, best, hessian)
     return found(center, other_mode)
 
 
@@ -142,17 +145,28 @@ class Density:
     last: dict[bytes, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, problem: Problem, taylor: Taylor) -> Density:
-        """That of the posterior, or of the likelihood with a ridge."""
-        few = tuple((n, min(N, _SUBSAMPLE)) for n, N in problem.plates.items())
+    def of(cls, problem: Problem, taylor: Taylor, dim: int) -> Density:
+        """That of the posterior, or of the likelihood with a ridge.
+
+        :param dim: the number of coordinates of the expansion.
+        """
+        row_size = problem.target_of(problem.arrays).row_size
+        most = _SUBSAMPLE if row_size == 1 else _SUBSAMPLE_INTEGRALS
+        few = tuple((n, min(N, most)) for n, N in problem.plates.items())
+        plates = tuple(problem.plates.items())
+        keeps = (
+            taylor.modes == 1
+            and taylor.form != "remainder"
+            and keeps_polynomials(problem, dim)
+        )
         return cls(
             weight=problem.weights.likelihood if problem.in_own_coordinates else 1.0,
-            some=problem.over_rows(_derivatives, few, 2),
-            curve=problem.over_rows(_derivatives, few, 3),
-            every=problem.over_rows(_derivatives, tuple(problem.plates.items()), 3),
+            some=problem.over_rows(_derivatives, few, 2, False),
+            curve=problem.over_rows(_derivatives, few, 3, False),
+            every=problem.over_rows(_derivatives, plates, 3, keeps),
             ridge=_ridge(problem, taylor),
             num_rows=max(problem.plates.values()),
-            num_some=min(max(problem.plates.values()), _SUBSAMPLE),
+            num_some=min(max(problem.plates.values()), most),
         )
 
     def ahead(self, dim: int) -> None:
@@ -174,7 +188,7 @@ class Density:
         return self._at(self.every, phi)
 
     def _at(self, both: Callable, phi: np.ndarray) -> list[np.ndarray]:
-        rows, known = self._found(both, phi)
+        rows, known, _ = self._found(both, phi)
         middle, precision = self.ridge
         away = np.asarray(phi) - middle
         slope = np.broadcast_to(precision, away.shape) * away
@@ -202,23 +216,38 @@ class Density:
 
     def with_known(self, center: np.ndarray) -> tuple[Expansion, np.ndarray]:
         """The same, and the Hessian of all that is not expanded there."""
-        (value, gradient, hessian), known = self._found(self.every, center)
-        return Expansion(center, gradient, hessian, value), known[2]  # type: ignore[arg-type]
+        (value, gradient, hessian), known, polynomials = self._found(self.every, center)
+        expansion = Expansion(
+            center,  # type: ignore[arg-type]
+            gradient,
+            hessian,
+            value,
+            rows=polynomials,
+        )
+        return expansion, known[2]
 
 
 def _derivatives(
     problem: Problem,
     counts: tuple[tuple[str, int], ...],
     derivatives: int,
+    keeps: bool,
     arrays: list[Any],
     phi: Array,
-) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
-    """Value and derivatives of the likelihood, and of everything else."""
-    rows = sums_of_rows(problem, counts, derivatives, arrays, phi)
+) -> tuple[tuple[Array, ...], tuple[Array, ...], dict[str, Array]]:
+    """Value and derivatives of the likelihood, and of everything else.
+
+    :param keeps: whether the rows' polynomials are returned as well.
+    """
+    polynomials: dict[str, Array] = {}
+    if keeps:
+        rows, polynomials = polynomials_of_rows(problem, arrays, phi)
+    else:
+        rows = sums_of_rows(problem, counts, derivatives, arrays, phi)
     if not problem.in_own_coordinates:
-        return rows, tuple(jnp.zeros_like(x) for x in rows)
+        return rows, tuple(jnp.zeros_like(x) for x in rows), polynomials
     known = partial(problem.known, arrays)
-    return rows, value_and_derivatives(known, phi, derivatives)
+    return rows, value_and_derivatives(known, phi, derivatives), polynomials
 
 
 def _ridge(problem: Problem, taylor: Taylor) -> tuple[Any, Any]:
@@ -271,7 +300,7 @@ def searches(density: Density, starts: np.ndarray) -> list[OptimizeResult]:
 
 
 def _other_mode(
-    problem: Problem,
+    density: Density,
     ends: list[OptimizeResult],
     best: OptimizeResult,
     hessian: np.ndarray,
@@ -280,9 +309,9 @@ def _other_mode(
     root = np.linalg.cholesky(hessian)
     distances = [np.linalg.norm(root.T @ (r.x - best.x)) for r in ends]
     # a worse optimum matters where its density is not negligible
-    rows = max(problem.plates.values())
-    near = [r.fun < best.fun + 20.0 * rows / _SUBSAMPLE + 20.0 for r in ends]
-    scatter = np.sqrt(len(hessian) * max(1.0, rows / _SUBSAMPLE))
+    share = density.num_rows / density.num_some
+    near = [r.fun < best.fun + 20.0 * share + 20.0 for r in ends]
+    scatter = np.sqrt(len(hessian) * share)
     far = [d for d, n in zip(distances, near, strict=True) if n and d > 5 * scatter]
     return float(max(far, default=0.0))
 

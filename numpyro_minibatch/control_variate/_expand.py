@@ -30,9 +30,12 @@ __all__ = [
     "ExactRows",
     "Expansion",
     "Expansions",
+    "coefficients",
+    "derivatives_of",
     "expand",
     "gauss_jacobi",
     "log_surrogate",
+    "num_coefficients",
 ]
 
 
@@ -138,6 +141,8 @@ class Expansion(NamedTuple):
         none.
     :param offset: what the summed log likelihood at the centre has beyond ``value``,
         where that is the value of several expansions; ``None`` with one.
+    :param rows: the polynomial of each row, by plate, as :func:`coefficients` writes
+        it, ``(N, P)``. Empty where polynomials are derived anew at each evaluation.
     """
 
     center: Array
@@ -146,6 +151,7 @@ class Expansion(NamedTuple):
     value: Array
     exact: Mapping[str, ExactRows] = {}
     offset: Array | None = None
+    rows: Mapping[str, Array] = {}
 
     def at(self, flat: Array) -> Expansion:
         """The expansion that a position belongs to: this one, of several one."""
@@ -229,7 +235,11 @@ class Expansions(NamedTuple):
         """
         base = np.asarray(expansions[0].value, np.float64)
         parts = [
-            e._replace(value=base, offset=np.asarray(e.value, np.float64) - base)  # type: ignore[arg-type]
+            e._replace(
+                value=base,  # type: ignore[arg-type]
+                offset=np.asarray(e.value, np.float64) - base,  # type: ignore[arg-type]
+                rows={},
+            )
             for e in expansions
         ]
         stacked = jax.tree.map(lambda *x: np.stack([np.asarray(p) for p in x]), *parts)
@@ -356,6 +366,9 @@ def expand(
 
             if form == "remainder":
                 return _remainder(rows, expansion.center, displacement, order)
+            if expansion.rows:
+                kept = {n: expansion.rows[n][indices[n]] for n in values}
+                return _minus_kept(values, kept, displacement, order)
             # at the centre itself, which positions side by side have in common: what
             # does not depend on the displacement is computed once for all of them
             at_center = _derivatives(rows, displacement, order)(expansion.center)
@@ -452,6 +465,48 @@ def _minus_polynomial(rows: Any, derivatives: list[Any]) -> Any:
             lambda r, d, f=factorial: r - d / f, residual, derivative
         )
     return residual
+
+
+def num_coefficients(dim: int) -> int:
+    """How many numbers a polynomial of second order in so many coordinates has."""
+    return 1 + dim + dim * (dim + 1) // 2
+
+
+def coefficients(value: Array, gradient: Array, hessian: Array) -> Array:
+    """The polynomial with these derivatives as one array, ``(P,)``.
+
+    The value, the gradient, and the factor of each product of two coordinates.
+    """
+    first, second = np.triu_indices(gradient.shape[-1])
+    factor = np.where(first == second, 0.5, 1.0)
+    products = hessian[first, second] * jnp.asarray(factor, hessian.dtype)
+    return jnp.concatenate([value[None], gradient, products])
+
+
+def derivatives_of(polynomial: Array, dim: int) -> tuple[Array, Array, Array]:
+    """The inverse of :func:`coefficients`: value, gradient and Hessian."""
+    first, second = np.triu_indices(dim)
+    half = jnp.zeros((dim, dim), polynomial.dtype)
+    half = half.at[first, second].set(polynomial[1 + dim :])
+    return polynomial[0], polynomial[1 : 1 + dim], half + half.T
+
+
+def _minus_kept(
+    rows: Mapping[str, Array],
+    polynomials: Mapping[str, Array],
+    displacement: Array,
+    order: int,
+) -> dict[str, Array]:
+    """Rows without their polynomials; what is large in both is subtracted first."""
+    first, second = np.triu_indices(displacement.size)
+    products = displacement[first] * displacement[second]
+    of_order = [displacement, products][:order]
+    terms = jnp.concatenate(of_order)
+    return {
+        n: (r - p[:, 0]) - p[:, 1 : 1 + terms.size] @ terms
+        for n, r in rows.items()
+        for p in [polynomials[n]]
+    }
 
 
 def _remainder(

@@ -116,7 +116,7 @@ def find_modes(problem: Problem, starts: np.ndarray, taylor: Taylor) -> FoundMod
     :param taylor: the control variate, whose ``modes`` are kept at most.
     :raises Refused: no search ends in a mode.
     """
-    density = Density.of(problem, taylor)
+    density = Density.of(problem, taylor, starts.shape[1])
     density.ahead(starts.shape[1])
     stage("modes of some rows")
     random = np.vstack([starts, _random_starts(problem, len(starts), starts.shape[1])])

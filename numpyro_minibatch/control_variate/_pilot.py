@@ -15,24 +15,35 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from numpyro_minibatch._internal.progress import stage
 from numpyro_minibatch.batch import Design, FullBatch, Scheme, Weighted
-from numpyro_minibatch.control_variate._expand import Expansion, Expansions
+from numpyro_minibatch.control_variate._expand import (
+    Expansion,
+    Expansions,
+    num_coefficients,
+)
 from numpyro_minibatch.control_variate._posterior import SurrogatePosterior
 from numpyro_minibatch.control_variate._problem import (
     Chosen,
     Needs,
     Problem,
     Refused,
-    double,
+    keeps_polynomials,
 )
-from numpyro_minibatch.control_variate._residuals import ResidualScan, Rows
+from numpyro_minibatch.control_variate._residuals import (
+    ResidualScan,
+    Rows,
+    sums_in_double,
+    sums_in_double_ahead,
+)
 from numpyro_minibatch.control_variate._taylor import Form, Taylor
 
 __all__ = [
     "COARSE",
     "FLOAT_ERROR",
+    "HELD_OUT",
     "IN_DOUBLE",
     "QUIET",
     "SCORING",
@@ -43,7 +54,7 @@ __all__ = [
 ]
 
 SCORING = 24  # draws that score the rows
-_HELD_OUT = 32  # draws that judge the design, in pairs
+HELD_OUT = 32  # draws that judge the design, in pairs
 IN_DOUBLE = 8  # draws on which the precisions are compared
 FLOAT_ERROR = 0.05  # error of a summed residual, in units of the log ratio
 _MIN_BATCH = 100  # rows that make an estimate normal and its variance known
@@ -150,7 +161,7 @@ def run_pilot(
     """
     taylor, exact = chosen.taylor, posterior.expansion.exact
     scoring = posterior.draws[:SCORING]
-    held_out = posterior.draws[SCORING : SCORING + _HELD_OUT]
+    held_out = posterior.draws[SCORING : SCORING + HELD_OUT]
     stage("pilot: scores")
     if before is None:
         scan, (sums, uniform), float_error = _choose_form(
@@ -206,15 +217,24 @@ def compile_pilot(problem: Problem, taylor: Taylor, dim: int) -> None:
     :param dim: the number of coordinates.
     """
     form: Form = "direct" if taylor.form == "auto" else taylor.form
-    zeros = np.zeros((dim, dim))
-    nothing = Expansion(zeros[0], zeros[0], zeros, np.zeros(()))  # type: ignore[arg-type]
+    polynomials = {}
+    if form == "direct" and keeps_polynomials(problem, dim):
+        shape = num_coefficients(dim)
+        polynomials = {n: _zeros(size, shape) for n, size in problem.plates.items()}
+    nothing = Expansion(
+        _zeros(dim), _zeros(dim), _zeros(dim, dim), _zeros(), rows=polynomials
+    )
     size = sum(np.size(x) for x in jax.tree.leaves(problem.example))
     if problem.dtype != jnp.float64:
-        with double():
-            wide = ResidualScan(problem, taylor.order, "direct", nothing, jnp.float64)
-            wide.ahead(IN_DOUBLE, size)
+        few = np.zeros((IN_DOUBLE, size))
+        sums_in_double_ahead(problem, taylor.order, nothing, few)
     scan = ResidualScan(problem, taylor.order, form, nothing)
-    scan.ahead(_HELD_OUT, size)
+    scan.ahead(HELD_OUT, size)
+
+
+def _zeros(*shape: int) -> Array:
+    # by NumPy, for that is no program of its own
+    return jax.device_put(np.zeros(shape, np.float32))
 
 
 class _Sizes(NamedTuple):
@@ -367,7 +387,7 @@ def _spread(
     rest = np.delete(draws, np.r_[:SCORING, held_out], axis=0)
     few = _Estimated(scan, scores)
     sums, noise, used = sums.astype(float), np.zeros(len(sums)), 0
-    for until in (_FEW_BLOCKS, len(rest) // _HELD_OUT):
+    for until in (_FEW_BLOCKS, len(rest) // HELD_OUT):
         sd, error = _sd_of(weight * sums, weight**2 * noise)
         if 4 * sd <= COARSE or not np.isfinite(sd):
             break
@@ -375,10 +395,10 @@ def _spread(
         if used and all(abs(sd - x) > max(4 * error, x / 2) for x in limits):
             break
         # blocks of one size, which one program reads
-        while used + _HELD_OUT <= min(until * _HELD_OUT, len(rest)):
-            found, variance = few.sums(rest[used : used + _HELD_OUT])
+        while used + HELD_OUT <= min(until * HELD_OUT, len(rest)):
+            found, variance = few.sums(rest[used : used + HELD_OUT])
             sums, noise = np.append(sums, found), np.append(noise, variance)
-            used += _HELD_OUT
+            used += HELD_OUT
     sd, error = _sd_of(weight * sums, weight**2 * noise)
     return _Spread(sd, error, len(sums))
 
@@ -442,9 +462,7 @@ def _choose_form(
         scan = ResidualScan(problem, taylor.order, forms[0], expansion)
         return scan, scan.sums(draws), 0.0
     few = draws[:IN_DOUBLE]
-    with double():
-        wide = ResidualScan(problem, taylor.order, "direct", expansion, jnp.float64)
-        right, _ = wide.sums(few)
+    right = sums_in_double(problem, taylor.order, expansion, few)
     if not np.isfinite(right).all():
         raise Refused(_not_finite("some row"))
     errors = []

@@ -26,7 +26,12 @@ from numpyro_minibatch._internal import passes
 from numpyro_minibatch._internal.passes import Chunks, chunk_of
 from numpyro_minibatch._internal.precision import double
 from numpyro_minibatch.batch import Scheme, permute
-from numpyro_minibatch.control_variate._expand import Coordinates
+from numpyro_minibatch.control_variate._expand import (
+    Coordinates,
+    coefficients,
+    derivatives_of,
+    num_coefficients,
+)
 from numpyro_minibatch.control_variate._taylor import Taylor
 from numpyro_minibatch.estimate import Weights
 from numpyro_minibatch.target import Target, without_integrals
@@ -38,11 +43,16 @@ __all__ = [
     "Program",
     "Refused",
     "double",
+    "keeps_polynomials",
     "known_hessian",
+    "polynomials_of_rows",
     "row_sums",
     "sums_of_rows",
     "value_and_derivatives",
 ]
+
+
+_MOST_POLYNOMIALS = 2**24  # numbers of the polynomials of all rows that are kept
 
 
 class Refused(ValueError):
@@ -265,6 +275,25 @@ def row_sums(problem: Problem, counts: Mapping[str, int], derivatives: int) -> C
     return problem.over_rows(sums_of_rows, tuple(counts.items()), derivatives)
 
 
+def _rows_of(
+    problem: Problem, counts: Mapping[str, int], arrays: list[Any], phi: Array
+) -> tuple[Callable[[Array, Mapping[str, Array]], Any], Chunks]:
+    """Log likelihoods of rows as a function of ``phi``, and chunks to read them in."""
+    target = problem.target_of(arrays)
+    # some 2 ** 22 numbers at once, whatever the dimension
+    most = max(256, min(2**14, 2**22 // (phi.size + 1)))
+    most = chunk_of(most, target.row_size)
+    z = jax.tree.map(lambda x: jnp.zeros(jnp.shape(x), phi.dtype), problem.example)
+    shapes = jax.eval_shape(lambda z: problem.coordinates.of(target, z), z)
+    nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    _, unravel_phi = ravel_pytree(nothing)
+
+    def rows(phi: Array, indices: Mapping[str, Array]) -> Any:
+        return problem.coordinates.rows(target, unravel_phi(phi), z, indices)
+
+    return rows, Chunks.of(counts, dict.fromkeys(counts, most))
+
+
 def sums_of_rows(
     problem: Problem,
     pairs: tuple[tuple[str, int], ...],
@@ -274,25 +303,17 @@ def sums_of_rows(
 ) -> tuple[Array, ...]:
     """The program of :func:`row_sums`."""
     plates, counts = problem.plates, dict(pairs)
-    key, target = jax.random.key(20), problem.target_of(arrays)
-    # some 2 ** 22 numbers at once, whatever the dimension
-    most = max(256, min(2**14, 2**22 // (phi.size + 1)))
-    most = chunk_of(most, target.row_size)
-    chunks = Chunks.of(counts, dict.fromkeys(counts, most))
-    z = jax.tree.map(lambda x: jnp.zeros(jnp.shape(x), phi.dtype), problem.example)
-    shapes = jax.eval_shape(lambda z: problem.coordinates.of(target, z), z)
-    nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-    _, unravel_phi = ravel_pytree(nothing)
+    key = jax.random.key(20)
+    rows_at, chunks = _rows_of(problem, counts, arrays, phi)
 
     def of_chunk(phi: Array, i: Array) -> Array:
         indices, masks = chunks.at(i)
         for name, positions in indices.items():
             if counts[name] != plates[name]:
                 indices[name] = permute(key, positions, plates[name])
-        rows = problem.coordinates.rows(target, unravel_phi(phi), z, indices)
         parts = [
             plates[n] / counts[n] * jnp.where(masks[n], r, 0.0).sum()
-            for n, r in rows.items()
+            for n, r in rows_at(phi, indices).items()
         ]
         return reduce(add, parts)
 
@@ -301,6 +322,51 @@ def sums_of_rows(
 
     zeros = [jnp.zeros((phi.size,) * k, phi.dtype) for k in range(derivatives)]
     return chunks.sum(sums_of, tuple(zeros))
+
+
+def keeps_polynomials(problem: Problem, dim: int) -> bool:
+    """Whether the polynomial of each row is computed once and kept.
+
+    The derivatives of a row that is an integral hold its quadrature several times, in
+    every program that has them. For other rows they are cheaper than memory.
+
+    :param problem: the target and its coordinates.
+    :param dim: the number of coordinates of the expansion.
+    """
+    numbers = sum(problem.plates.values()) * num_coefficients(dim)
+    is_integral = problem.target_of(problem.arrays).row_size > 1
+    return is_integral and numbers <= _MOST_POLYNOMIALS
+
+
+def polynomials_of_rows(
+    problem: Problem, arrays: list[Any], phi: Array
+) -> tuple[tuple[Array, ...], dict[str, Array]]:
+    """The summed log likelihood and its derivatives, and the polynomial of each row.
+
+    :return: value, gradient and Hessian in the precision of ``phi``, and by plate the
+        polynomials of its rows in working precision, ``(N, P)``.
+    """
+    rows, chunks = _rows_of(problem, problem.plates, arrays, phi)
+
+    def of_row(name: str, index: Array) -> Array:
+        one = dict.fromkeys(problem.plates, jnp.zeros(1, jnp.int32))
+
+        def value(phi: Array) -> Array:
+            return rows(phi, one | {name: index[None]})[name][0]
+
+        return coefficients(*value_and_derivatives(value, phi))
+
+    def of_chunk(i: Array) -> tuple[Array, dict[str, Array]]:
+        indices, masks = chunks.at(i)
+        found = {n: jax.vmap(partial(of_row, n))(at) for n, at in indices.items()}
+        sums = [jnp.where(masks[n][:, None], p, 0.0).sum(0) for n, p in found.items()]
+        return reduce(add, sums), {n: p.astype(problem.dtype) for n, p in found.items()}
+
+    sums, kept = chunks.map(of_chunk)
+    whole = {
+        n: p.reshape(-1, p.shape[-1])[: problem.plates[n]] for n, p in kept.items()
+    }
+    return derivatives_of(sums.sum(0), phi.size), whole
 
 
 def known_hessian(problem: Problem, arrays: list[Any], flat: Array) -> Array:

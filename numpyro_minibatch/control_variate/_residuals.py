@@ -10,15 +10,27 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.flatten_util import ravel_pytree
 from jax.typing import ArrayLike
 
 from numpyro_minibatch._internal.passes import Chunks, chunk_of
 from numpyro_minibatch.batch import Design, Weighted, stratum_of
-from numpyro_minibatch.control_variate._expand import ExactRows, Expansion, expand
-from numpyro_minibatch.control_variate._problem import Problem, Program
+from numpyro_minibatch.control_variate._expand import (
+    ExactRows,
+    Expansion,
+    Expansions,
+    expand,
+)
+from numpyro_minibatch.control_variate._problem import Problem, Program, double
 from numpyro_minibatch.control_variate._taylor import Form
 
-__all__ = ["ResidualScan", "Rows", "residuals"]
+__all__ = [
+    "ResidualScan",
+    "Rows",
+    "residuals",
+    "sums_in_double",
+    "sums_in_double_ahead",
+]
 
 _WIDTH = 2**13  # rows that are read at once, at as many draws as score and judge
 _DRAWS = 32
@@ -60,6 +72,51 @@ class Rows(NamedTuple):
         }
 
 
+def sums_in_double(
+    problem: Problem,
+    order: int,
+    expansion: Expansion | Expansions,
+    draws: np.ndarray,
+) -> np.ndarray:
+    """The sums of all residuals at some draws in double precision, ``(K,)``.
+
+    The polynomials of all rows have a known sum. So the rows are evaluated at the
+    draws alone, and no derivative is compiled.
+
+    :param order: the order of the polynomials.
+    :param expansion: without exact rows.
+    :param draws: flat positions, ``(K, D)``.
+    """
+    with double():
+        program, args = _in_double(problem, order, expansion, draws)
+        return np.asarray(program(*args))
+
+
+def sums_in_double_ahead(
+    problem: Problem,
+    order: int,
+    expansion: Expansion | Expansions,
+    draws: np.ndarray,
+) -> None:
+    """Have the program of :func:`sums_in_double` compiled on another thread."""
+    with double():
+        program, args = _in_double(problem, order, expansion, draws)
+        program.ahead(*args)
+
+
+def _in_double(
+    problem: Problem,
+    order: int,
+    expansion: Expansion | Expansions,
+    draws: np.ndarray,
+) -> tuple[Program, tuple[Any, ...]]:
+    program = problem.over_rows(_beyond_polynomial, order)
+    if isinstance(expansion, Expansion):
+        expansion = expansion._replace(rows={})
+    at = jax.device_put(np.asarray(draws, np.float64))
+    return program, (expansion.cast(jnp.float64), at)
+
+
 def _parts(draws: Array, num_rows: int) -> list[Array]:
     """Draws, a few after the other where there are many rows."""
     few = max(1, _WIDTH * _DRAWS // max(num_rows, 1))
@@ -78,11 +135,10 @@ class ResidualScan:
         problem: Problem,
         order: int,
         form: Form,
-        expansion: Expansion,
-        dtype: Any = None,
+        expansion: Expansion | Expansions,
     ) -> None:
         self.problem, self.order, self.form = problem, order, form
-        self.dtype = problem.dtype if dtype is None else dtype
+        self.dtype = problem.dtype
         self.expansion = expansion.cast(self.dtype)
         none = np.zeros(0, int)
         self.exact = {n: ExactRows.alone(none, N) for n, N in problem.plates.items()}
@@ -119,7 +175,9 @@ class ResidualScan:
         }
         return scan
 
-    def _at(self, draws: np.ndarray | Array) -> tuple[Expansion, Any, Array]:
+    def _at(
+        self, draws: np.ndarray | Array
+    ) -> tuple[Expansion | Expansions, Any, Array]:
         """What every pass depends on but the data."""
         kept = {
             name: (exact, self._of_rows(draws, name, self.representatives[name]))
@@ -129,7 +187,9 @@ class ResidualScan:
         }
         return self.expansion, kept, jax.device_put(np.asarray(draws, self.dtype))
 
-    def _pass_at(self, draws: np.ndarray) -> tuple[Expansion | Evaluated, Any, Array]:
+    def _pass_at(
+        self, draws: np.ndarray
+    ) -> tuple[Expansion | Expansions | Evaluated, Any, Array]:
         """The same, with the residuals instead of the expansion where they are kept."""
         expansion, kept, flat = self._at(draws)
         found = self._evaluated(draws)
@@ -137,9 +197,7 @@ class ResidualScan:
 
     def _keeps(self, num_draws: int) -> bool:
         """Whether the residuals of all rows at so many draws are kept."""
-        number = num_draws * sum(self.problem.plates.values())
-        # in double precision there is one pass alone
-        return self.dtype == self.problem.dtype and number <= _MOST_KEPT
+        return num_draws * sum(self.problem.plates.values()) <= _MOST_KEPT
 
     def _evaluated(self, draws: np.ndarray) -> Evaluated | None:
         """The residuals of all rows at some draws."""
@@ -298,7 +356,7 @@ class ResidualScan:
 def _chunks(
     problem: Problem,
     arrays: list[Any],
-    expansion: Expansion | Evaluated,
+    expansion: Expansion | Expansions | Evaluated,
     draws: Array,
     counts: Mapping[str, int] | None = None,
 ) -> Chunks:
@@ -343,6 +401,36 @@ def residuals(
 
     rows = jax.vmap(left)(rows, {n: pair[1] for n, pair in kept.items()})
     return {n: jnp.where(masks[n], r, 0.0) for n, r in rows.items()}
+
+
+def _beyond_polynomial(
+    problem: Problem,
+    order: int,
+    arrays: list[Any],
+    expansion: Expansion | Expansions,
+    draws: Array,
+) -> Array:
+    """What the log likelihood has beyond the summed polynomial, ``(K,)``."""
+    target = problem.target_of(arrays)
+    chunks = _chunks(problem, arrays, expansion, draws)
+
+    def of_chunk(i: Array) -> Array:
+        indices, masks = chunks.at(i)
+
+        def at(flat: Array) -> Array:
+            rows = target.rows(problem.unravel(flat), indices)
+            parts = [jnp.where(masks[n], r, 0.0).sum() for n, r in rows.items()]
+            return jnp.stack(parts).sum()
+
+        return jax.vmap(at)(draws)
+
+    def polynomial(flat: Array) -> Array:
+        phi, _ = ravel_pytree(problem.coordinates.of(target, problem.unravel(flat)))
+        near = expansion.at(flat)
+        return near.value + near.polynomial(phi - near.center, order)
+
+    whole = chunks.sum(of_chunk, jnp.zeros(len(draws), draws.dtype))
+    return whole - jax.vmap(polynomial)(draws)
 
 
 def _every(

@@ -34,6 +34,8 @@ from numpyro_minibatch.control_variate._modes import (
 )
 from numpyro_minibatch.control_variate._pilot import (
     COARSE,
+    HELD_OUT,
+    SCORING,
     Pilot,
     check_residuals,
     compile_pilot,
@@ -68,7 +70,7 @@ _STARTS = 4  # searches for the mode
 _STAGES = 5
 _RECENTRED = 2  # times that a coarse expansion is made again
 _BETTER = 0.8  # of the residual that it must leave
-_STARTING = 56  # positions to start chains from
+_STARTING = SCORING + HELD_OUT  # positions to start chains from, all rows known there
 # share of effective draws by log weights of standard deviation 1/4
 _ENOUGH_DRAWS = 0.94
 
@@ -111,7 +113,8 @@ class Prepared(NamedTuple):
 
     :param plan: what is part of the program.
     :param surrogate: what is part of the state.
-    :param starts: positions where chains may start, with a leading axis.
+    :param starts: positions where chains may start, with a leading axis. With one mode,
+        the pilot evaluated all rows there.
     :param radius: how far from its mean the draws of the surrogate's posterior lie, in
         its standard deviations.
     :param report: what was measured, numbers and names.

@@ -49,6 +49,14 @@ class Within(NamedTuple):
         chosen = jax.random.randint(key, (), 0, count)
         return jax.tree.map(lambda x: jnp.asarray(x)[chosen], self.draws)
 
+    def is_known(self, surrogate: Any) -> bool:
+        """Whether chains start where the set-up has evaluated all rows.
+
+        :param surrogate: the set-up's. With several modes, starts are drawn by the
+            masses of the modes, and the pilot's draws evenly from all modes.
+        """
+        return self.radius is None and not isinstance(surrogate.expansion, Expansions)
+
     def report(self, distance: Array) -> dict[str, Any]:
         """How many chains were moved, and how far the farthest had been, if any was.
 
@@ -98,6 +106,7 @@ def _start(
     """The first state of one chain, its log density, and how far away it started.
 
     The log density is that of the start that was asked for, wherever the chain begins.
+    It is 0 where the set-up has evaluated all rows at the start, and found it finite.
     """
     args, kwargs = static.join(arrays)
     target = kernel.make_target(args, kwargs)
@@ -105,9 +114,13 @@ def _start(
     start_key = jax.random.fold_in(init_key, 1)
     if within is not None and within.radius is None:
         init = within.drawn(start_key)
-    z, log_density = find_start(
-        target, kernel.layout, kernel._init_strategy, init_key, init
-    )
+    if within is not None and within.is_known(surrogate):
+        z = init
+        log_density = jnp.zeros(())
+    else:
+        z, log_density = find_start(
+            target, kernel.layout, kernel._init_strategy, init_key, init
+        )
     distance = None
     if within is not None and within.radius is not None:
         distance, z = _moved_within(within, surrogate, start_key, z)
