@@ -10,6 +10,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+import scipy.optimize
 import scipy.stats
 import xarray as xr
 from numpyro.diagnostics import effective_sample_size
@@ -18,6 +19,7 @@ from numpyro.infer import MCMC, NUTS
 from numpyro_minibatch import (
     MinibatchMH,
     by_group,
+    control_variate,
     marginalize,
     recover_marginals,
 )
@@ -251,6 +253,53 @@ def test_a_run_says_what_its_quadrature_is_worth() -> None:
     kernel.init(jax.random.key(0), 10, None, (y,), {})
     pilot = kernel.facts["pilot"]
     assert 0 < pilot["quadrature_sd"] < 0.05 and pilot["quadrature_nodes"] == 11
+
+
+def test_a_coarse_quadrature_is_refined_unless_it_was_chosen() -> None:
+    y = (jnp.asarray(counts(2000)),)
+    draws = {"mu": np.linspace(-0.7, -0.3, 8), "s": 1.5 + 0.1 * np.sin(np.arange(8.0))}
+    fine = marginalize(overdispersed)
+    report = fine.approximation(draws, y, {})
+    assert report["quadrature_sd"] < 0.05 and fine.refined(report) is None
+    # as much as five nodes are off: refused if they were chosen
+    coarse = report | {"quadrature_sd": 0.7, "quadrature_better_nodes": 15}
+    assert fine.refined(coarse) == marginalize(overdispersed, num_nodes=15)
+    assert marginalize(overdispersed, num_nodes=5).refined(coarse) is None
+
+
+@pytest.mark.slow
+def test_the_set_up_takes_as_many_nodes_as_suffice() -> None:
+    """Of rows for which the default is too coarse, to the right posterior."""
+    generator = np.random.default_rng(1)
+    y = generator.poisson(np.exp(-1.0 + 3.0 * generator.normal(size=1200)))
+    taylor2 = control_variate.taylor2(exact_rows=0)
+    settings: dict[str, Any] = {"control_variate": taylor2}
+    kernel = MinibatchMH(marginalize(overdispersed), **settings)
+    state = kernel.init(jax.random.key(0), 10, None, (jnp.asarray(y),), {})
+    pilot = kernel.facts["pilot"]
+    assert pilot["quadrature_nodes"] > 11 and pilot["quadrature_sd"] < 0.05
+    nodes = pilot["quadrature_nodes"]
+    assert kernel.model == marginalize(overdispersed, num_nodes=nodes)
+    # it is no setting
+    same = MinibatchMH(marginalize(overdispersed), **settings)
+    assert kernel._identity() == same._identity()
+
+    # the centre is the mode by a dense grid of the latent variable
+    grid = np.linspace(-14, 12, 8001)
+    values, often = np.unique(y, return_counts=True)
+    poisson = scipy.stats.poisson.pmf(values[:, None], np.exp(grid))
+
+    def minus_log_density(at: np.ndarray) -> float:
+        mu, s = at[0], np.exp(at[1])
+        rows = poisson @ scipy.stats.norm.pdf(grid, mu, s) * (grid[1] - grid[0])
+        prior = scipy.stats.norm.logpdf(mu, 0, 2)
+        prior += scipy.stats.halfnorm.logpdf(s, scale=2)
+        return -float(np.log(rows) @ often + prior + at[1])
+
+    mode = scipy.optimize.minimize(minus_log_density, [-1.0, 1.0]).x
+    expansion = state.surrogate.expansion
+    sd = np.sqrt(np.diag(np.linalg.inv(-np.asarray(expansion.hessian))))
+    assert np.abs((np.asarray(expansion.center) - mode) / sd).max() < 0.05
 
 
 @pytest.mark.slow

@@ -279,10 +279,15 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
         What runs the model of a kernel, such as ``arviz.from_numpyro``, ``Predictive``
         and ``numpyro.infer.log_likelihood``, has no use for a ``subsample_size``.
         """
-        layout = self._run.layout
-        if self._model is None or layout is None or not layout.subsampled:
-            return self._model
-        return AllRows(self._model, dict(layout.plates))
+        layout, model = self._run.layout, self._sampled_model
+        if model is None or layout is None or not layout.subsampled:
+            return model
+        return AllRows(model, dict(layout.plates))
+
+    @property
+    def _sampled_model(self) -> Callable | None:
+        """The model, with the approximation of its likelihood that the set-up chose."""
+        return self._model if self._run.refined is None else self._run.refined
 
     @property
     def batch(self) -> Scheme:
@@ -358,9 +363,10 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
         """
         if self._target is not None:
             return self._target
-        assert self._model is not None
+        model = self._sampled_model
+        assert model is not None
         return ModelTarget(
-            model=self._model,
+            model=model,
             args=args,
             kwargs=kwargs or {},
             sizes=self.plates,
@@ -585,7 +591,8 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
                 within = Within(prepared.starts)
             elif num_warmup > 0:
                 within = Within(prepared.starts, prepared.radius)
-        content = None if self._model is None else content_of(self._model)
+        model = self._sampled_model
+        content = None if model is None else content_of(model)
         start_fn = self._run.start_fn
         if content is not None:
             # a copy without data, because this kernel may change

@@ -123,7 +123,17 @@ class Approximated(Protocol):
         :param draws: constrained values of the parameters, along a first axis.
         :param args: positional arguments of the model.
         :param kwargs: keyword arguments of the model.
-        :raises ValueError: the approximation is not good enough.
+        :raises ValueError: the approximation is not good enough, and :meth:`refined`
+            has no better one.
+        """
+        ...
+
+    def refined(self, report: Mapping[str, float]) -> Any:
+        """The model with a better approximation, if it needs and has one.
+
+        The set-up is made again for it. ``None`` if the user chose the approximation.
+
+        :param report: what :meth:`approximation` returned.
         """
         ...
 

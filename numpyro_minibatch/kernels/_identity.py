@@ -25,6 +25,8 @@ class Run:
     :param num_chains: chains in one program.
     :param layout: the model's sites and data plates.
     :param plan: with a control variate, the choices of its set-up.
+    :param refined: the model with a finer approximation of its likelihood, if the
+        set-up chose one; see :class:`~numpyro_minibatch.kernels.Approximated`.
     :param frozen_digest: a digest of ``frozen``.
     :param frozen: values of the model's ``param`` sites.
     :param report: the measurements of the set-up.
@@ -39,6 +41,7 @@ class Run:
     num_chains: int = 1
     layout: Layout | None = None
     plan: Plan | None = None
+    refined: Any = None
     frozen_digest: str = ""
     observed_rows: int = 0
     frozen: dict[str, Any] = field(default_factory=dict, compare=False)

@@ -15,7 +15,7 @@ from numpyro.util import find_stack_level
 
 from numpyro_minibatch._internal import passes
 from numpyro_minibatch._internal.static import Seen, Static
-from numpyro_minibatch._model.preflight import content_of
+from numpyro_minibatch._model.preflight import content_of, known_content
 from numpyro_minibatch.batch import full
 from numpyro_minibatch.control_variate._problem import Chosen, Problem, Refused
 from numpyro_minibatch.control_variate._setup import Prepared, prepare
@@ -48,17 +48,29 @@ def survey(kernel: Any, static: Static, arrays: list[Any], init: Any) -> Any:
         known, seen, prepared = kernel._run.prepared
         if known == (static, kernel.layout) and seen == Seen.of(arrays):
             return prepared
-    try:
-        prepared = kernel._survey(_problem(kernel, static, arrays, init), init)
-    except Refused as refused:
-        if isinstance(kernel._model, Approximated):
-            raise Refused(f"{refused} {kernel._model.approximation_advice}") from None
-        raise
+    kernel._learn(refined=None)
+    prepared = _surveyed(kernel, static, arrays, init)
     if isinstance(kernel._model, Approximated) and prepared.starts is not None:
         error = _approximation(kernel, prepared, *static.join(arrays))
+        finer = kernel._model.refined(error)
+        if finer is not None:
+            kernel._learn(refined=finer)
+            prepared = _surveyed(kernel, static, arrays, init)
+            error = _approximation(kernel, prepared, *static.join(arrays))
         prepared = prepared._replace(report=prepared.report | error)
     kernel._learn(prepared=((static, kernel.layout), Seen.of(arrays), prepared))
     return prepared
+
+
+def _surveyed(kernel: Any, static: Static, arrays: list[Any], init: Any) -> Any:
+    """The result of one set-up, of the model as it is approximated now."""
+    try:
+        return kernel._survey(_problem(kernel, static, arrays, init), init)
+    except Refused as refused:
+        model = kernel._sampled_model
+        if isinstance(model, Approximated):
+            raise Refused(f"{refused} {model.approximation_advice}") from None
+        raise
 
 
 def _approximation(
@@ -72,7 +84,7 @@ def _approximation(
     some = jax.tree.map(lambda x: jnp.asarray(x[:_LOOKS]), prepared.starts)
     draws = jax.tree.map(np.asarray, jax.jit(jax.vmap(constrain))(some))
     try:
-        return kernel._model.approximation(draws, args, kwargs)
+        return kernel._sampled_model.approximation(draws, args, kwargs)
     except ValueError as error:
         raise ValueError(f"{type(kernel).__name__}: {error}") from None
 
@@ -111,9 +123,12 @@ def _problem(kernel: Any, static: Static, arrays: list[Any], init: Any) -> Probl
 
 def _identity(kernel: Any, static: Static) -> Hashable:
     """What the programs of a set-up depend on but shapes; ``None`` if not known."""
-    content = None if kernel.model is None else content_of(kernel.model)
+    model = kernel._sampled_model
+    content = None if model is None else content_of(model)
     if content is None:
         return None
+    if kernel._run.refined is not None and known_content() is not None:
+        return None  # what a driver told is the content of the model as it was given
     key = content, static, kernel.layout, kernel._run.frozen_digest, kernel._weights
     try:
         hash(key)

@@ -172,7 +172,8 @@ def set_up_error(
     :param draws: constrained values of the parameters, along a first axis.
     :param args: positional arguments of the model.
     :param kwargs: keyword arguments of the model.
-    :raises ValueError: the error moves the posterior too far.
+    :raises ValueError: the error moves the posterior too far, and the number of nodes
+        was chosen.
     """
     at = RowsAt.of("marginalize", model, args, kwargs)
     d = at.level.dimensions
@@ -192,7 +193,8 @@ def set_up_error(
         found = _measured(at, draws, numbers, tried, fine, 1e-4)
     enough = [n for n, s in found.spread_by_nodes.items() if s < ADVISED]
     better = min((n for n in enough if n > own), default=fine)
-    if found.spread > REFUSED:
+    # of nodes that nobody chose, the set-up takes more; see `Marginalized.refined`
+    if found.spread > REFUSED and model.num_nodes is not None:
         raise ValueError(
             f"the quadrature of the rows of plate {at.plate!r} is too coarse: between "
             f"posterior draws its error changes the log density by {found.spread:.2g} "

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import Any
 
-from numpyro_minibatch.marginal._error import set_up_error
+from numpyro_minibatch.marginal._error import ADVISED, set_up_error
 from numpyro_minibatch.marginal._model import RowsMarginalized
 
 __all__ = ["Marginalized", "marginalize"]
@@ -128,6 +128,17 @@ class Marginalized(RowsMarginalized):
         :param args: positional arguments of the model.
         :param kwargs: keyword arguments of the model.
         :return: numbers by name; none where there is no quadrature.
-        :raises ValueError: it moves the posterior too far.
+        :raises ValueError: it moves the posterior too far, and the number of nodes was
+            chosen.
         """
         return set_up_error(self, draws, args, kwargs)
+
+    def refined(self, report: Mapping[str, float]) -> Marginalized | None:
+        """The model with as many nodes as it needs, if nobody chose their number.
+
+        :param report: what :meth:`approximation` returned.
+        """
+        better = int(report.get("quadrature_better_nodes", 0))
+        if self.num_nodes is not None or report.get("quadrature_sd", 0.0) <= ADVISED:
+            return None
+        return replace(self, num_nodes=better)
