@@ -21,6 +21,7 @@ from numpyro_minibatch import (
     Cyclical,
     MinibatchMH,
     ReplicaExchange,
+    batch,
     control_variate,
     diagnose,
     proposal,
@@ -31,8 +32,14 @@ from numpyro_minibatch.control_variate import expand, log_surrogate
 from numpyro_minibatch.control_variate._expand import Coordinates
 from numpyro_minibatch.control_variate._modes import find_modes, posterior_of_modes
 from numpyro_minibatch.control_variate._problem import Problem
+from numpyro_minibatch.diagnostics import effective_sample_size
 from numpyro_minibatch.estimate import Weights
-from numpyro_minibatch.proposal import Modes, ProposalContext, Whitening
+from numpyro_minibatch.proposal import (
+    Modes,
+    PriorAtModes,
+    ProposalContext,
+    Whitening,
+)
 from numpyro_minibatch.target import ModelTarget
 
 slow = pytest.mark.slow
@@ -149,6 +156,88 @@ def test_the_share_of_moves_between_modes_is_checked(between):
         proposal.across_modes("half")
 
 
+# other temperatures ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("temperature", [1.0, 3.0, 40.0])
+@pytest.mark.parametrize("tempers_prior", [True, False])
+def test_mixtures_at_a_temperature(temperature, tempers_prior):
+    """With a normal prior they are known: it times the power of each polynomial."""
+    rng = np.random.default_rng(0)
+    number, dim = 3, 4
+
+    def precision():
+        root = rng.normal(size=(dim, dim))
+        return root @ root.T + 0.3 * np.eye(dim)
+
+    def square(t, matrix):
+        return -0.5 * np.einsum("...i,ij,...j->...", t, matrix, t)
+
+    of_prior, mean = 0.2 * precision(), rng.normal(size=dim)
+    of_rows = [precision() for _ in range(number)]
+    center, value = 3 * rng.normal(size=(number, dim)), rng.normal(size=number)
+
+    def logs(t, prior, power):
+        rows = [value[k] + square(t - center[k], of_rows[k]) for k in range(number)]
+        return prior * square(t - mean, of_prior) + power * np.stack(rows)
+
+    whole = [of_prior + each for each in of_rows]
+    location = np.stack(
+        [
+            np.linalg.solve(whole[k], of_prior @ mean + of_rows[k] @ center[k])
+            for k in range(number)
+        ]
+    )
+    mass = logs(location, 1.0, 1.0).diagonal()
+    mass = mass - 0.5 * np.linalg.slogdet(whole)[1]
+    root = np.swapaxes(np.linalg.cholesky(np.linalg.inv(whole)), 1, 2)
+    modes = Modes(*map(jnp.asarray, (location, root, jax.nn.log_softmax(mass))))
+    prior = PriorAtModes.of(
+        modes,
+        square(location - mean, of_prior),
+        -(location - mean) @ of_prior,
+        np.repeat(-of_prior[None], number, 0),
+    )
+    power = 1.0 / temperature
+    of_mixture = power if tempers_prior else 1.0
+    found = modes.tempered(jax.tree.map(jnp.asarray, prior), power, of_mixture - power)
+
+    def off(prior):
+        t = 3 * np.random.default_rng(1).normal(size=(50, dim))
+        densities = jax.vmap(found.log_densities)(jnp.asarray(t))
+        return np.ptp(np.asarray(densities).T - logs(t, prior, power))
+
+    assert off(of_mixture) < 1e-3
+    # weights, means and covariances all matter to that
+    assert off(0.9 * of_mixture) > 0.1
+    assert float(jax.scipy.special.logsumexp(found.log_weight)) == pytest.approx(
+        0.0, abs=1e-5
+    )
+    # the rule is that of temperature 1, and both directions of whitening agree
+    t = jnp.asarray(3 * rng.normal(size=(100, dim)))
+    assert (jax.vmap(found.of)(t) == jax.vmap(modes.of)(t)).all()
+    white = found.whitened(t[0])
+    back = jnp.stack([found.placed(k, white[k]) for k in range(number)])
+    np.testing.assert_allclose(back, np.repeat(t[:1], number, 0), atol=1e-3)
+    whitening = found.whitening(1)
+    np.testing.assert_allclose(
+        whitening.color(white[1]), t[0] - found.location[1], atol=1e-3
+    )
+    np.testing.assert_allclose(
+        whitening.whiten(t[0] - found.location[1]), white[1], atol=1e-3
+    )
+
+
+def test_a_convex_prior_is_flat_at_a_temperature():
+    """It has no normal approximation, and precisions stay positive."""
+    prior = PriorAtModes.of(
+        MODES, np.zeros(3), np.full((3, 1), 0.3), np.full((3, 1, 1), 5.0)
+    )
+    found = MODES.tempered(jax.tree.map(jnp.asarray, prior), 0.01, 0.99)
+    np.testing.assert_allclose(np.abs(found.root), 10 * np.abs(MODES.root), rtol=1e-5)
+    assert np.isfinite(found.log_weight).all()
+
+
 # diagnosis ---------------------------------------------------------------------------
 
 
@@ -159,6 +248,7 @@ def diagnosed(mode, tried=100, made=60, **pilot):
         "mode_masses": [0.6, 0.4],
         "mode_found": [20, 12],
         "mode_searches": 32,
+        "mode_orbits": [20, 12],
         "mode_missed": 0.0,
         "mode_left_out": [],
     }
@@ -198,8 +288,16 @@ def test_masses_are_reported_with_their_errors():
         ({"made": 3}, "the chains moved only 3 times between 2 modes"),
         ({"tried": 10_000}, "moves between modes are accepted in 0.6%"),
         (
-            {"mode_found": [31, 1], "mode_missed": 1 / 32},
+            {"mode_orbits": [31, 1], "mode_missed": 1 / 32},
             "1 of 2 modes was found by one of 32 random searches only",
+        ),
+        (
+            {"num_modes": 4, "mode_orbits": [31, 1], "mode_missed": 1 / 32},
+            "1 of 2 groups of modes",
+        ),
+        (
+            {"mode_orbits": [32, 0]},
+            "1 of 2 modes was found by none of 32 random searches",
         ),
         ({"mode_left_out": [0.1, 1e-5]}, "modes of a mass of 0.1 in all"),
     ],
@@ -450,6 +548,151 @@ def test_a_run_with_several_modes_is_resumed(tmp_path):
     assert diagnose(found).mode_masses == diagnose(whole).mode_masses
 
 
+# ladders of temperatures ------------------------------------------------------------
+
+
+def uneven_data(size):
+    """Rows whose likelihood prefers one sign, by 0.5 nats."""
+    rng = np.random.default_rng(5)
+    z = np.where(np.arange(size) < 50, 0.2, 0.0)
+    x, noise = (v - z * (z @ v) / (z @ z) for v in rng.normal(size=(2, size)))
+    return tuple(v.astype(np.float32) for v in (x, z, 2 * x + noise + 0.09 * z))
+
+
+def uneven(x, z, y):
+    a = numpyro.sample("a", dist.Normal(0.22, 1.0))
+    with numpyro.plate("data", len(y)) as i:
+        numpyro.sample("obs", dist.Normal(a**2 * x[i] + a * z[i], 1.0), obs=y[i])
+
+
+def quadrature_of_uneven(x, z, y, temperature=1.0, of_prior=1.0):
+    """Weights on a grid of ``a``."""
+    x, z, y = (v.astype(float) for v in (x, z, y))
+    a = np.linspace(-6, 6, 240_001)
+    square = a**4 * (x @ x) + a**2 * (z @ z) + 2 * a**3 * (x @ z)
+    likelihood = a**2 * (x @ y) + a * (z @ y) - 0.5 * square
+    density = likelihood / temperature - of_prior * 0.5 * (a - 0.22) ** 2
+    density = np.exp(density - density.max())
+    return a, density / density.sum()
+
+
+def z_scores(draws, grid, weights):
+    """Errors of the mass of a mode and of moments, in standard errors."""
+    found = {}
+    for name, fn in {
+        "mass": lambda a: (a > 0).astype(float),
+        "mean": lambda a: a,
+        "square": np.square,
+    }.items():
+        values = fn(draws)
+        error = values.std() / np.sqrt(effective_sample_size(values))
+        found[name] = float((values.mean() - weights @ fn(grid)) / error)
+    return found
+
+
+def ladder_of(kind, data, temperatures, rung=MinibatchMH, **settings):
+    """Draws of a ladder ``(chain, draw, rung)``, and the run."""
+    inner = rung(uneven, control_variate=TWO, **settings)
+    kernel = kind(inner, temperatures=temperatures, collect_rungs=True)
+    mcmc = MCMC(
+        kernel,
+        num_warmup=50,
+        num_samples=1000,
+        num_chains=4,
+        chain_method="vectorized",
+        progress_bar=False,
+    )
+    fields = "replicas.num_rows", "replicas.mode_moves_tried"
+    mcmc.run(jax.random.key(1), *data, extra_fields=fields)
+    return np.asarray(to_inference_data(mcmc)["rungs"]["a"]), mcmc
+
+
+class SwapsWithWrongConstants(ReplicaExchange):
+    """A ladder whose swaps confuse the constants of the expansions."""
+
+    def _swap_pass(self, target, state, keys):
+        expansion = state.surrogate.expansion
+        each = expansion.each._replace(offset=expansion.each.offset[::-1])
+        wrong = state.surrogate._replace(expansion=expansion._replace(each=each))
+        return super()._swap_pass(target, state._replace(surrogate=wrong), keys)
+
+
+class OneRule(MinibatchMH):
+    """A rung whose mixture is that of temperature 1."""
+
+    def _at_temperature(self, surrogate):
+        return surrogate
+
+
+@slow
+def test_rungs_have_their_masses():
+    """Few rows at every temperature, and moves between modes that are accepted."""
+    data, temperatures = uneven_data(3000), [1.0, 4.0]
+    # so few moves between modes that the swaps matter to the masses
+    settings = {"proposal": proposal.across_modes(0.1)}
+    draws, mcmc = ladder_of(ReplicaExchange, data, temperatures, **settings)
+    for rung, temperature in enumerate(temperatures):
+        known = quadrature_of_uneven(*data, temperature)
+        scores = z_scores(draws[..., rung], *known)
+        assert max(map(abs, scores.values())) < 4, (temperature, scores)
+    a, weights = quadrature_of_uneven(*data)
+    assert 0.7 < weights[a > 0].sum() < 0.8
+    stats = to_inference_data(mcmc)["sample_stats"]
+    rows = mcmc.get_extra_fields()["replicas.num_rows"]
+    assert (rows.mean(0) < 40).all()
+    tried, made = (
+        stats[f"rung_mode_moves_{name}"].values.sum((0, 1))
+        for name in ("tried", "made")
+    )
+    assert (made > 0.9 * tried).all()
+    found = diagnose(to_inference_data(mcmc))
+    assert found.mode_masses[0] == pytest.approx((draws[..., 0] > 0).mean())
+    assert not found.advice
+    # the test sees a swap whose expansions are wrong, by 0.8 nats
+    wrong, _ = ladder_of(SwapsWithWrongConstants, data, temperatures, **settings)
+    grids = [quadrature_of_uneven(*data, t) for t in temperatures]
+    apart = np.diff([weights[a > 0].sum() for a, weights in grids])[0]
+
+    def score(draws):
+        values = np.diff((draws > 0).astype(float), axis=-1)[..., 0]
+        error = values.std() / np.sqrt(effective_sample_size(values))
+        return abs(values.mean() - apart) / error
+
+    assert score(draws) < 4 and score(wrong) > 6
+
+
+@slow
+def test_rungs_with_a_tempered_prior():
+    """All rows, and temperatures at which the modes are far from normal."""
+    data, temperatures = uneven_data(300), [1.0, 10.0, 100.0]
+    settings = {"temper_prior": True, "batch": batch.full()}
+    draws, mcmc = ladder_of(ReplicaExchange, data, temperatures, **settings)
+    for rung, temperature in enumerate(temperatures):
+        known = quadrature_of_uneven(*data, temperature, 1 / temperature)
+        scores = z_scores(draws[..., rung], *known)
+        assert max(map(abs, scores.values())) < 4, (temperature, scores)
+    stats = to_inference_data(mcmc)["sample_stats"]
+    mode = stats["rung_mode"].values
+    assert (mode[..., 0] == (draws[..., 0] < 0)).all()
+    made, tried = (
+        stats[f"rung_mode_moves_{name}"].values.sum((0, 1))
+        for name in ("made", "tried")
+    )
+    assert (made > 0.5 * tried).all()
+
+
+@slow
+def test_any_rule_and_any_mixture_is_exact():
+    """Those of another temperature cost acceptance, and change no distribution."""
+    data, temperatures = uneven_data(300), [1.0, 20.0]
+    settings = {"rung": OneRule, "batch": batch.full()}
+    draws, _ = ladder_of(ReplicaExchange, data, temperatures, **settings)
+    for rung, temperature in enumerate(temperatures):
+        known = quadrature_of_uneven(*data, temperature)
+        scores = z_scores(draws[..., rung], *known)
+        assert max(map(abs, scores.values())) < 4, (temperature, scores)
+
+
 # what is refused ---------------------------------------------------------------------
 
 
@@ -493,16 +736,10 @@ def test_settings_that_contradict_several_modes(settings, message):
             "needs moves between modes, which MinibatchMH makes",
         ),
         (
-            lambda: ReplicaExchange(
-                MinibatchMH(squared, control_variate=TWO), temperatures=[1.0, 2.0]
-            ),
-            "a control variate with several modes",
-        ),
-        (
             lambda: Cyclical(
                 MinibatchMH(squared, control_variate=TWO), cycle_length=100
             ),
-            "a control variate with modes=8",
+            "moves within and between modes have no step size",
         ),
     ],
 )

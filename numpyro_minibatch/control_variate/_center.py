@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Center",
     "Density",
+    "Known",
     "find_center",
     "newton",
     "not_definite",
@@ -115,6 +116,14 @@ def find_center(
     center, hessian = newton(density.of_all, best.x)
     other_mode = _other_mode(problem, ends, best, hessian)
     return found(center, other_mode)
+
+
+class Known(NamedTuple):
+    """The weighted log density of all that is not expanded, at a point."""
+
+    value: np.ndarray
+    gradient: np.ndarray
+    hessian: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -204,6 +213,10 @@ class Density:
         """The same, and the Hessian of all that is not expanded there."""
         (value, gradient, hessian), known = self._found(self.every, center)
         return Expansion(center, gradient, hessian, value), known[2]  # type: ignore[arg-type]
+
+    def known_at(self, center: np.ndarray) -> Known:
+        """The log density of all that is not expanded, with its derivatives."""
+        return Known(*map(np.asarray, self._found(self.every, center)[1]))
 
 
 def _derivatives(

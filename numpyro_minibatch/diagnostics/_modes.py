@@ -19,6 +19,8 @@ _NOTABLE = 0.01  # mass by the Laplace approximation of a mode that moves should
 _LEFT_OUT = 0.001  # mass that modes left out may have without a word
 _LOW = 0.05  # share of moves between modes that should be accepted
 _MAX_ERROR = 0.03  # of a mass
+# what is counted where transformed copies of a mode lead to others
+_APART = "groups of modes (a mode and its transformed copies)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,16 +110,26 @@ def _advise_low_acceptance(run: Run) -> Iterator[str]:
 
 
 def _advise_found_once(run: Run) -> Iterator[str]:
-    found = run.pilot.get("mode_found", ())
     missed, searches = run.pilot.get("mode_missed", 0.0), run.pilot.get("mode_searches")
+    orbits = run.pilot.get("mode_orbits", ())
+    apart = "modes" if run.pilot.get("num_modes") == len(orbits) else _APART
     if missed > 0:
-        once = sum(number == 1 for number in found)
+        once = list(orbits).count(1)
         yield (
-            f"{once} of {len(found)} modes {'was' if once == 1 else 'were'} found by "
+            f"{once} of {len(orbits)} {apart} {'was' if once == 1 else 'were'} found by "
             f"one of {searches} random searches only. The probability that another "
             f"search ends in a mode that none has found is about {missed:.2g}, so that "
             "there may be more modes. Start another run at positions of your own "
             "(init_params=...), where a search begins as well, or compare with "
+            "ReplicaExchange."
+        )
+    never = list(orbits).count(0)
+    if never:
+        yield (
+            f"{never} of {len(orbits)} {apart} {'was' if never == 1 else 'were'} found "
+            f"by none of {searches} random searches, but from a start of yours or near "
+            "another mode. Random searches miss such modes, so that there may be more. "
+            "Start at other positions (init_params=...), or compare with "
             "ReplicaExchange."
         )
 
@@ -151,7 +163,8 @@ FAMILY = Family(
             _advise_low_acceptance,
         ),
         Rule(
-            "... of ... modes was found by one of ... random searches only",
+            "... of ... modes was found by one of ... random searches only*, *was found "
+            "by none of ... random searches",
             "other modes may have been missed",
             "starts of your own, or a ladder of temperatures for comparison",
             _advise_found_once,
