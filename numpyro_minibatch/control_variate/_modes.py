@@ -69,25 +69,26 @@ class FoundModes(NamedTuple):
     :param about: the expansion about a point, by a pass that is compiled.
     :param num_searches: searches from random starts that ended.
     :param left_out: masses of the modes that are not kept.
-    :param orbits: for each group of modes that are found together, because transformed
-        copies of one lead to the others, how many of the random starts led to it; only
-        groups with a mode whose mass is not negligible, the heaviest first.
+    :param once: how many modes would not have been found without a single one of the
+        random starts, among those whose mass is not negligible.
+    :param never: how many of these would not have been found from the random starts.
     """
 
     modes: tuple[FoundMode, ...]
     about: Callable[[np.ndarray], Expansion]
     num_searches: int
     left_out: tuple[float, ...]
-    orbits: tuple[int, ...]
+    once: int
+    never: int
 
     @property
     def missed(self) -> float:
         """The probability that another search ends in a mode not found: Good-Turing.
 
-        Transformed copies of a mode are searched as soon as it is found. What a search
-        can discover is thus a whole orbit, and orbits are what is counted.
+        A search also finds what copies of its mode lead to. A mode that copies of
+        another one lead to thus does not depend on one search.
         """
-        return self.orbits.count(1) / max(self.num_searches, 1)
+        return self.once / max(self.num_searches, 1)
 
     @property
     def report(self) -> dict[str, Any]:
@@ -97,7 +98,8 @@ class FoundModes(NamedTuple):
             "mode_masses": [mode.mass for mode in self.modes],
             "mode_found": [mode.found for mode in self.modes],
             "mode_searches": self.num_searches,
-            "mode_orbits": list(self.orbits),
+            "mode_once": self.once,
+            "mode_never": self.never,
             "mode_missed": self.missed,
             "mode_left_out": list(self.left_out),
         }
@@ -110,7 +112,6 @@ class _End(NamedTuple):
     value: float
     hessian: np.ndarray
     found: int
-    orbit: int
 
     def distance(self, other: np.ndarray) -> float:
         """To another position, in standard deviations."""
@@ -134,14 +135,12 @@ def find_modes(problem: Problem, starts: np.ndarray, taylor: Taylor) -> FoundMod
     numbers = [ends.add(x, random=True) for x in _optima(density, random)]
     ended = len(numbers) - numbers.count(None)
     for optimum in _optima(density, starts):
-        ends.add(optimum, random=False)
+        ends.given.add(ends.add(optimum, random=False))
     tried = 0
     while tried < len(ends.found) <= _MOST:  # also from copies of copies
-        copies, jittered = _copies(problem, density, ends, tried)
+        copies = _copies(problem, density, ends, tried)
         for optimum in _optima(density, copies):
-            ends.join(tried, ends.add(optimum, random=False))
-        for optimum in _optima(density, jittered):
-            ends.add(optimum, random=False)
+            ends.leads(tried, ends.add(optimum, random=False))
         tried += 1
     if not ends.found:
         raise Refused(
@@ -150,22 +149,23 @@ def find_modes(problem: Problem, starts: np.ndarray, taylor: Taylor) -> FoundMod
             "centre: control_variate.taylor2(center={site: unconstrained value})."
         )
     stage("modes of all rows")
-    return _of_all_rows(problem, density, ends.found, ended, taylor.modes)
+    return _of_all_rows(problem, density, ends, ended, taylor.modes)
 
 
 def _of_all_rows(
-    problem: Problem, density: Density, ends: list[_End], ended: int, most: int
+    problem: Problem, density: Density, ends: _Ends, ended: int, most: int
 ) -> FoundModes:
     """The modes by all rows, with their masses.
 
     :raises Refused: the best of them has no Laplace approximation.
     """
     refined: list[_End] = []
-    best = min(end.value for end in ends)
+    members: list[set[int]] = []  # the ends on some rows that each comes from
+    best = min(end.value for end in ends.found)
     rows = max(problem.plates.values())
     # an end on some rows is off by their noise
     allowed = 20.0 + 20.0 * rows / density.num_some
-    for end in sorted(ends, key=lambda end: end.value):
+    for number, end in sorted(enumerate(ends.found), key=lambda pair: pair[1].value):
         if end.value > best + allowed:
             continue
         try:
@@ -180,10 +180,11 @@ def _of_all_rows(
             if min(old.distance(new.position), new.distance(old.position)) < _SAME:
                 better = min(old, new, key=lambda e: e.value)
                 refined[k] = better._replace(found=old.found + new.found)
-                refined = _joined(refined, old.orbit, new.orbit)
+                members[k].add(number)
                 break
         else:
             refined.append(new)
+            members.append({number})
     logs = np.array([-e.value - 0.5 * np.linalg.slogdet(e.hessian)[1] for e in refined])
     masses = np.exp(logs - logs.max())
     masses /= masses.sum()
@@ -195,15 +196,14 @@ def _of_all_rows(
         expansion, known = density.about(position), density.known_at(position)
         modes.append(FoundMode(expansion, known, float(masses[k]), refined[k].found))
     left_out = tuple(float(masses[k]) for k in order[len(kept) :])
-    # a dict keeps the order, that of the heaviest mode of each orbit
-    orbits = dict.fromkeys(refined[k].orbit for k in order if masses[k] >= _LEAST)
-    counts = tuple(sum(e.found for e in refined if e.orbit == o) for o in orbits)
-    return FoundModes(tuple(modes), density.about, ended, left_out, counts)
-
-
-def _joined(ends: list[_End], one: int, other: int) -> list[_End]:
-    """The same ends, with two orbits made one."""
-    return [e._replace(orbit=one) if e.orbit == other else e for e in ends]
+    heavy = [k for k in order if masses[k] >= _LEAST]
+    once = sum(
+        refined[k].found == 1 and not ends.known_without(members[k]) & members[k]
+        for k in heavy
+    )
+    by_random = ends.known_without(set(), given=False)
+    never = sum(not by_random & members[k] for k in heavy)
+    return FoundModes(tuple(modes), density.about, ended, left_out, once, never)
 
 
 def posterior_of_modes(
@@ -311,6 +311,10 @@ class _Ends:
     def __init__(self, density: Density) -> None:
         self.density = density
         self.found: list[_End] = []
+        self.given: set[int | None] = (
+            set()
+        )  # those that starts which are not random found
+        self.led: list[set[int]] = []  # to which others copies of each lead
 
     def add(self, optimum: Any, random: bool) -> int | None:
         """Count an end of a search; its number, if it is a mode.
@@ -332,14 +336,33 @@ class _Ends:
         k = self._counted(position, value, random)
         if k is None:
             k = len(self.found)
-            self.found.append(_End(position, value, hessian, int(random), orbit=k))
+            self.found.append(_End(position, value, hessian, int(random)))
+            self.led.append(set())
         return k
 
-    def join(self, one: int, other: int | None) -> None:
-        """Have two ends, by their numbers, belong to one orbit."""
+    def leads(self, one: int, other: int | None) -> None:
+        """Note that a copy of an end leads to another, if that is a mode."""
         if other is not None:
-            orbits = self.found[one].orbit, self.found[other].orbit
-            self.found = _joined(self.found, *orbits)
+            self.led[one].add(other)
+
+    def known_without(self, some: set[int], given: bool = True) -> set[int]:
+        """Ends that are found without the searches from a start that ended in some.
+
+        :param some: the ends whose searches are left out.
+        :param given: whether starts that are not random count.
+        """
+        todo = [
+            k
+            for k, end in enumerate(self.found)
+            if k not in some and (end.found or (given and k in self.given))
+        ]
+        known: set[int] = set()
+        while todo:
+            k = todo.pop()
+            if k not in known:
+                known.add(k)
+                todo += self.led[k]
+        return known
 
     def at(self, position: np.ndarray, value: float) -> int | None:
         """The number of the end that a position is at, if it is at one."""
@@ -386,13 +409,10 @@ def _prior_draws(problem: Problem, arrays: list[Any], keys: Array) -> Array:
     return jax.vmap(one)(keys)
 
 
-def _copies(
-    problem: Problem, density: Density, ends: _Ends, number: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Transformed copies of a mode, the most probable first, and jittered ones.
+def _copies(problem: Problem, density: Density, ends: _Ends, number: int) -> np.ndarray:
+    """Transformed copies of a mode, the most probable first, ``(K, d)``.
 
-    Both have the shape ``(K, d)``. Copies that are at a mode that has been found need
-    no search: that mode joins the orbit of this one.
+    Those that are at a mode that has been found need no search, and lead to it.
     """
     mode = ends.found[number]
     position = mode.position
@@ -411,7 +431,7 @@ def _copies(
     values = [float(density.of_some(x)[0]) for x in found]
     at = [ends.at(x, value) for x, value in zip(found, values, strict=True)]
     for other in at:
-        ends.join(number, other)
+        ends.leads(number, other)
     far = [k for k, other in enumerate(at) if other is None]
     order = sorted(far, key=lambda k: values[k] if np.isfinite(values[k]) else np.inf)
     kept = [found[k] for k in order if np.isfinite(values[k])]
@@ -419,8 +439,7 @@ def _copies(
     root = np.linalg.cholesky(np.linalg.inv(mode.hessian))
     scale = 10.0 * np.sqrt(density.num_rows / density.num_some)
     jitter = rng.normal(size=(_JITTERED, len(position))) @ root.T * scale
-    copies = np.array(kept[: _COPIES - _JITTERED]).reshape(-1, len(position))
-    return copies, position + jitter
+    return np.vstack([*kept[: _COPIES - _JITTERED], *(position + jitter)])
 
 
 def _permuted(problem: Problem, position: np.ndarray) -> list[np.ndarray]:

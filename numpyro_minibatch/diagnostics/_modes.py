@@ -19,8 +19,6 @@ _NOTABLE = 0.01  # mass by the Laplace approximation of a mode that moves should
 _LEFT_OUT = 0.001  # mass that modes left out may have without a word
 _LOW = 0.05  # share of moves between modes that should be accepted
 _MAX_ERROR = 0.03  # of a mass
-# what is counted where transformed copies of a mode lead to others
-_APART = "groups of modes (a mode and its transformed copies)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,26 +108,24 @@ def _advise_low_acceptance(run: Run) -> Iterator[str]:
 
 
 def _advise_found_once(run: Run) -> Iterator[str]:
-    missed, searches = run.pilot.get("mode_missed", 0.0), run.pilot.get("mode_searches")
-    orbits = run.pilot.get("mode_orbits", ())
-    apart = "modes" if run.pilot.get("num_modes") == len(orbits) else _APART
-    if missed > 0:
-        once = list(orbits).count(1)
+    pilot = run.pilot
+    searches, once = pilot.get("mode_searches"), pilot.get("mode_once", 0)
+    if once:
         yield (
-            f"{once} of {len(orbits)} {apart} {'was' if once == 1 else 'were'} found by "
-            f"one of {searches} random searches only. The probability that another "
-            f"search ends in a mode that none has found is about {missed:.2g}, so that "
-            "there may be more modes. Start another run at positions of your own "
-            "(init_params=...), where a search begins as well, or compare with "
-            "ReplicaExchange."
+            f"{once} {'mode' if once == 1 else 'modes'} would not have been found "
+            f"without one of {searches} random searches. The probability that another "
+            "search ends in a mode that none has found is about "
+            f"{pilot.get('mode_missed', 0.0):.2g}, so that there may be more modes. "
+            "Start another run at positions of your own (init_params=...), where a "
+            "search begins as well, or compare with ReplicaExchange."
         )
-    never = list(orbits).count(0)
+    never = pilot.get("mode_never", 0)
     if never:
         yield (
-            f"{never} of {len(orbits)} {apart} {'was' if never == 1 else 'were'} found "
-            f"by none of {searches} random searches, but from a start of yours or near "
-            "another mode. Random searches miss such modes, so that there may be more. "
-            "Start at other positions (init_params=...), or compare with "
+            f"{never} {'mode was' if never == 1 else 'modes were'} found by none of "
+            f"{searches} random searches, but from the start that you gave, or from "
+            "zero. Random searches miss such modes, so that there may be more. Start "
+            "other runs at other positions (init_params=...), or compare with "
             "ReplicaExchange."
         )
 
@@ -163,8 +159,8 @@ FAMILY = Family(
             _advise_low_acceptance,
         ),
         Rule(
-            "... of ... modes was found by one of ... random searches only*, *was found "
-            "by none of ... random searches",
+            "... modes would not have been found without one of ... random searches*, *"
+            "... modes were found by none of ... random searches",
             "other modes may have been missed",
             "starts of your own, or a ladder of temperatures for comparison",
             _advise_found_once,
