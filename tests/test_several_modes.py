@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import itertools
 import json
+import signal
+import subprocess
+import sys
 from functools import partial
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -17,13 +21,17 @@ from numpyro.infer import MCMC
 
 from numpyro_minibatch import (
     AMAGOLD,
+    MINT,
     SGLD,
+    AusterityMH,
     Cyclical,
+    MHMinibatch,
     MinibatchMH,
     ReplicaExchange,
     batch,
     control_variate,
     diagnose,
+    open_run,
     proposal,
     sample,
     to_inference_data,
@@ -392,6 +400,20 @@ def test_what_is_known_without_a_search():
 TWO = control_variate.taylor2(modes=8)
 
 
+def uneven_data(size):
+    """Rows whose likelihood prefers one sign, by 0.5 nats."""
+    rng = np.random.default_rng(5)
+    z = np.where(np.arange(size) < 50, 0.2, 0.0)
+    x, noise = (v - z * (z @ v) / (z @ z) for v in rng.normal(size=(2, size)))
+    return tuple(v.astype(np.float32) for v in (x, z, 2 * x + noise + 0.09 * z))
+
+
+def uneven(x, z, y):
+    a = numpyro.sample("a", dist.Normal(0.22, 1.0))
+    with numpyro.plate("data", len(y)) as i:
+        numpyro.sample("obs", dist.Normal(a**2 * x[i] + a * z[i], 1.0), obs=y[i])
+
+
 def problem_of(model, args):
     """What a set-up starts from."""
     sizes = {"data": len(args[-1])}
@@ -593,17 +615,42 @@ def test_labels_of_a_mixture():
     assert not found.advice
 
 
-@slow
-def test_a_run_with_several_modes_is_resumed(tmp_path):
-    """The expansions are part of the state that a folder holds."""
-    x = jnp.asarray(tied_data(4000))
-    settings = {"num_warmup": 20, "num_chains": 2, "seed": 3, "progress": False}
+def resumable(**settings):
     kernel = MinibatchMH(tied_means, control_variate=TWO)
-    whole = sample(kernel, x, num_samples=300, **settings)
+    x = jnp.asarray(tied_data(4000))
+    return sample(
+        kernel, x, num_warmup=20, num_chains=2, seed=3, progress=False, **settings
+    )
+
+
+KILLED = """
+import os, signal, sys
+sys.path.insert(0, {tests!r})
+import test_several_modes as t
+from numpyro_minibatch.sampling import _sample
+
+append = _sample.Store.append
+def killed(self, group, values):
+    append(self, group, values)
+    if group == "sample_stats" and self.counts().get("steps", 0) > 100:
+        os.kill(os.getpid(), signal.SIGKILL)  # draws are written, and not committed
+_sample.Store.append = killed
+_sample._Pace.saw = lambda self, _: setattr(self, "steps", 20)
+_sample._COMMIT_SECONDS = -1.0
+t.resumable(num_samples=300, out={out!r})
+"""
+
+
+@slow
+def test_a_killed_run_with_several_modes_goes_on(tmp_path):
+    """Bit for bit: the expansions are part of the state that a folder holds."""
     out = tmp_path / "run"
-    sample(kernel, x, num_samples=100, out=out, **settings)
-    again = MinibatchMH(tied_means, control_variate=TWO)
-    found = sample(again, x, num_samples=300, out=out, resume=True, **settings)
+    code = KILLED.format(tests=str(Path(__file__).parent), out=str(out))
+    child = subprocess.run([sys.executable, "-c", code], check=False)
+    assert child.returncode == -signal.SIGKILL
+    assert 0 < open_run(out)["posterior"].sizes["draw"] < 150
+    found = resumable(num_samples=300, out=out, resume=True)
+    whole = resumable(num_samples=300)
     for group, names in {
         "posterior": ("first", "second"),
         "sample_stats": ("mode", "mode_moves_tried", "mode_moves_made"),
@@ -614,21 +661,62 @@ def test_a_run_with_several_modes_is_resumed(tmp_path):
     assert diagnose(found).mode_masses == diagnose(whole).mode_masses
 
 
+# kernels, and errors of masses -------------------------------------------------------
+
+
+@slow
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        MHMinibatch(uneven, control_variate=TWO),
+        AusterityMH(uneven, batch_size=100, control_variate=TWO),
+        MINT(uneven, temperature=4.0, estimate="augmented", control_variate=TWO),
+    ],
+    ids=lambda kernel: type(kernel).__name__,
+)
+def test_presets_have_the_masses_of_quadrature(kernel):
+    data = uneven_data(3000)
+    mcmc = MCMC(
+        kernel,
+        num_warmup=50,
+        num_samples=1000,
+        num_chains=4,
+        chain_method="vectorized",
+        progress_bar=False,
+    )
+    mcmc.run(jax.random.key(5), *data)
+    found = to_inference_data(mcmc)
+    a, weights = quadrature_of_uneven(*data, kernel.temperature)
+    scores = z_scores(found["posterior"]["a"].values, a, weights)
+    assert max(map(abs, scores.values())) < 4, scores
+    assert abs(weights[a > 0].sum() - 0.5) > 0.15
+    diagnosis = diagnose(found)
+    assert diagnosis.mode_mass_error < 0.02
+    assert diagnosis.mode_acceptance > 0.4  # Barker accepts half
+    assert float(found["sample_stats"]["reliable"].mean()) > 0.99
+
+
+@slow
+def test_errors_of_masses_are_those_of_many_runs():
+    """Forty short runs of four chains, in one program."""
+    runs, draws = 40, 300
+    mcmc = MCMC(
+        MinibatchMH(uneven, control_variate=TWO),
+        num_warmup=20,
+        num_samples=draws,
+        num_chains=4 * runs,
+        chain_method="vectorized",
+        progress_bar=False,
+    )
+    mcmc.run(jax.random.key(11), *uneven_data(3000))
+    mode = np.asarray(mcmc.get_extra_fields(group_by_chain=True)["mode"])
+    found = [diagnosed(each) for each in mode.reshape(runs, 4, draws)]
+    said = np.sqrt(np.mean([np.square(each.mode_mass_error) for each in found]))
+    true = np.std([each.mode_masses[0] for each in found], ddof=1)
+    assert 0.8 < said / true < 1.25
+
+
 # ladders of temperatures ------------------------------------------------------------
-
-
-def uneven_data(size):
-    """Rows whose likelihood prefers one sign, by 0.5 nats."""
-    rng = np.random.default_rng(5)
-    z = np.where(np.arange(size) < 50, 0.2, 0.0)
-    x, noise = (v - z * (z @ v) / (z @ z) for v in rng.normal(size=(2, size)))
-    return tuple(v.astype(np.float32) for v in (x, z, 2 * x + noise + 0.09 * z))
-
-
-def uneven(x, z, y):
-    a = numpyro.sample("a", dist.Normal(0.22, 1.0))
-    with numpyro.plate("data", len(y)) as i:
-        numpyro.sample("obs", dist.Normal(a**2 * x[i] + a * z[i], 1.0), obs=y[i])
 
 
 def quadrature_of_uneven(x, z, y, temperature=1.0, of_prior=1.0):
