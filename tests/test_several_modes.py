@@ -254,7 +254,7 @@ def test_a_convex_prior_is_flat_at_a_temperature():
 # diagnosis ---------------------------------------------------------------------------
 
 
-def diagnosed(mode, tried=100, made=60, **pilot):
+def diagnosed(mode, tried=100, made=60, ladder=False, **pilot):
     """A diagnosis of draws in these modes, shape ``(chain, draw)``."""
     known = {
         "num_modes": 2,
@@ -273,6 +273,8 @@ def diagnosed(mode, tried=100, made=60, **pilot):
         "mode_moves_tried": (dims, np.full(mode.shape, tried / mode.size)),
         "mode_moves_made": (dims, np.full(mode.shape, made / mode.size)),
     }
+    if ladder:
+        stats["rung_mode"] = ((*dims, "ladder"), mode[..., None])
     noise = np.random.default_rng(0).normal(size=mode.shape)
     facts = {"decides": True, "pilot": known | pilot}
     posterior = xr.Dataset(
@@ -313,6 +315,23 @@ def test_masses_that_cannot_be_trusted_are_named(changes, begins):
     mode = np.random.default_rng(1).integers(0, 2, size=(4, 2500))
     advice = [text for text in diagnosed(mode, **changes).advice if "mode" in text]
     assert len(advice) == 1 and advice[0].startswith(begins)
+
+
+def test_a_mode_without_draws_is_named():
+    mode = np.random.default_rng(1).integers(0, 2, size=(4, 2500))
+    masses = [0.5, 0.45, 0.04, 0.001]
+    found = diagnosed(mode, num_modes=4, mode_masses=masses)
+    advice = [text for text in found.advice if text.startswith("no draw is in")]
+    assert len(advice) == 1 and "1 of 4 modes, of a mass of 0.04" in advice[0]
+
+
+def test_moves_by_swaps_count_as_moves():
+    """Where the rung's own moves are rejected, a ladder still carries it across."""
+    mode = np.repeat(np.random.default_rng(1).integers(0, 2, (4, 250)), 10, axis=1)
+    assert diagnosed(mode, made=3).mode_moves == pytest.approx(3)
+    found = diagnosed(mode, made=3, ladder=True)
+    assert found.mode_moves == (np.diff(mode, axis=1) != 0).sum() > 300
+    assert not any("moved only" in text for text in found.advice)
 
 
 def test_chains_that_stay_in_their_modes_have_unknown_masses():

@@ -19,6 +19,7 @@ _NOTABLE = 0.01  # mass by the Laplace approximation of a mode that moves should
 _LEFT_OUT = 0.001  # mass that modes left out may have without a word
 _LOW = 0.05  # share of moves between modes that should be accepted
 _MAX_ERROR = 0.03  # of a mass
+_EXPECTED = 100  # draws that a mode should have, so that none at all is an error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,9 +29,10 @@ class Masses(Numbers):
     :param mode_masses: the share of the draws in each mode, in the order of
         ``kernel.pilot["mode_masses"]``; empty without several modes.
     :param mode_mass_error: the largest Monte Carlo standard error of these masses.
-    :param mode_moves: the number of moves from one mode to another, in all chains.
+    :param mode_moves: the number of moves from one mode to another, in all chains; in a
+        ladder those of the coldest rung, by swaps as well.
     :param mode_acceptance: the share of the moves to another mode that were accepted,
-        of those that were tried.
+        of those that were tried; without swaps.
     """
 
     mode_masses: tuple[float, ...]
@@ -56,10 +58,13 @@ class Masses(Numbers):
         known = errors[np.isfinite(errors)]
         tried = float(run.finite("mode_moves_tried").sum())
         made = float(run.finite("mode_moves_made").sum())
+        moves = made
+        if "rung_mode" in run.stats:  # a swap of a ladder is not recorded as a move
+            moves = max(made, float((np.diff(mode, axis=1) != 0).sum()))
         return cls(
             mode_masses=tuple(float(mass) for mass in masses),
             mode_mass_error=float(known.max()) if known.size else math.nan,
-            mode_moves=made,
+            mode_moves=moves,
             mode_acceptance=made / tried if tried > 0 else math.nan,
         )
 
@@ -92,6 +97,26 @@ def _advise_few_moves(run: Run) -> Iterator[str]:
             "the masses of the modes have a Monte Carlo standard error of up to "
             f"{error:.2g}. Sample {math.ceil((error / 0.01) ** 2)} times as many draws "
             "for an error of 0.01."
+        )
+
+
+def _advise_unvisited(run: Run) -> Iterator[str]:
+    d = run.measured(Masses)
+    laplace = run.pilot.get("mode_masses", ())
+    if not d.mode_masses or d.mode_moves < _FEW_MOVES:
+        return
+    draws = run.stats["mode"].size
+    missing = [
+        mass
+        for mass, share in zip(laplace, d.mode_masses, strict=False)
+        if share == 0 and mass * draws > _EXPECTED
+    ]
+    if missing:
+        yield (
+            f"no draw is in {len(missing)} of {len(laplace)} modes, of a mass of "
+            f"{sum(missing):.2g} by the Laplace approximation: it is far from the "
+            "posterior there, or moves to these modes are rejected. Compare with "
+            "ReplicaExchange."
         )
 
 
@@ -151,6 +176,12 @@ FAMILY = Family(
             "the relative masses of the modes are not known well enough",
             "more draws, or a ladder of temperatures for comparison",
             _advise_few_moves,
+        ),
+        Rule(
+            "no draw is in ... of ... modes",
+            "the masses of these modes are not known",
+            "a ladder of temperatures for comparison",
+            _advise_unvisited,
         ),
         Rule(
             "moves between modes are accepted in ...",
