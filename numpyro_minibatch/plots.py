@@ -22,6 +22,7 @@ __all__ = [
     "cycles",
     "decision_noise",
     "mode_map",
+    "mode_masses",
     "replica_paths",
     "rows_and_samples",
     "swap_rates",
@@ -504,6 +505,99 @@ def mode_map(
     if centers is not None:
         _draw_shares(ax, z, np.asarray(centers, float), masses)
     return ax
+
+
+def mode_masses(idata: Any, *, ax: Axes | None = None) -> Axes:
+    """Draw how the masses of modes settle, with their Monte Carlo errors.
+
+    Each line is the share of the draws so far in one mode, over all chains, with a band
+    of two Monte Carlo standard errors. Thin lines are the shares of single chains: if
+    they stay apart from each other, chains hardly move between modes. A dashed line is
+    the mass by the Laplace approximation, if the set-up of a control variate recorded
+    it.
+
+    :param idata: what :func:`to_inference_data` returned after a run with several
+        modes, ``control_variate.taylor2(modes=8)``; in a ladder, the coldest rung is
+        drawn.
+    :param ax: where to draw; by default new axes.
+    :return: the axes.
+    :raises ValueError: the run has no modes.
+
+    **Example**
+
+    .. doctest::
+
+        >>> import numpy as np, xarray as xr
+        >>> from numpyro_minibatch import plots
+        >>> mode = np.random.default_rng(0).integers(0, 2, (4, 500))
+        >>> stats = xr.Dataset({"mode": (("chain", "draw"), mode)})
+        >>> groups = {"posterior": xr.Dataset(), "sample_stats": stats}
+        >>> ax = plots.mode_masses(xr.DataTree.from_dict(groups))
+        >>> [text.get_text()[:6] for text in ax.get_legend().get_texts()]
+        ['mode 0', 'mode 1']
+    """
+    kernels = "MinibatchMH with control_variate.taylor2(modes=...) that found modes"
+    stats = _stats("mode_masses", idata, "mode", kernels)
+    mode = stats["mode"].transpose("chain", "draw").values
+    laplace = _pilot(idata).get("mode_masses", ())
+    number = max(int(mode.max()) + 1, len(laplace))
+    draws = mode.shape[1]
+    inside = (mode[..., None] == np.arange(number)).astype(float)
+    so_far = inside.cumsum(1) / np.arange(1, draws + 1)[:, None]
+    first = max(min(20, draws), draws // 50)
+    ends = np.unique(np.geomspace(first, draws, 60).astype(int))
+    known = np.unique(np.geomspace(first, draws, 12).astype(int))
+    errors = np.stack([_error_of_masses(inside[:, :end]) for end in known])
+    ax = _axes(ax)
+    for k in range(number):
+        colour = _COLOURS[k % len(_COLOURS)]
+        style = _STYLES[k // len(_COLOURS) % len(_STYLES)]
+        whole = so_far[:, ends - 1, k].mean(0)
+        ax.plot(ends, so_far[:, ends - 1, k].T, style, color=colour, lw=0.5, alpha=0.35)
+        error = np.interp(ends, known, np.nan_to_num(errors[:, k]))
+        ax.fill_between(
+            ends,
+            whole - 2 * error,
+            whole + 2 * error,
+            color=colour,
+            alpha=0.2,
+            linewidth=0,
+        )
+        text = f"mode {k}: {whole[-1]:.3f} ± {errors[-1, k]:.2g}"
+        ax.plot(ends, whole, style, color=colour, linewidth=1.6, label=text)
+        if k < len(laplace):
+            ax.axhline(laplace[k], color=colour, linestyle="--", linewidth=0.8)
+    ax.set(
+        xscale="log",
+        xlabel="draws of each chain",
+        ylabel="share of the draws",
+        title=f"Masses of {number} modes, {len(mode)} chains"
+        + (" (dashed: Laplace)" if len(laplace) else ""),
+    )
+    ax.margins(x=0)
+    low, high = (fn(so_far[:, -1]) for fn in (np.min, np.max))
+    room = max(0.05, 1.5 * (high - low), 8 * float(np.nanmax(errors[-1], initial=0)))
+    ax.set_ylim(max(0.0, low - room), min(1.0, high + room))
+    ax.legend(
+        fontsize="small",
+        loc="center left",
+        bbox_to_anchor=(1.0, 0.5),
+        frameon=False,
+    )
+    return ax
+
+
+def _error_of_masses(inside: np.ndarray) -> np.ndarray:
+    """Standard errors of the means of ``(chain, draw, mode)`` indicators."""
+    mass = inside.mean((0, 1))
+    return np.sqrt(mass * (1 - mass) / effective_sample_size(inside))
+
+
+def _pilot(idata: Any) -> Mapping[str, Any]:
+    """What the set-up of a control variate recorded."""
+    posterior = get_group(idata, "posterior")
+    attrs = {} if posterior is None else posterior.attrs
+    return json.loads(attrs.get("facts", "{}")).get("pilot", {})
 
 
 def _draw_shares(ax: Axes, z: np.ndarray, centers: np.ndarray, masses: Any) -> None:

@@ -24,9 +24,11 @@ class Whitening(NamedTuple):
 
     :param root: ``C``'s transpose, shape ``(D, D)``, upper triangular, or its
         diagonal, ``(D,)``.
+    :param inverse: the inverse of a root that is not triangular, ``(D, D)``.
     """
 
     root: Array
+    inverse: Array | None = None
 
     def color(self, w: Array) -> Array:
         """``C @ w``: a displacement in the coordinates of the position."""
@@ -34,6 +36,8 @@ class Whitening(NamedTuple):
 
     def whiten(self, displacement: Array) -> Array:
         """The inverse of :meth:`color`."""
+        if self.inverse is not None:
+            return self.inverse.T @ displacement
         if self.root.ndim == 2:
             return solve_triangular(self.root, displacement, trans=1)
         return displacement / self.root

@@ -213,6 +213,36 @@ def test_acceptance_curves() -> None:
         plots.acceptance_curves(tests, sd=-1)
 
 
+def test_mode_masses() -> None:
+    """Shares of all draws, bands of two errors, and the Laplace approximation."""
+    mode = (np.random.default_rng(0).uniform(size=(4, 1000)) < 0.3).astype(int)
+    facts = {"pilot": {"mode_masses": [0.6, 0.4]}}
+    run = xr.DataTree.from_dict(
+        {
+            "posterior": xr.Dataset(attrs={"facts": json.dumps(facts)}),
+            "sample_stats": xr.Dataset({"mode": (("chain", "draw"), mode)}),
+        }
+    )
+    ax = plots.mode_masses(run)
+    share = mode.mean()
+    bold = [line for line in ax.lines if line.get_label().startswith("mode")]
+    ends = [line.get_ydata()[-1] for line in bold]
+    assert ends == pytest.approx([1 - share, share])
+    for number, line in enumerate(bold):
+        end = line.get_xdata()[100 // 2]
+        assert line.get_ydata()[100 // 2] == pytest.approx(
+            (mode[:, : int(end)] == number).mean()
+        )
+    band = ax.collections[1].get_paths()[0].vertices
+    width = np.ptp(band[band[:, 0] == 1000][:, 1])
+    assert width == pytest.approx(4 * np.sqrt(0.21 / 4000), rel=0.25)
+    dashed = {line.get_ydata()[0] for line in ax.lines if line.get_linestyle() == "--"}
+    assert dashed == {0.6, 0.4}
+    assert "Laplace" in ax.get_title()
+    with pytest.raises(ValueError, match="MinibatchMH with control_variate.taylor2"):
+        plots.mode_masses(ladder_run())
+
+
 def test_mode_map() -> None:
     centers = np.array([[0.0, 0.0], [4.0, 4.0], [9.0, 9.0]])
     z = centers[np.random.default_rng(0).permutation(np.repeat([0, 1], [300, 100]))]

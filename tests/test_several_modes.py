@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import itertools
 import json
+import signal
+import subprocess
+import sys
 from functools import partial
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -17,22 +21,38 @@ from numpyro.infer import MCMC
 
 from numpyro_minibatch import (
     AMAGOLD,
+    MINT,
     SGLD,
+    AusterityMH,
     Cyclical,
+    MHMinibatch,
     MinibatchMH,
     ReplicaExchange,
+    batch,
     control_variate,
     diagnose,
+    open_run,
     proposal,
     sample,
     to_inference_data,
 )
 from numpyro_minibatch.control_variate import expand, log_surrogate
 from numpyro_minibatch.control_variate._expand import Coordinates
-from numpyro_minibatch.control_variate._modes import find_modes, posterior_of_modes
+from numpyro_minibatch.control_variate._modes import (
+    _End,
+    _Ends,
+    find_modes,
+    posterior_of_modes,
+)
 from numpyro_minibatch.control_variate._problem import Problem
+from numpyro_minibatch.diagnostics import effective_sample_size
 from numpyro_minibatch.estimate import Weights
-from numpyro_minibatch.proposal import Modes, ProposalContext, Whitening
+from numpyro_minibatch.proposal import (
+    Modes,
+    PriorAtModes,
+    ProposalContext,
+    Whitening,
+)
 from numpyro_minibatch.target import ModelTarget
 
 slow = pytest.mark.slow
@@ -149,16 +169,100 @@ def test_the_share_of_moves_between_modes_is_checked(between):
         proposal.across_modes("half")
 
 
+# other temperatures ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("temperature", [1.0, 3.0, 40.0])
+@pytest.mark.parametrize("tempers_prior", [True, False])
+def test_mixtures_at_a_temperature(temperature, tempers_prior):
+    """With a normal prior they are known: it times the power of each polynomial."""
+    rng = np.random.default_rng(0)
+    number, dim = 3, 4
+
+    def precision():
+        root = rng.normal(size=(dim, dim))
+        return root @ root.T + 0.3 * np.eye(dim)
+
+    def square(t, matrix):
+        return -0.5 * np.einsum("...i,ij,...j->...", t, matrix, t)
+
+    of_prior, mean = 0.2 * precision(), rng.normal(size=dim)
+    of_rows = [precision() for _ in range(number)]
+    center, value = 3 * rng.normal(size=(number, dim)), rng.normal(size=number)
+
+    def logs(t, prior, power):
+        rows = [value[k] + square(t - center[k], of_rows[k]) for k in range(number)]
+        return prior * square(t - mean, of_prior) + power * np.stack(rows)
+
+    whole = [of_prior + each for each in of_rows]
+    location = np.stack(
+        [
+            np.linalg.solve(whole[k], of_prior @ mean + of_rows[k] @ center[k])
+            for k in range(number)
+        ]
+    )
+    mass = logs(location, 1.0, 1.0).diagonal()
+    mass = mass - 0.5 * np.linalg.slogdet(whole)[1]
+    root = np.swapaxes(np.linalg.cholesky(np.linalg.inv(whole)), 1, 2)
+    modes = Modes(*map(jnp.asarray, (location, root, jax.nn.log_softmax(mass))))
+    prior = PriorAtModes.of(
+        modes,
+        square(location - mean, of_prior),
+        -(location - mean) @ of_prior,
+        np.repeat(-of_prior[None], number, 0),
+    )
+    power = 1.0 / temperature
+    of_mixture = power if tempers_prior else 1.0
+    found = modes.tempered(jax.tree.map(jnp.asarray, prior), power, of_mixture - power)
+
+    def off(prior):
+        t = 3 * np.random.default_rng(1).normal(size=(50, dim))
+        densities = jax.vmap(found.log_densities)(jnp.asarray(t))
+        return np.ptp(np.asarray(densities).T - logs(t, prior, power))
+
+    assert off(of_mixture) < 1e-3
+    # weights, means and covariances all matter to that
+    assert off(0.9 * of_mixture) > 0.1
+    assert float(jax.scipy.special.logsumexp(found.log_weight)) == pytest.approx(
+        0.0, abs=1e-5
+    )
+    # the rule is that of temperature 1, and both directions of whitening agree
+    t = jnp.asarray(3 * rng.normal(size=(100, dim)))
+    assert (jax.vmap(found.of)(t) == jax.vmap(modes.of)(t)).all()
+    white = found.whitened(t[0])
+    back = jnp.stack([found.placed(k, white[k]) for k in range(number)])
+    np.testing.assert_allclose(back, np.repeat(t[:1], number, 0), atol=1e-3)
+    whitening = found.whitening(1)
+    np.testing.assert_allclose(
+        whitening.color(white[1]), t[0] - found.location[1], atol=1e-3
+    )
+    np.testing.assert_allclose(
+        whitening.whiten(t[0] - found.location[1]), white[1], atol=1e-3
+    )
+
+
+def test_a_convex_prior_is_flat_at_a_temperature():
+    """It has no normal approximation, and precisions stay positive."""
+    prior = PriorAtModes.of(
+        MODES, np.zeros(3), np.full((3, 1), 0.3), np.full((3, 1, 1), 5.0)
+    )
+    found = MODES.tempered(jax.tree.map(jnp.asarray, prior), 0.01, 0.99)
+    np.testing.assert_allclose(np.abs(found.root), 10 * np.abs(MODES.root), rtol=1e-5)
+    assert np.isfinite(found.log_weight).all()
+
+
 # diagnosis ---------------------------------------------------------------------------
 
 
-def diagnosed(mode, tried=100, made=60, **pilot):
+def diagnosed(mode, tried=100, made=60, ladder=False, **pilot):
     """A diagnosis of draws in these modes, shape ``(chain, draw)``."""
     known = {
         "num_modes": 2,
         "mode_masses": [0.6, 0.4],
         "mode_found": [20, 12],
         "mode_searches": 32,
+        "mode_once": 0,
+        "mode_never": 0,
         "mode_missed": 0.0,
         "mode_left_out": [],
     }
@@ -169,6 +273,8 @@ def diagnosed(mode, tried=100, made=60, **pilot):
         "mode_moves_tried": (dims, np.full(mode.shape, tried / mode.size)),
         "mode_moves_made": (dims, np.full(mode.shape, made / mode.size)),
     }
+    if ladder:
+        stats["rung_mode"] = ((*dims, "ladder"), mode[..., None])
     noise = np.random.default_rng(0).normal(size=mode.shape)
     facts = {"decides": True, "pilot": known | pilot}
     posterior = xr.Dataset(
@@ -198,9 +304,10 @@ def test_masses_are_reported_with_their_errors():
         ({"made": 3}, "the chains moved only 3 times between 2 modes"),
         ({"tried": 10_000}, "moves between modes are accepted in 0.6%"),
         (
-            {"mode_found": [31, 1], "mode_missed": 1 / 32},
-            "1 of 2 modes was found by one of 32 random searches only",
+            {"mode_once": 1, "mode_missed": 1 / 32},
+            "1 mode would not have been found without one of 32 random searches",
         ),
+        ({"mode_never": 2}, "2 modes were found by none of 32 random searches"),
         ({"mode_left_out": [0.1, 1e-5]}, "modes of a mass of 0.1 in all"),
     ],
 )
@@ -208,6 +315,23 @@ def test_masses_that_cannot_be_trusted_are_named(changes, begins):
     mode = np.random.default_rng(1).integers(0, 2, size=(4, 2500))
     advice = [text for text in diagnosed(mode, **changes).advice if "mode" in text]
     assert len(advice) == 1 and advice[0].startswith(begins)
+
+
+def test_a_mode_without_draws_is_named():
+    mode = np.random.default_rng(1).integers(0, 2, size=(4, 2500))
+    masses = [0.5, 0.45, 0.04, 0.001]
+    found = diagnosed(mode, num_modes=4, mode_masses=masses)
+    advice = [text for text in found.advice if text.startswith("no draw is in")]
+    assert len(advice) == 1 and "1 of 4 modes, of a mass of 0.04" in advice[0]
+
+
+def test_moves_by_swaps_count_as_moves():
+    """Where the rung's own moves are rejected, a ladder still carries it across."""
+    mode = np.repeat(np.random.default_rng(1).integers(0, 2, (4, 250)), 10, axis=1)
+    assert diagnosed(mode, made=3).mode_moves == pytest.approx(3)
+    found = diagnosed(mode, made=3, ladder=True)
+    assert found.mode_moves == (np.diff(mode, axis=1) != 0).sum() > 300
+    assert not any("moved only" in text for text in found.advice)
 
 
 def test_chains_that_stay_in_their_modes_have_unknown_masses():
@@ -223,9 +347,90 @@ def test_one_mode_has_no_line_on_modes():
     assert np.isnan(found.mode_moves)
 
 
+# the search for modes ----------------------------------------------------------------
+
+
+def searched(fn, start=0.0, prior=None, size=500):
+    """Modes of a parameter whose coefficient, a function of it, is near zero."""
+    prior = dist.Normal(0, 3) if prior is None else prior
+
+    def model(x, y):
+        a = numpyro.sample("a", prior)
+        with numpyro.plate("data", len(y)) as i:
+            numpyro.sample("obs", dist.Normal(fn(a) * x[i], 1.0), obs=y[i])
+
+    x, y = np.random.default_rng(0).normal(size=(2, size)).astype(np.float32)
+    y -= x * (x @ y) / (x @ x)
+    problem = problem_of(model, (jnp.asarray(x), jnp.asarray(y)))
+    dim = sum(np.size(v) for v in jax.tree.leaves(problem.example))
+    found = find_modes(
+        problem, np.full((1, dim), start), control_variate.taylor2(modes=20)
+    )
+    return found
+
+
+@slow
+def test_copies_of_modes_do_not_depend_on_one_search():
+    """Sixteen modes, each found by two of 32 searches on average, and none missed."""
+    found = searched(
+        lambda a: jnp.square(jnp.square(a) - 1.0).sum(),
+        prior=dist.Normal(0, 1).expand([4]).to_event(1),
+    )
+    assert len(found.modes) == 16 and found.num_searches == 32
+    counts = [mode.found for mode in found.modes]
+    # by modes, Good-Turing would say that one search in ten finds another one
+    assert sum(counts) == 32 and counts.count(1) > 3
+    assert found.once == found.never == 0 and found.missed == 0
+
+
+def narrow(a):
+    """Zero at 1, and at 9 in a basin that few starts lead to."""
+    return 1.5 * jnp.tanh(a - 1.0) * (1.0 - jnp.exp(-0.5 * jnp.square((a - 9.0) / 0.3)))
+
+
+@slow
+def test_a_mode_is_found_once_where_no_copy_leads_to_it():
+    """Copies of the narrow mode lead to the wide one, but not the other way."""
+    prior = dist.Normal(0, 4)
+    lucky = searched(narrow, prior=prior, start=9.1)
+    assert [mode.found for mode in lucky.modes][:1] == [32]
+    assert len(lucky.modes) == 2 and lucky.never == 1 and lucky.once == 0
+    assert lucky.report["mode_never"] == 1
+    without = searched(narrow, prior=prior)
+    assert len(without.modes) == 1 and without.missed == 0
+
+
+def test_what_is_known_without_a_search():
+    ends = _Ends(None)
+    for found in (3, 1, 0, 1, 1):
+        ends.found.append(_End(np.zeros(1), 0.0, np.eye(1), found))
+        ends.led.append(set())
+    ends.given.add(2)
+    ends.leads(0, 3)  # copies of the first lead to the fourth, and
+    ends.leads(1, 0)  # those of the second to the first
+    assert ends.known_without(set()) == {0, 1, 2, 3, 4}
+    # the second and the last depend on one search; the fourth does not
+    assert [k in ends.known_without({k}) for k in (1, 3, 4)] == [False, True, False]
+    assert ends.known_without(set(), given=False) == {0, 1, 3, 4}
+
+
 # runs, against quadrature ----------------------------------------------------------
 
 TWO = control_variate.taylor2(modes=8)
+
+
+def uneven_data(size):
+    """Rows whose likelihood prefers one sign, by 0.5 nats."""
+    rng = np.random.default_rng(5)
+    z = np.where(np.arange(size) < 50, 0.2, 0.0)
+    x, noise = (v - z * (z @ v) / (z @ z) for v in rng.normal(size=(2, size)))
+    return tuple(v.astype(np.float32) for v in (x, z, 2 * x + noise + 0.09 * z))
+
+
+def uneven(x, z, y):
+    a = numpyro.sample("a", dist.Normal(0.22, 1.0))
+    with numpyro.plate("data", len(y)) as i:
+        numpyro.sample("obs", dist.Normal(a**2 * x[i] + a * z[i], 1.0), obs=y[i])
 
 
 def problem_of(model, args):
@@ -429,17 +634,42 @@ def test_labels_of_a_mixture():
     assert not found.advice
 
 
-@slow
-def test_a_run_with_several_modes_is_resumed(tmp_path):
-    """The expansions are part of the state that a folder holds."""
-    x = jnp.asarray(tied_data(4000))
-    settings = {"num_warmup": 20, "num_chains": 2, "seed": 3, "progress": False}
+def resumable(**settings):
     kernel = MinibatchMH(tied_means, control_variate=TWO)
-    whole = sample(kernel, x, num_samples=300, **settings)
+    x = jnp.asarray(tied_data(4000))
+    return sample(
+        kernel, x, num_warmup=20, num_chains=2, seed=3, progress=False, **settings
+    )
+
+
+KILLED = """
+import os, signal, sys
+sys.path.insert(0, {tests!r})
+import test_several_modes as t
+from numpyro_minibatch.sampling import _sample
+
+append = _sample.Store.append
+def killed(self, group, values):
+    append(self, group, values)
+    if group == "sample_stats" and self.counts().get("steps", 0) > 100:
+        os.kill(os.getpid(), signal.SIGKILL)  # draws are written, and not committed
+_sample.Store.append = killed
+_sample._Pace.saw = lambda self, _: setattr(self, "steps", 20)
+_sample._COMMIT_SECONDS = -1.0
+t.resumable(num_samples=300, out={out!r})
+"""
+
+
+@slow
+def test_a_killed_run_with_several_modes_goes_on(tmp_path):
+    """Bit for bit: the expansions are part of the state that a folder holds."""
     out = tmp_path / "run"
-    sample(kernel, x, num_samples=100, out=out, **settings)
-    again = MinibatchMH(tied_means, control_variate=TWO)
-    found = sample(again, x, num_samples=300, out=out, resume=True, **settings)
+    code = KILLED.format(tests=str(Path(__file__).parent), out=str(out))
+    child = subprocess.run([sys.executable, "-c", code], check=False)
+    assert child.returncode == -signal.SIGKILL
+    assert 0 < open_run(out)["posterior"].sizes["draw"] < 150
+    found = resumable(num_samples=300, out=out, resume=True)
+    whole = resumable(num_samples=300)
     for group, names in {
         "posterior": ("first", "second"),
         "sample_stats": ("mode", "mode_moves_tried", "mode_moves_made"),
@@ -448,6 +678,192 @@ def test_a_run_with_several_modes_is_resumed(tmp_path):
             assert (found[group][name].values == whole[group][name].values).all(), name
     assert len(np.unique(whole["sample_stats"]["mode"].values)) == 2
     assert diagnose(found).mode_masses == diagnose(whole).mode_masses
+
+
+# kernels, and errors of masses -------------------------------------------------------
+
+
+@slow
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        MHMinibatch(uneven, control_variate=TWO),
+        AusterityMH(uneven, batch_size=100, control_variate=TWO),
+        MINT(uneven, temperature=4.0, estimate="augmented", control_variate=TWO),
+    ],
+    ids=lambda kernel: type(kernel).__name__,
+)
+def test_presets_have_the_masses_of_quadrature(kernel):
+    data = uneven_data(3000)
+    mcmc = MCMC(
+        kernel,
+        num_warmup=50,
+        num_samples=1000,
+        num_chains=4,
+        chain_method="vectorized",
+        progress_bar=False,
+    )
+    mcmc.run(jax.random.key(5), *data)
+    found = to_inference_data(mcmc)
+    a, weights = quadrature_of_uneven(*data, kernel.temperature)
+    scores = z_scores(found["posterior"]["a"].values, a, weights)
+    assert max(map(abs, scores.values())) < 4, scores
+    assert abs(weights[a > 0].sum() - 0.5) > 0.15
+    diagnosis = diagnose(found)
+    assert diagnosis.mode_mass_error < 0.02
+    assert diagnosis.mode_acceptance > 0.4  # Barker accepts half
+    assert float(found["sample_stats"]["reliable"].mean()) > 0.99
+
+
+@slow
+def test_errors_of_masses_are_those_of_many_runs():
+    """Forty short runs of four chains, in one program."""
+    runs, draws = 40, 300
+    mcmc = MCMC(
+        MinibatchMH(uneven, control_variate=TWO),
+        num_warmup=20,
+        num_samples=draws,
+        num_chains=4 * runs,
+        chain_method="vectorized",
+        progress_bar=False,
+    )
+    mcmc.run(jax.random.key(11), *uneven_data(3000))
+    mode = np.asarray(mcmc.get_extra_fields(group_by_chain=True)["mode"])
+    found = [diagnosed(each) for each in mode.reshape(runs, 4, draws)]
+    said = np.sqrt(np.mean([np.square(each.mode_mass_error) for each in found]))
+    true = np.std([each.mode_masses[0] for each in found], ddof=1)
+    assert 0.8 < said / true < 1.25
+
+
+# ladders of temperatures ------------------------------------------------------------
+
+
+def quadrature_of_uneven(x, z, y, temperature=1.0, of_prior=1.0):
+    """Weights on a grid of ``a``."""
+    x, z, y = (v.astype(float) for v in (x, z, y))
+    a = np.linspace(-6, 6, 240_001)
+    square = a**4 * (x @ x) + a**2 * (z @ z) + 2 * a**3 * (x @ z)
+    likelihood = a**2 * (x @ y) + a * (z @ y) - 0.5 * square
+    density = likelihood / temperature - of_prior * 0.5 * (a - 0.22) ** 2
+    density = np.exp(density - density.max())
+    return a, density / density.sum()
+
+
+def z_scores(draws, grid, weights):
+    """Errors of the mass of a mode and of moments, in standard errors."""
+    found = {}
+    for name, fn in {
+        "mass": lambda a: (a > 0).astype(float),
+        "mean": lambda a: a,
+        "square": np.square,
+    }.items():
+        values = fn(draws)
+        error = values.std() / np.sqrt(effective_sample_size(values))
+        found[name] = float((values.mean() - weights @ fn(grid)) / error)
+    return found
+
+
+def ladder_of(kind, data, temperatures, rung=MinibatchMH, **settings):
+    """Draws of a ladder ``(chain, draw, rung)``, and the run."""
+    inner = rung(uneven, control_variate=TWO, **settings)
+    kernel = kind(inner, temperatures=temperatures, collect_rungs=True)
+    mcmc = MCMC(
+        kernel,
+        num_warmup=50,
+        num_samples=1000,
+        num_chains=4,
+        chain_method="vectorized",
+        progress_bar=False,
+    )
+    fields = "replicas.num_rows", "replicas.mode_moves_tried"
+    mcmc.run(jax.random.key(1), *data, extra_fields=fields)
+    return np.asarray(to_inference_data(mcmc)["rungs"]["a"]), mcmc
+
+
+class SwapsWithWrongConstants(ReplicaExchange):
+    """A ladder whose swaps confuse the constants of the expansions."""
+
+    def _swap_pass(self, target, state, keys):
+        expansion = state.surrogate.expansion
+        each = expansion.each._replace(offset=expansion.each.offset[::-1])
+        wrong = state.surrogate._replace(expansion=expansion._replace(each=each))
+        return super()._swap_pass(target, state._replace(surrogate=wrong), keys)
+
+
+class OneRule(MinibatchMH):
+    """A rung whose mixture is that of temperature 1."""
+
+    def _at_temperature(self, surrogate):
+        return surrogate
+
+
+@slow
+def test_rungs_have_their_masses():
+    """Few rows at every temperature, and moves between modes that are accepted."""
+    data, temperatures = uneven_data(3000), [1.0, 4.0]
+    # so few moves between modes that the swaps matter to the masses
+    settings = {"proposal": proposal.across_modes(0.1)}
+    draws, mcmc = ladder_of(ReplicaExchange, data, temperatures, **settings)
+    for rung, temperature in enumerate(temperatures):
+        known = quadrature_of_uneven(*data, temperature)
+        scores = z_scores(draws[..., rung], *known)
+        assert max(map(abs, scores.values())) < 4, (temperature, scores)
+    a, weights = quadrature_of_uneven(*data)
+    assert 0.7 < weights[a > 0].sum() < 0.8
+    stats = to_inference_data(mcmc)["sample_stats"]
+    rows = mcmc.get_extra_fields()["replicas.num_rows"]
+    assert (rows.mean(0) < 40).all()
+    tried, made = (
+        stats[f"rung_mode_moves_{name}"].values.sum((0, 1))
+        for name in ("tried", "made")
+    )
+    assert (made > 0.9 * tried).all()
+    found = diagnose(to_inference_data(mcmc))
+    assert found.mode_masses[0] == pytest.approx((draws[..., 0] > 0).mean())
+    assert not found.advice
+    # the test sees a swap whose expansions are wrong, by 0.8 nats
+    wrong, _ = ladder_of(SwapsWithWrongConstants, data, temperatures, **settings)
+    grids = [quadrature_of_uneven(*data, t) for t in temperatures]
+    apart = np.diff([weights[a > 0].sum() for a, weights in grids])[0]
+
+    def score(draws):
+        values = np.diff((draws > 0).astype(float), axis=-1)[..., 0]
+        error = values.std() / np.sqrt(effective_sample_size(values))
+        return abs(values.mean() - apart) / error
+
+    assert score(draws) < 4 and score(wrong) > 6
+
+
+@slow
+def test_rungs_with_a_tempered_prior():
+    """All rows, and temperatures at which the modes are far from normal."""
+    data, temperatures = uneven_data(300), [1.0, 10.0, 100.0]
+    settings = {"temper_prior": True, "batch": batch.full()}
+    draws, mcmc = ladder_of(ReplicaExchange, data, temperatures, **settings)
+    for rung, temperature in enumerate(temperatures):
+        known = quadrature_of_uneven(*data, temperature, 1 / temperature)
+        scores = z_scores(draws[..., rung], *known)
+        assert max(map(abs, scores.values())) < 4, (temperature, scores)
+    stats = to_inference_data(mcmc)["sample_stats"]
+    mode = stats["rung_mode"].values
+    assert (mode[..., 0] == (draws[..., 0] < 0)).all()
+    made, tried = (
+        stats[f"rung_mode_moves_{name}"].values.sum((0, 1))
+        for name in ("made", "tried")
+    )
+    assert (made > 0.5 * tried).all()
+
+
+@slow
+def test_any_rule_and_any_mixture_is_exact():
+    """Those of another temperature cost acceptance, and change no distribution."""
+    data, temperatures = uneven_data(300), [1.0, 20.0]
+    settings = {"rung": OneRule, "batch": batch.full()}
+    draws, _ = ladder_of(ReplicaExchange, data, temperatures, **settings)
+    for rung, temperature in enumerate(temperatures):
+        known = quadrature_of_uneven(*data, temperature)
+        scores = z_scores(draws[..., rung], *known)
+        assert max(map(abs, scores.values())) < 4, (temperature, scores)
 
 
 # what is refused ---------------------------------------------------------------------
@@ -493,16 +909,10 @@ def test_settings_that_contradict_several_modes(settings, message):
             "needs moves between modes, which MinibatchMH makes",
         ),
         (
-            lambda: ReplicaExchange(
-                MinibatchMH(squared, control_variate=TWO), temperatures=[1.0, 2.0]
-            ),
-            "a control variate with several modes",
-        ),
-        (
             lambda: Cyclical(
                 MinibatchMH(squared, control_variate=TWO), cycle_length=100
             ),
-            "a control variate with modes=8",
+            "moves within and between modes have no step size",
         ),
     ],
 )

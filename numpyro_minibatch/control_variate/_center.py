@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Center",
     "Density",
+    "Known",
     "find_center",
     "newton",
     "not_definite",
@@ -118,6 +119,14 @@ def find_center(
     center, hessian = newton(density.of_all, best.x)
     other_mode = _other_mode(density, ends, best, hessian)
     return found(center, other_mode)
+
+
+class Known(NamedTuple):
+    """The weighted log density of all that is not expanded, at a point."""
+
+    value: np.ndarray
+    gradient: np.ndarray
+    hessian: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -225,6 +234,10 @@ class Density:
             rows=polynomials,
         )
         return expansion, known[2]
+
+    def known_at(self, center: np.ndarray) -> Known:
+        """The log density of all that is not expanded, with its derivatives."""
+        return Known(*map(np.asarray, self._found(self.every, center)[1]))
 
 
 def _derivatives(

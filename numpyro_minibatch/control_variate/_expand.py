@@ -16,7 +16,7 @@ from jax.typing import ArrayLike
 
 from numpyro_minibatch.control_variate._taylor import Form
 from numpyro_minibatch.estimate import Weights
-from numpyro_minibatch.proposal import Modes
+from numpyro_minibatch.proposal import Modes, PriorAtModes
 from numpyro_minibatch.target import (
     ModelTarget,
     Position,
@@ -218,13 +218,18 @@ class Expansions(NamedTuple):
     :param each: the expansions, with a leading axis of modes. Their ``value`` is that
         of the first, and ``offset`` is what is added to it.
     :param modes: normal approximations of the posterior there, which are the rule.
+    :param prior: the log prior there, from which the rule at another temperature
+        follows.
     """
 
     each: Expansion
     modes: Modes
+    prior: PriorAtModes
 
     @classmethod
-    def of(cls, expansions: Sequence[Expansion], modes: Modes) -> Expansions:
+    def of(
+        cls, expansions: Sequence[Expansion], modes: Modes, prior: PriorAtModes
+    ) -> Expansions:
         """Expansions about some points, in double precision.
 
         The differences between their values decide on the masses of the modes, and
@@ -232,6 +237,7 @@ class Expansions(NamedTuple):
 
         :param expansions: one for each mode, without exact rows.
         :param modes: the normal approximations, by NumPy.
+        :param prior: the log prior at their means, by NumPy.
         """
         base = np.asarray(expansions[0].value, np.float64)
         parts = [
@@ -243,7 +249,17 @@ class Expansions(NamedTuple):
             for e in expansions
         ]
         stacked = jax.tree.map(lambda *x: np.stack([np.asarray(p) for p in x]), *parts)
-        return cls(stacked, modes)
+        return cls(stacked, modes, prior)
+
+    def tempered(self, weights: Weights) -> Expansions:
+        """The same expansions, with the rule of another temperature.
+
+        :param weights: the powers of the prior and of the likelihood; both are one for
+            the posterior that was expanded.
+        """
+        power: Any = weights.likelihood
+        surplus = weights.prior - power
+        return self._replace(modes=self.modes.tempered(self.prior, power, surplus))
 
     def at(self, flat: Array) -> Expansion:
         """The expansion of the mode that a position belongs to."""

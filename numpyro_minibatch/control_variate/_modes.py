@@ -15,6 +15,7 @@ from jax.flatten_util import ravel_pytree
 from numpyro_minibatch._internal.progress import stage
 from numpyro_minibatch.control_variate._center import (
     Density,
+    Known,
     newton,
     searches,
 )
@@ -25,7 +26,7 @@ from numpyro_minibatch.control_variate._posterior import (
 )
 from numpyro_minibatch.control_variate._problem import Problem, Refused, double
 from numpyro_minibatch.control_variate._taylor import Taylor
-from numpyro_minibatch.proposal import Modes
+from numpyro_minibatch.proposal import Modes, PriorAtModes
 from numpyro_minibatch.target import ModelTarget
 
 __all__ = [
@@ -50,13 +51,13 @@ class FoundMode(NamedTuple):
     """A mode, by all rows.
 
     :param expansion: the sum of the rows' polynomials about it, in double precision.
-    :param known_hessian: the Hessian of all that is not expanded, there.
+    :param known: the log density of all that is not expanded, there.
     :param mass: by the Laplace approximation, relative to all that were found.
     :param found: how many of the random starts led to it.
     """
 
     expansion: Expansion
-    known_hessian: np.ndarray
+    known: Known
     mass: float
     found: int
 
@@ -68,18 +69,26 @@ class FoundModes(NamedTuple):
     :param about: the expansion about a point, by a pass that is compiled.
     :param num_searches: searches from random starts that ended.
     :param left_out: masses of the modes that are not kept.
+    :param once: how many modes would not have been found without a single one of the
+        random starts, among those whose mass is not negligible.
+    :param never: how many of these would not have been found from the random starts.
     """
 
     modes: tuple[FoundMode, ...]
     about: Callable[[np.ndarray], Expansion]
     num_searches: int
     left_out: tuple[float, ...]
+    once: int
+    never: int
 
     @property
     def missed(self) -> float:
-        """The probability that another search ends in a mode not found: Good-Turing."""
-        once = sum(mode.found == 1 for mode in self.modes)
-        return once / max(self.num_searches, 1)
+        """The probability that another search ends in a mode not found: Good-Turing.
+
+        A search also finds what copies of its mode lead to. A mode that copies of
+        another one lead to thus does not depend on one search.
+        """
+        return self.once / max(self.num_searches, 1)
 
     @property
     def report(self) -> dict[str, Any]:
@@ -89,6 +98,8 @@ class FoundModes(NamedTuple):
             "mode_masses": [mode.mass for mode in self.modes],
             "mode_found": [mode.found for mode in self.modes],
             "mode_searches": self.num_searches,
+            "mode_once": self.once,
+            "mode_never": self.never,
             "mode_missed": self.missed,
             "mode_left_out": list(self.left_out),
         }
@@ -112,21 +123,24 @@ def find_modes(problem: Problem, starts: np.ndarray, taylor: Taylor) -> FoundMod
     """Find the modes of a posterior that is expanded in its own coordinates.
 
     :param problem: the target and its coordinates.
-    :param starts: where to start in any case, shape ``(k, d)``.
+    :param starts: where to start as well as at random positions, shape ``(k, d)``.
     :param taylor: the control variate, whose ``modes`` are kept at most.
     :raises Refused: no search ends in a mode.
     """
     density = Density.of(problem, taylor, starts.shape[1])
     density.ahead(starts.shape[1])
     stage("modes of some rows")
-    random = np.vstack([starts, _random_starts(problem, len(starts), starts.shape[1])])
+    random = _random_starts(problem, starts.shape[1])
     ends = _Ends(density)
-    ended = sum(ends.add(x, random=True) for x in _optima(density, random))
+    numbers = [ends.add(x, random=True) for x in _optima(density, random)]
+    ended = len(numbers) - numbers.count(None)
+    for optimum in _optima(density, starts):
+        ends.given.add(ends.add(optimum, random=False))
     tried = 0
     while tried < len(ends.found) <= _MOST:  # also from copies of copies
-        copies = _copies(problem, density, ends, ends.found[tried])
+        copies = _copies(problem, density, ends, tried)
         for optimum in _optima(density, copies):
-            ends.add(optimum, random=False)
+            ends.leads(tried, ends.add(optimum, random=False))
         tried += 1
     if not ends.found:
         raise Refused(
@@ -135,22 +149,23 @@ def find_modes(problem: Problem, starts: np.ndarray, taylor: Taylor) -> FoundMod
             "centre: control_variate.taylor2(center={site: unconstrained value})."
         )
     stage("modes of all rows")
-    return _of_all_rows(problem, density, ends.found, ended, taylor.modes)
+    return _of_all_rows(problem, density, ends, ended, taylor.modes)
 
 
 def _of_all_rows(
-    problem: Problem, density: Density, ends: list[_End], ended: int, most: int
+    problem: Problem, density: Density, ends: _Ends, ended: int, most: int
 ) -> FoundModes:
     """The modes by all rows, with their masses.
 
     :raises Refused: the best of them has no Laplace approximation.
     """
     refined: list[_End] = []
-    best = min(end.value for end in ends)
+    members: list[set[int]] = []  # the ends on some rows that each comes from
+    best = min(end.value for end in ends.found)
     rows = max(problem.plates.values())
     # an end on some rows is off by their noise
     allowed = 20.0 + 20.0 * rows / density.num_some
-    for end in sorted(ends, key=lambda end: end.value):
+    for number, end in sorted(enumerate(ends.found), key=lambda pair: pair[1].value):
         if end.value > best + allowed:
             continue
         try:
@@ -160,14 +175,16 @@ def _of_all_rows(
                 raise
             continue
         value = float(density.of_all(position)[0])
-        new = _End(position, value, hessian, end.found)
+        new = end._replace(position=position, value=value, hessian=hessian)
         for k, old in enumerate(refined):
             if min(old.distance(new.position), new.distance(old.position)) < _SAME:
                 better = min(old, new, key=lambda e: e.value)
                 refined[k] = better._replace(found=old.found + new.found)
+                members[k].add(number)
                 break
         else:
             refined.append(new)
+            members.append({number})
     logs = np.array([-e.value - 0.5 * np.linalg.slogdet(e.hessian)[1] for e in refined])
     masses = np.exp(logs - logs.max())
     masses /= masses.sum()
@@ -175,10 +192,18 @@ def _of_all_rows(
     kept = [k for k in order[:most] if masses[k] >= _LEAST]
     modes = []
     for k in kept:
-        expansion, known = density.with_known(refined[k].position)
+        position = refined[k].position
+        expansion, known = density.about(position), density.known_at(position)
         modes.append(FoundMode(expansion, known, float(masses[k]), refined[k].found))
     left_out = tuple(float(masses[k]) for k in order[len(kept) :])
-    return FoundModes(tuple(modes), density.about, ended, left_out)
+    heavy = [k for k in order if masses[k] >= _LEAST]
+    once = sum(
+        refined[k].found == 1 and not ends.known_without(members[k]) & members[k]
+        for k in heavy
+    )
+    by_random = ends.known_without(set(), given=False)
+    never = sum(not by_random & members[k] for k in heavy)
+    return FoundModes(tuple(modes), density.about, ended, left_out, once, never)
 
 
 def posterior_of_modes(
@@ -199,7 +224,7 @@ def posterior_of_modes(
             problem,
             mode.expansion,
             np.asarray(mode.expansion.center),
-            mode.known_hessian,
+            mode.known.hessian,
         )
         for mode in found.modes
     ]
@@ -224,7 +249,8 @@ def posterior_of_modes(
     blocks = [rng.permutation(len(parts)) for _ in range(-(-number // len(parts)))]
     draws = drawn(np.concatenate(blocks)[:number])
     starts = drawn(rng.choice(len(parts), number, p=np.exp(modes.log_weight)))
-    expansions = Expansions.of([mode.expansion for mode in found.modes], modes)
+    prior = _prior_at(modes, found.modes)
+    expansions = Expansions.of([mode.expansion for mode in found.modes], modes, prior)
     posterior = SurrogatePosterior(
         expansions,  # type: ignore[arg-type]
         starts.mean(0),
@@ -236,6 +262,18 @@ def posterior_of_modes(
         max(part.stuck for part in parts),
     )
     return posterior, starts
+
+
+def _prior_at(modes: Modes, found: tuple[FoundMode, ...]) -> PriorAtModes:
+    """What is not expanded, at the means: to second order about the centres."""
+    known = [mode.known for mode in found]
+    away = modes.location - np.stack([mode.expansion.center for mode in found])
+    hessian = np.stack([each.hessian for each in known])
+    slope = np.stack([each.gradient for each in known])
+    bent = np.einsum("kij,kj->ki", hessian, away)
+    value = np.stack([each.value for each in known])
+    value = value + np.einsum("ki,ki->k", slope + 0.5 * bent, away)
+    return PriorAtModes.of(modes, value, slope + bent, hessian)
 
 
 def distances(modes: Modes, draws: np.ndarray) -> np.ndarray:
@@ -273,28 +311,58 @@ class _Ends:
     def __init__(self, density: Density) -> None:
         self.density = density
         self.found: list[_End] = []
+        self.given: set[int | None] = (
+            set()
+        )  # those that starts which are not random found
+        self.led: list[set[int]] = []  # to which others copies of each lead
 
-    def add(self, optimum: Any, random: bool) -> bool:
-        """Count an end of a search; whether it is a mode.
+    def add(self, optimum: Any, random: bool) -> int | None:
+        """Count an end of a search; its number, if it is a mode.
 
         :param optimum: its position, and minus its log density.
         :param random: whether the search started at a random position.
         """
         position, value = optimum
         if not np.isfinite(value):
-            return False
-        if self._counted(position, value, random):
-            return True
-        if len(self.found) > _MOST:
-            return False
+            return None
+        k = self._counted(position, value, random)
+        if k is not None or len(self.found) > _MOST:
+            return k
         try:
             position, hessian = newton(self.density.curved, position)
         except Refused:
-            return False
+            return None
         value = float(self.density.curved(position)[0])
-        if not self._counted(position, value, random):
+        k = self._counted(position, value, random)
+        if k is None:
+            k = len(self.found)
             self.found.append(_End(position, value, hessian, int(random)))
-        return True
+            self.led.append(set())
+        return k
+
+    def leads(self, one: int, other: int | None) -> None:
+        """Note that a copy of an end leads to another, if that is a mode."""
+        if other is not None:
+            self.led[one].add(other)
+
+    def known_without(self, some: set[int], given: bool = True) -> set[int]:
+        """Ends that are found without the searches from a start that ended in some.
+
+        :param some: the ends whose searches are left out.
+        :param given: whether starts that are not random count.
+        """
+        todo = [
+            k
+            for k, end in enumerate(self.found)
+            if k not in some and (end.found or (given and k in self.given))
+        ]
+        known: set[int] = set()
+        while todo:
+            k = todo.pop()
+            if k not in known:
+                known.add(k)
+                todo += self.led[k]
+        return known
 
     def at(self, position: np.ndarray, value: float) -> int | None:
         """The number of the end that a position is at, if it is at one."""
@@ -304,12 +372,12 @@ class _Ends:
                 return k
         return None
 
-    def _counted(self, position: np.ndarray, value: float, random: bool) -> bool:
+    def _counted(self, position: np.ndarray, value: float, random: bool) -> int | None:
         k = self.at(position, value)
         if k is not None:
             end = self.found[k]
             self.found[k] = end._replace(found=end.found + random)
-        return k is not None
+        return k
 
 
 def _optima(density: Density, starts: np.ndarray) -> Iterator[tuple[np.ndarray, float]]:
@@ -318,19 +386,18 @@ def _optima(density: Density, starts: np.ndarray) -> Iterator[tuple[np.ndarray, 
         yield result.x, float(result.fun)
 
 
-def _random_starts(problem: Problem, given: int, size: int) -> np.ndarray:
+def _random_starts(problem: Problem, size: int) -> np.ndarray:
     """Draws from the prior and from a box, ``(K, d)``."""
-    number = max(_RANDOM_STARTS - given, 0)
     rng = np.random.default_rng(41)
-    box = rng.uniform(-2, 2, size=(number, size))
+    box = rng.uniform(-2, 2, size=(_RANDOM_STARTS, size))
     try:
         with double():
             keys = jax.random.split(jax.random.key(42), _RANDOM_STARTS // 2)
             drawn = np.asarray(problem.compiled(_prior_draws)(keys))
     except (NotImplementedError, AttributeError):  # an improper prior, or none known
         return box
-    drawn = drawn[np.isfinite(drawn).all(1)][:number]
-    return np.vstack([drawn, box[: number - len(drawn)]])
+    drawn = drawn[np.isfinite(drawn).all(1)]
+    return np.vstack([drawn, box[: _RANDOM_STARTS - len(drawn)]])
 
 
 def _prior_draws(problem: Problem, arrays: list[Any], keys: Array) -> Array:
@@ -342,11 +409,12 @@ def _prior_draws(problem: Problem, arrays: list[Any], keys: Array) -> Array:
     return jax.vmap(one)(keys)
 
 
-def _copies(problem: Problem, density: Density, ends: _Ends, mode: _End) -> np.ndarray:
+def _copies(problem: Problem, density: Density, ends: _Ends, number: int) -> np.ndarray:
     """Transformed copies of a mode, the most probable first, ``(K, d)``.
 
-    Those that are at a mode that has been found need no search.
+    Those that are at a mode that has been found need no search, and lead to it.
     """
+    mode = ends.found[number]
     position = mode.position
     rng = np.random.default_rng(43)
     found = [-position]
@@ -361,7 +429,10 @@ def _copies(problem: Problem, density: Density, ends: _Ends, mode: _End) -> np.n
         found.append(flipped)
     found += _permuted(problem, position)
     values = [float(density.of_some(x)[0]) for x in found]
-    far = [k for k, x in enumerate(found) if ends.at(x, values[k]) is None]
+    at = [ends.at(x, value) for x, value in zip(found, values, strict=True)]
+    for other in at:
+        ends.leads(number, other)
+    far = [k for k, other in enumerate(at) if other is None]
     order = sorted(far, key=lambda k: values[k] if np.isfinite(values[k]) else np.inf)
     kept = [found[k] for k in order if np.isfinite(values[k])]
     # wide jumps along the directions that the data determine least

@@ -156,7 +156,9 @@ def _prepared(problem: Problem, chosen: Chosen, needs: Needs) -> Prepared:
     if taylor.modes > 1:
         if not problem.in_own_coordinates:
             raise Refused(_other_coordinates(problem))
-        found = find_modes(problem, phi, taylor)
+        # of the starts of a search for one mode, those that are not random
+        fixed = np.delete(phi, range(1, _STARTS), axis=0)
+        found = find_modes(problem, fixed, taylor)
         if len(found.modes) > 1:
             return _with_modes(problem, chosen, needs, found)
     try:
@@ -169,7 +171,7 @@ def _prepared(problem: Problem, chosen: Chosen, needs: Needs) -> Prepared:
             )
         else:
             expansion, known = found.modes[0][:2]
-            center = Center(expansion, 0.0, found.about, known)
+            center = Center(expansion, 0.0, found.about, known.hessian)
         start = starting_point(problem, center.expansion, start)
         posterior = surrogate_posterior(
             problem, center.expansion, start, center.known_hessian

@@ -19,6 +19,7 @@ _NOTABLE = 0.01  # mass by the Laplace approximation of a mode that moves should
 _LEFT_OUT = 0.001  # mass that modes left out may have without a word
 _LOW = 0.05  # share of moves between modes that should be accepted
 _MAX_ERROR = 0.03  # of a mass
+_EXPECTED = 100  # draws that a mode should have, so that none at all is an error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,9 +29,10 @@ class Masses(Numbers):
     :param mode_masses: the share of the draws in each mode, in the order of
         ``kernel.pilot["mode_masses"]``; empty without several modes.
     :param mode_mass_error: the largest Monte Carlo standard error of these masses.
-    :param mode_moves: the number of moves from one mode to another, in all chains.
+    :param mode_moves: the number of moves from one mode to another, in all chains; in a
+        ladder those of the coldest rung, by swaps as well.
     :param mode_acceptance: the share of the moves to another mode that were accepted,
-        of those that were tried.
+        of those that were tried; without swaps.
     """
 
     mode_masses: tuple[float, ...]
@@ -56,10 +58,13 @@ class Masses(Numbers):
         known = errors[np.isfinite(errors)]
         tried = float(run.finite("mode_moves_tried").sum())
         made = float(run.finite("mode_moves_made").sum())
+        moves = made
+        if "rung_mode" in run.stats:  # a swap of a ladder is not recorded as a move
+            moves = max(made, float((np.diff(mode, axis=1) != 0).sum()))
         return cls(
             mode_masses=tuple(float(mass) for mass in masses),
             mode_mass_error=float(known.max()) if known.size else math.nan,
-            mode_moves=made,
+            mode_moves=moves,
             mode_acceptance=made / tried if tried > 0 else math.nan,
         )
 
@@ -95,6 +100,26 @@ def _advise_few_moves(run: Run) -> Iterator[str]:
         )
 
 
+def _advise_unvisited(run: Run) -> Iterator[str]:
+    d = run.measured(Masses)
+    laplace = run.pilot.get("mode_masses", ())
+    if not d.mode_masses or d.mode_moves < _FEW_MOVES:
+        return
+    draws = run.stats["mode"].size
+    missing = [
+        mass
+        for mass, share in zip(laplace, d.mode_masses, strict=False)
+        if share == 0 and mass * draws > _EXPECTED
+    ]
+    if missing:
+        yield (
+            f"no draw is in {len(missing)} of {len(laplace)} modes, of a mass of "
+            f"{sum(missing):.2g} by the Laplace approximation: it is far from the "
+            "posterior there, or moves to these modes are rejected. Compare with "
+            "ReplicaExchange."
+        )
+
+
 def _advise_low_acceptance(run: Run) -> Iterator[str]:
     d = run.measured(Masses)
     if d.mode_acceptance < _LOW and d.mode_moves >= _FEW_MOVES:
@@ -108,16 +133,24 @@ def _advise_low_acceptance(run: Run) -> Iterator[str]:
 
 
 def _advise_found_once(run: Run) -> Iterator[str]:
-    found = run.pilot.get("mode_found", ())
-    missed, searches = run.pilot.get("mode_missed", 0.0), run.pilot.get("mode_searches")
-    if missed > 0:
-        once = sum(number == 1 for number in found)
+    pilot = run.pilot
+    searches, once = pilot.get("mode_searches"), pilot.get("mode_once", 0)
+    if once:
         yield (
-            f"{once} of {len(found)} modes {'was' if once == 1 else 'were'} found by "
-            f"one of {searches} random searches only. The probability that another "
-            f"search ends in a mode that none has found is about {missed:.2g}, so that "
-            "there may be more modes. Start another run at positions of your own "
-            "(init_params=...), where a search begins as well, or compare with "
+            f"{once} {'mode' if once == 1 else 'modes'} would not have been found "
+            f"without one of {searches} random searches. The probability that another "
+            "search ends in a mode that none has found is about "
+            f"{pilot.get('mode_missed', 0.0):.2g}, so that there may be more modes. "
+            "Start another run at positions of your own (init_params=...), where a "
+            "search begins as well, or compare with ReplicaExchange."
+        )
+    never = pilot.get("mode_never", 0)
+    if never:
+        yield (
+            f"{never} {'mode was' if never == 1 else 'modes were'} found by none of "
+            f"{searches} random searches, but from the start that you gave, or from "
+            "zero. Random searches miss such modes, so that there may be more. Start "
+            "other runs at other positions (init_params=...), or compare with "
             "ReplicaExchange."
         )
 
@@ -145,13 +178,20 @@ FAMILY = Family(
             _advise_few_moves,
         ),
         Rule(
+            "no draw is in ... of ... modes",
+            "the masses of these modes are not known",
+            "a ladder of temperatures for comparison",
+            _advise_unvisited,
+        ),
+        Rule(
             "moves between modes are accepted in ...",
             "moves between modes are rare, and masses need many draws",
             "parameters in which the modes are closer to normal",
             _advise_low_acceptance,
         ),
         Rule(
-            "... of ... modes was found by one of ... random searches only",
+            "... modes would not have been found without one of ... random searches*, *"
+            "... modes were found by none of ... random searches",
             "other modes may have been missed",
             "starts of your own, or a ladder of temperatures for comparison",
             _advise_found_once,

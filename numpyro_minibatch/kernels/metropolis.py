@@ -437,12 +437,6 @@ class MinibatchMH(SteppedKernel, AdaptedKernel, MinibatchKernel):
     def check_rung(self, who: str) -> None:
         """Raise where the kernel cannot be a rung; see :class:`Tempered`."""
         super().check_rung(who)
-        if self._several_modes:
-            raise ValueError(
-                f"{who}(inner) has a control variate with several modes, which moves "
-                "between them at temperature 1 without a ladder. Write "
-                'control_variate="taylor2", or run the inner kernel alone.'
-            )
         if isinstance(self._estimate, Augmented):
             raise ValueError(
                 f'{who}(inner) keeps estimates of a temperature (estimate="augmented") '
@@ -451,7 +445,20 @@ class MinibatchMH(SteppedKernel, AdaptedKernel, MinibatchKernel):
 
     def arrive(self, target: Target, here: Any, there: Any, key: Array) -> Any:
         """A rung's state with the position of another; see :class:`Tempered`."""
-        return here._replace(z=there.z, memory=there.memory)
+        arrived = here._replace(z=there.z, memory=there.memory)
+        if not self._several_modes:
+            return arrived
+        modes = getattr(self._at_temperature(here.surrogate).expansion, "modes", None)
+        if modes is None:
+            return arrived
+        return arrived._replace(mode=modes.of(ravel_pytree(there.z)[0]))
+
+    def _at_temperature(self, surrogate: Any) -> Any:
+        """The surrogate, with the rule of several modes at a rung's temperature."""
+        expansion = getattr(surrogate, "expansion", None)
+        if not self._moved or not isinstance(expansion, Expansions):
+            return surrogate
+        return surrogate._replace(expansion=expansion.tempered(self._weights))
 
     def _may_check(self, reader: Reader) -> bool:
         """Whether some decisions are also made on all rows."""
@@ -496,11 +503,14 @@ class MinibatchMH(SteppedKernel, AdaptedKernel, MinibatchKernel):
     def transition(self, target: Target, state: MinibatchMHState) -> MinibatchMHState:
         """One draw of one chain."""
         flat, unravel = ravel_pytree(state.z)
-        reader = self.reader(target, unravel, state.surrogate)
-        context = self._context(reader, target, unravel, state)
+        surrogate = self._at_temperature(state.surrogate)
+        reader = self.reader(target, unravel, surrogate)
+        context = self._context(
+            reader, target, unravel, state._replace(surrogate=surrogate)
+        )
         residual, plain = None, None
         if self._run.plan is not None and isinstance(self._estimate, Shared):
-            residual = self.reader(target, unravel, state.surrogate, residual_only=True)
+            residual = self.reader(target, unravel, surrogate, residual_only=True)
             if self._run.plan.form == "direct":
                 plain = self.plain_reader(target, unravel)
 

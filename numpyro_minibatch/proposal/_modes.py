@@ -11,7 +11,6 @@ import jax.numpy as jnp
 from jax import Array
 
 from numpyro_minibatch._internal.keys import normal
-from numpyro_minibatch.preconditioner import Whitening
 from numpyro_minibatch.proposal._contract import (
     Proposal,
     ProposalContext,
@@ -122,7 +121,7 @@ class _AcrossModes(Proposal):
             return modes.placed(mode, rotated), lost
         jitter = 0.1 * jax.scipy.special.erf(for_step * math.sqrt(0.5))
         here = context._replace(
-            whitening=Whitening(modes.root[mode]),
+            whitening=modes.whitening(mode),
             center=modes.location[mode],
             log_surrogate=context.log_surrogate_in(mode),
         )

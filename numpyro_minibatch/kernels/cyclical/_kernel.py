@@ -163,9 +163,9 @@ class Cyclical(OuterKernel):
         variate = getattr(inner, "control_variate", None)
         if variate is not None and variate.modes > 1:
             raise ValueError(
-                f"{name}(inner) has a control variate with modes={variate.modes}, "
-                "which moves between modes without cycles. Run the inner kernel "
-                'alone, or write control_variate="taylor2".'
+                f"{name}(inner) has a control variate with modes={variate.modes}. Its "
+                "moves within and between modes have no step size, so that cycles "
+                "would change nothing. Run the inner kernel alone."
             )
         kept = inner.keeps_target
         check_positive(name, "collect_from", collect_from, zero=True)
