@@ -2,11 +2,12 @@
 
 python -m benchmarks.several_modes.limit
 
-A wave with a period of 16 days, measured at nearly the same hour of 60 nights, has an
-alias with a period of 1.07 days. The prior is uniform in the logarithm of the period,
-and so are the starts of the searches: the basin of attraction of a period of 1.07 days
-is fifteen times as narrow there as that of 16 days. The spread of the hours is such
-that the alias has a mass of about 0.2.
+Two thousand crude measurements of a number, and three precise ones that agree with each
+other and not with the crude ones. The stated error of a measurement is right, or 3,000
+times too small. Either the three errors are too small, which is a wide mode at the mean
+of the crude measurements, or they are right, which is a mode 250 times as narrow. A
+search ends in it only if it comes within some 0.01 of it. The distance between the two
+is such that the narrow mode has a mass of 0.2.
 """
 
 from __future__ import annotations
@@ -20,97 +21,95 @@ from .problems import Draws, moments
 from .record import load, machine, save
 from .worker import Clock, standard_error
 
-ROWS, NIGHTS, GAIN, PRIOR_SD = 3000, 60, 60.0, 0.5
-SHORTEST, LONGEST = 0.7, 60.0  # periods, in days
-MASS = 0.2  # of the alias, about
+CRUDE, PRECISE = 2000, 3  # rows
+CRUDE_SD, PRECISE_SD, FACTOR = 20.0, 0.003, 3000.0
+OFFSETS = np.array([-1.0, 0.0, 1.0])  # of the precise ones, in their stated errors
+PRIOR_SD = 10.0
+MASS = 0.2  # of the narrow mode, about
+SETTING = "taylor2(modes=12)"
 
 
 class Hidden(NamedTuple):
-    """Data with a long period whose alias is near one day.
+    """Data with a narrow mode.
 
-    :param frequency: of the long period, in cycles per day.
-    :param seed: of the times and of the noise.
+    :param wide: the mean of the crude measurements.
+    :param seed: of the measurements.
     """
 
-    frequency: float = 1 / 16
+    wide: float = 1.2
     seed: int = 0
 
+    @property
+    def wide_sd(self) -> float:
+        return CRUDE_SD / CRUDE**0.5
+
+    @property
+    def narrow(self) -> float:
+        """Where the precise measurements are."""
+        ratio = MASS / (1 - MASS) / (PRECISE_SD / PRECISE**0.5 / self.wide_sd)
+        nats = PRECISE * np.log(FACTOR) - 0.5 * np.square(OFFSETS).sum() - np.log(ratio)
+        return float(self.wide - self.wide_sd * np.sqrt(2 * nats))
+
     def data(self) -> tuple[np.ndarray, np.ndarray]:
-        """Times and measurements, in which the wave has the short period.
-
-        The noise has no part along either wave, so that the masses are those that the
-        spread of the hours makes, and not those of chance.
-        """
+        """Stated errors and measurements, whose mean is not left to chance."""
         rng = np.random.default_rng(self.seed)
-        short = 1 - self.frequency
-        nats = np.log(MASS / (1 - MASS) * short / self.frequency)
-        spread = np.sqrt(nats / GAIN) / (2 * np.pi)
-        night = rng.integers(NIGHTS, size=ROWS) - (NIGHTS - 1) // 2
-        t = night + spread * rng.normal(size=ROWS)
-        phases = [2 * np.pi * f * t for f in (self.frequency, short)]
-        waves = np.stack([fn(p) for p in phases for fn in (np.sin, np.cos)], 1)
-        noise = rng.normal(size=ROWS)
-        noise -= waves @ np.linalg.lstsq(waves, noise, rcond=None)[0]
-        wave = 2 * np.sqrt(GAIN / ROWS) * np.sin(phases[1] + 0.5)
-        return t.astype(np.float32), (wave + noise).astype(np.float32)
+        crude = rng.normal(size=CRUDE)
+        y = [
+            self.wide + CRUDE_SD * (crude - crude.mean()),
+            self.narrow + PRECISE_SD * OFFSETS,
+        ]
+        stated = np.repeat([CRUDE_SD, PRECISE_SD], [CRUDE, PRECISE])
+        return stated.astype(np.float32), np.concatenate(y).astype(np.float32)
 
-    def truth(self, points: int = 60_000) -> dict[str, Any]:
-        """Masses of the long period and of the alias, by quadrature over the period.
+    def truth(self, points: int = 400) -> dict[str, Any]:
+        """Masses of the wide and of the narrow mode, by the trapezoidal rule.
 
-        :param points: of the grid, which is uniform in the logarithm of the period.
+        :param points: of the grid about each mode, which is ten of its standard
+            deviations wide to each side.
         """
-        t, y = (x.astype(float) for x in self.data())
-        edges = np.log(SHORTEST), np.log(LONGEST)
-        grid = edges[0] + (np.arange(points) + 0.5) * (edges[1] - edges[0]) / points
-        logs = np.concatenate(
-            [log_evidence(t, y, np.exp(-part)) for part in np.array_split(grid, 600)]
-        )
-        weights = np.exp(logs - logs.max())
+        stated, y = (x.astype(float) for x in self.data())
+        sds = np.array([self.wide_sd, PRECISE_SD / PRECISE**0.5])
+        white = np.linspace(-10, 10, points)
+        grids = np.array([self.wide, self.narrow])[:, None] + sds[:, None] * white
+        logs = np.array([[log_density(stated, y, at) for at in grid] for grid in grids])
+        # the part of the wide mode that is beneath the narrow one is counted in it
+        weights = np.exp(logs - logs.max()) * sds[:, None]
+        wide = np.abs(grids[0] - self.narrow) > 10 * sds[1]
+        weights[0] *= wide
         weights /= weights.sum()
-        which = self.label({"period": np.exp(grid)})
-        long, alias, rest = (weights[which == k] for k in range(3))
         return {
-            "masses": [float(x.sum()) for x in (long, alias, rest)],
-            "log_period": [
-                moments(
-                    grid[which == k], weights[which == k] / weights[which == k].sum()
-                )
-                for k in range(2)
+            "masses": weights.sum(1).tolist(),
+            "moments": [
+                moments(grid, each / each.sum())
+                for grid, each in zip(grids, weights, strict=True)
             ],
         }
 
     def label(self, draws: Draws) -> np.ndarray:
-        """0 for the long period, 1 for its alias, 2 for anything else."""
-        f = 1 / draws["period"]
-        near = [
-            np.abs(f - g) < 1 / NIGHTS for g in (self.frequency, 1 - self.frequency)
-        ]
-        return np.where(near[0], 0, np.where(near[1], 1, 2))
+        """0 in the wide mode, 1 in the narrow one."""
+        near = 10 * PRECISE_SD / PRECISE**0.5
+        return (np.abs(draws["mu"] - self.narrow) < near).astype(int)
 
 
-def log_evidence(t: np.ndarray, y: np.ndarray, f: np.ndarray) -> np.ndarray:
-    """Log densities of frequencies; the two coefficients are integrated out."""
-    phase = 2 * np.pi * f[:, None] * t
-    waves = np.stack([np.sin(phase), np.cos(phase)], 1)
-    precision = waves @ waves.swapaxes(1, 2) + np.eye(2) / PRIOR_SD**2
-    slope = waves @ y
-    fit = 0.5 * (slope * np.linalg.solve(precision, slope[..., None])[..., 0]).sum(1)
-    return fit - 0.5 * np.linalg.slogdet(precision)[1]
+def log_density(stated: np.ndarray, y: np.ndarray, mu: float) -> float:
+    """In double precision, up to a constant."""
+    square = np.square((y - mu) / stated)
+    rows = np.logaddexp(-0.5 * square, -0.5 * square / FACTOR**2 - np.log(FACTOR))
+    return float(rows.sum() - 0.5 * (mu / PRIOR_SD) ** 2)
 
 
-def model(t: Any, y: Any) -> None:
-    """Sine and cosine of an unknown period."""
+def model(stated: Any, y: Any) -> None:
+    """A stated error is right, or too small."""
     import jax.numpy as jnp
     import numpyro
     import numpyro.distributions as dist
 
-    period = numpyro.sample("period", dist.LogUniform(SHORTEST, LONGEST))
-    sine = numpyro.sample("sine", dist.Normal(0, PRIOR_SD))
-    cosine = numpyro.sample("cosine", dist.Normal(0, PRIOR_SD))
+    mu = numpyro.sample("mu", dist.Normal(0, PRIOR_SD))
     with numpyro.plate("data", len(y)) as i:
-        phase = 2 * jnp.pi * t[i] / period
-        wave = sine * jnp.sin(phase) + cosine * jnp.cos(phase)
-        numpyro.sample("y", dist.Normal(wave, 1.0), obs=y[i])
+        sds = jnp.stack([stated[i], FACTOR * stated[i]], -1)
+        either = dist.Categorical(jnp.full(2, 0.5))
+        rows = dist.MixtureSameFamily(either, dist.Normal(mu, sds))
+        numpyro.sample("y", rows, obs=y[i])
 
 
 def searched(hidden: Hidden) -> dict[str, Any]:
@@ -132,13 +131,7 @@ def searched(hidden: Hidden) -> dict[str, Any]:
         locations = np.asarray(state.surrogate.expansion.modes.location, float)
     else:
         locations = np.asarray(state.surrogate.location, float)[None]
-    # sites in the order of their names: cosine, period, sine
-    period = kernel.postprocess_fn(data, {})
-    constrained = [
-        period({"cosine": z[0], "period": jnp.asarray(z[1]), "sine": z[2]})["period"]
-        for z in locations
-    ]
-    found = hidden.label({"period": np.array(constrained, float)})
+    found = hidden.label({"mu": locations[:, 0]})
     return {
         "found": sorted({int(k) for k in found}),
         "mode_found": report["mode_found"],
@@ -165,17 +158,13 @@ def sampled(hidden: Hidden, method: str, draws: int) -> dict[str, Any]:
     start, warmup, chains = None, 100, 4
     if method == "ladder":
         ladder = [*np.geomspace(1.0, 40.0, 9).tolist(), np.inf]
-        inner = MinibatchMH(model, estimate="exact", dense_mass=True)
+        inner = MinibatchMH(model, estimate="exact")
         kernel = ReplicaExchange(inner, temperatures=ladder, swap="exact")
         warmup = 5000
     else:
         kernel = MinibatchMH(model, control_variate=control_variate.taylor2(modes=12))
-    if method == "with a start near the alias":
-        u = (np.log(1 / (1 - hidden.frequency)) - np.log(SHORTEST)) / np.log(
-            LONGEST / SHORTEST
-        )
-        at = {"cosine": 0.1, "period": np.log(u / (1 - u)), "sine": 0.1}
-        start = {k: jnp.full(chains, v) for k, v in at.items()}
+    if method == "with a start near the narrow mode":
+        start = {"mu": jnp.full(chains, hidden.narrow + 0.002)}
     begin = Clock.now()
     mcmc = MCMC(
         kernel,
@@ -187,12 +176,12 @@ def sampled(hidden: Hidden, method: str, draws: int) -> dict[str, Any]:
     )
     mcmc.run(jax.random.key(1), *data, init_params=start)
     clock = Clock.now().since(begin)
-    period = np.asarray(mcmc.get_samples(group_by_chain=True)["period"], float)
-    which = hidden.label({"period": period})
+    mu = np.asarray(mcmc.get_samples(group_by_chain=True)["mu"], float)
+    which = hidden.label({"mu": mu})
     diagnosis = diagnose(to_inference_data(mcmc, constant_data=False))
     return {
-        "masses": [float((which == k).mean()) for k in range(3)],
-        "errors": [standard_error(which == k) for k in range(3)],
+        "masses": [float((which == k).mean()) for k in range(2)],
+        "errors": [standard_error(which == k) for k in range(2)],
         "by_chain": (which == 1).mean(1).tolist(),
         "seconds": clock,
         "draws": draws,
@@ -212,13 +201,13 @@ def main() -> None:
     results = load("limit")
     results["machine"] = machine()
     if "search" in args.only:
-        frequencies = np.random.default_rng(5).uniform(1 / 20, 1 / 12, args.seeds)
+        means = np.random.default_rng(5).uniform(0.5, 1.5, args.seeds)
         results["searches"] = []
-        for seed, frequency in enumerate(frequencies):
-            hidden = Hidden(float(frequency), seed)
-            found = searched(hidden) | {"truth": hidden.truth(20_000)["masses"]}
+        for seed, mean in enumerate(means):
+            hidden = Hidden(float(mean), seed)
+            found = searched(hidden) | {"truth": hidden.truth()["masses"]}
             results["searches"].append(found)
-            print(seed, round(1 / frequency, 2), found, flush=True)
+            print(seed, round(float(mean), 3), found, flush=True)
         save("limit", results)
     if "runs" in args.only:
         hidden = Hidden()
@@ -226,8 +215,8 @@ def main() -> None:
         print(results["truth"], flush=True)
         results["runs"] = {}
         for method, draws in (
-            ("taylor2(modes=12)", 2000),
-            ("with a start near the alias", 2000),
+            (SETTING, 2000),
+            ("with a start near the narrow mode", 2000),
             ("ladder", args.draws),
         ):
             results["runs"][method] = found = sampled(hidden, method, draws)
