@@ -354,11 +354,23 @@ class _Step(NamedTuple):
     maximum: bool
 
 
-def newton(objective: Callable, start: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def newton(
+    objective: Callable,
+    start: np.ndarray,
+    metric: np.ndarray | None = None,
+    longest: float = np.inf,
+) -> tuple[np.ndarray, np.ndarray]:
     """Newton's method with backtracking; the optimum and the Hessian there.
 
     Directions of negative curvature are followed as if it were positive, so that a
     saddle is left and not taken for the optimum.
+
+    :param objective: value, gradient and Hessian at a point.
+    :param start: where to start.
+    :param metric: a positive definite matrix that measures steps; ``None`` for steps of
+        any length.
+    :param longest: length of a step at most: one from where the curvature is negative
+        could else end at another optimum.
     """
     last: dict[bytes, list[np.ndarray]] = {}
 
@@ -370,7 +382,10 @@ def newton(objective: Callable, start: np.ndarray) -> tuple[np.ndarray, np.ndarr
         return last[key]
 
     hessian = at(start)[2]
-    scale = np.sqrt(np.maximum(np.diag(hessian), 1e-12 * np.abs(hessian).max() + 1e-12))
+    # where the curvature is negative its size is the scale: a tiny one would make the
+    # floor of the eigenvalues below larger than the curvature of other coordinates
+    size, least = np.abs(np.diag(hessian)), 1e-12 * np.abs(hessian).max() + 1e-12
+    scale = np.sqrt(np.maximum(size, least))
 
     def step_from(x: np.ndarray) -> _Step:
         _, gradient, hessian = at(x)
@@ -393,6 +408,9 @@ def newton(objective: Callable, start: np.ndarray) -> tuple[np.ndarray, np.ndarr
                 raise Refused(not_definite(step.smallest))
             return start, hessian
         shrink = 1.0
+        if metric is not None:
+            length = np.sqrt(step.step @ metric @ step.step)
+            shrink = min(1.0, longest / max(length, 1e-300))
         while shrink > 1e-6:
             trial = start + shrink * step.step
             new = at(trial)[0]

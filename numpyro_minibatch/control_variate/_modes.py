@@ -165,11 +165,15 @@ def _of_all_rows(
     rows = max(problem.plates.values())
     # an end on some rows is off by their noise
     allowed = 20.0 + 20.0 * rows / density.num_some
+    spread = np.sqrt(rows / density.num_some)
     for number, end in sorted(enumerate(ends.found), key=lambda pair: pair[1].value):
         if end.value > best + allowed:
             continue
         try:
-            position, hessian = newton(density.of_all, end.position)
+            # the mode of all rows is a few standard deviations of some rows away
+            position, hessian = newton(
+                density.of_all, end.position, end.hessian, 3.0 * spread
+            )
         except Refused:
             if not refined:  # the best one is not left out without a word
                 raise

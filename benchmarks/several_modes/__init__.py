@@ -1,0 +1,1 @@
+"""Masses of several modes at temperature one, compared with quadrature."""

@@ -1,0 +1,26 @@
+"""The results as files, which grow by one case at a time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from benchmarks.stochastic_gradient import record
+from benchmarks.stochastic_gradient.record import machine
+
+__all__ = ["PAGE", "RESULTS", "load", "machine", "save"]
+
+RESULTS = Path(__file__).parent / "results"
+PAGE = Path(__file__).parents[2] / "docs" / "several-modes.md"
+
+
+def load(name: str) -> dict[str, Any]:
+    """What was recorded so far."""
+    if not (RESULTS / f"{name}.json").exists():
+        return {}
+    return record.load(name, RESULTS)
+
+
+def save(name: str, content: dict[str, Any]) -> None:
+    """Write the results; a file of the same name is replaced."""
+    record.save(name, content, RESULTS)
