@@ -14,9 +14,9 @@ import numpyro.distributions as dist
 import pytest
 from numpyro import handlers
 from numpyro.contrib.control_flow import scan
-from numpyro.infer import MCMC, Predictive
+from numpyro.infer import MCMC, Predictive, init_to_value
 
-from numpyro_minibatch import SGHMC, marginalize, to_inference_data
+from numpyro_minibatch import MINT, SGHMC, marginalize, to_inference_data
 from numpyro_minibatch._model import independence
 from numpyro_minibatch._model.independence import check_rows
 from numpyro_minibatch._model.preflight import inspect_model
@@ -505,3 +505,19 @@ def test_rows_of_an_integrand_prove_those_of_the_integral(monkeypatch: Any) -> N
 
     with pytest.raises(AssertionError, match="rows were compared"):
         check(marginalize(dependent), *REGRESSION)
+
+
+def test_a_start_of_numpy_arrays_may_be_indexed_by_the_data() -> None:
+    """As confusion matrices are, which the annotator of a label picks."""
+    group, y = jnp.array([0, 1, 1, 0]), jnp.array([2.0, -1.0, 0.0, 3.0])
+
+    def model(group: Any, y: Any) -> None:
+        a = numpyro.sample("a", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+        with numpyro.plate("rows", len(y)) as idx:
+            numpyro.sample("y", dist.Normal(a[group[idx]], 1.0), obs=y[idx])
+
+    start = np.array([3.0, -1.0])
+    strategy = init_to_value(values={"a": start})
+    kernel = MINT(model, batch_size=2, temperature=2.0, init_strategy=strategy)
+    state = kernel.init(jax.random.key(0), 0, None, (group, y), {})
+    np.testing.assert_array_equal(state.z["a"], start)

@@ -56,7 +56,11 @@ def find_start(
         return z, _log_density_of_many(target, layout, z)
     assert isinstance(target, ModelTarget)
     is_bound = isinstance(init_strategy, partial)
-    strategy = init_strategy if is_bound else init_strategy()
+    of_site = init_strategy if is_bound else init_strategy()
+
+    def strategy(site: Any) -> Any:
+        # a batch cannot index values that were given as NumPy arrays
+        return jax.tree.map(jnp.asarray, of_site(site))
 
     def draw(key: Array) -> Any:
         sites = target.trace(rows, key, substitute_fn=strategy)
