@@ -89,7 +89,7 @@ def _advise_few_moves(run: Run) -> Iterator[str]:
         yield (
             f"the chains moved only {d.mode_moves:.0f} times between "
             f"{len(d.mode_masses)} modes, so that their masses are hardly known. "
-            "Sample longer, or compare with ReplicaExchange."
+            "Sample longer, or compare with ReplicaExchange without a control variate."
         )
     elif d.mode_mass_error > _MAX_ERROR:
         error = d.mode_mass_error
@@ -116,7 +116,7 @@ def _advise_unvisited(run: Run) -> Iterator[str]:
             f"no draw is in {len(missing)} of {len(laplace)} modes, of a mass of "
             f"{sum(missing):.2g} by the Laplace approximation: it is far from the "
             "posterior there, or moves to these modes are rejected. Compare with "
-            "ReplicaExchange."
+            "ReplicaExchange without a control variate."
         )
 
 
@@ -142,7 +142,8 @@ def _advise_found_once(run: Run) -> Iterator[str]:
             "search ends in a mode that none has found is about "
             f"{pilot.get('mode_missed', 0.0):.2g}, so that there may be more modes. "
             "Start another run at positions of your own (init_params=...), where a "
-            "search begins as well, or compare with ReplicaExchange."
+            "search begins as well, or compare with ReplicaExchange without a control "
+            "variate."
         )
     never = pilot.get("mode_never", 0)
     if never:
@@ -151,7 +152,7 @@ def _advise_found_once(run: Run) -> Iterator[str]:
             f"{searches} random searches, but from the start that you gave, or from "
             "zero. Random searches miss such modes, so that there may be more. Start "
             "other runs at other positions (init_params=...), or compare with "
-            "ReplicaExchange."
+            "ReplicaExchange without a control variate."
         )
 
 
