@@ -135,7 +135,7 @@ def species_counts() -> Case:
     """Structural zeros summed by hand, with the effects in the position of NUTS."""
     there = example("species_counts")
     true = [-0.2, 0.4, 0.3]
-    X, counts, *_ = there["simulate"](1000, np.array([0.3, 0.8, -0.5]), true, 0.7)
+    X, counts, *_ = there["simulate"](500, np.array([0.3, 0.8, -0.5]), true, 0.7)
     X, counts = jnp.asarray(X), jnp.asarray(counts)
 
     def by_state(occupancy: Any, abundance: Any, effect: Any, rows: Any) -> Any:
@@ -180,7 +180,7 @@ def species_counts() -> Case:
         whole,
         (X, counts),
         latent,
-        "structural zeros and overdispersion, 1,000 sites, 3 visits",
+        "structural zeros and overdispersion, 500 sites, 3 visits",
         names=("occupancy", "abundance", "sd"),
     )
 
@@ -319,6 +319,7 @@ def measure(name: str, options: argparse.Namespace) -> list[str]:
     marginal = marginalize(case.model)
     kernel = MinibatchMH(marginal, control_variate="taylor2", init_strategy=case.start)
     ours, seconds = run(kernel, case, 300, options.draws, 1, 0)
+    print(f"{name}: {seconds:.0f} s of processor time", flush=True)
     nuts = NUTS(case.whole, init_strategy=case.start)
     theirs, nuts_seconds = run(nuts, case, 500, options.nuts_draws, 1, 1)
     reference = theirs.get_samples(group_by_chain=True)
