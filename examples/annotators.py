@@ -43,7 +43,7 @@ args = parser.parse_args()
 
 items = 1_000_000 if args.full else 100_000
 items = 20_000 if args.small else 2_000 if args.nuts else items
-classes, annotators = 5 if args.full else 3, 6 if args.small or args.nuts else 30
+classes, annotators = 5 if args.full else 3, 6 if args.small or args.nuts else 10
 draws = 400 if args.small else 1000
 
 # %%
