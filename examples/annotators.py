@@ -228,7 +228,8 @@ if args.nuts:
 # In the figure one interval in twenty may miss the truth, and the probabilities of
 # classes lie on the diagonal.
 #
-# At the default size, 100,000 items and 10 annotators, a draw read 48 items. The smallest
-# effective sample size of the 93 parameters was 3,838 of 4,000 draws, after 123 s of
-# processor time in all, on two cores that other jobs shared. Of 2,000 items the most
-# probable class was the true one for 90.1%, the majority of the labels for 86.2%.
+# At the default size, 100,000 items and 10 annotators, a draw read 48 items. The
+# smallest effective sample size of the 93 numbers of ``share`` and ``confusion`` was
+# 3,838 of 4,000 draws, after 123 s of processor time in all, on two cores that other
+# jobs shared. Of 2,000 items the most probable class was the true one for 90.1%, the
+# majority of the labels for 86.2%.
