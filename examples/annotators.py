@@ -35,14 +35,14 @@ from numpyro_minibatch import (
 
 parser = argparse.ArgumentParser(description="Annotators who err")
 sizes = parser.add_mutually_exclusive_group()
-sizes.add_argument("--small", action="store_true", help="20,000 items")
+sizes.add_argument("--small", action="store_true", help="4,000 items")
 sizes.add_argument("--nuts", action="store_true", help="2,000 items, and NUTS")
 sizes.add_argument("--full", action="store_true", help="a million items")
 parser.add_argument("--out", type=Path, default=Path("demo-output"))
 args = parser.parse_args()
 
 items = 1_000_000 if args.full else 100_000
-items = 20_000 if args.small else 2_000 if args.nuts else items
+items = 4_000 if args.small else 2_000 if args.nuts else items
 classes, annotators = 5 if args.full else 3, 6 if args.small or args.nuts else 10
 draws = 400 if args.small else 1000
 

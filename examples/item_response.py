@@ -33,15 +33,15 @@ from numpyro_minibatch.marginal import quadrature_error
 
 parser = argparse.ArgumentParser(description="Item response with 50,000 persons")
 sizes = parser.add_mutually_exclusive_group()
-sizes.add_argument("--small", action="store_true", help="4,000 persons")
+sizes.add_argument("--small", action="store_true", help="3,000 persons")
 sizes.add_argument("--nuts", action="store_true", help="800 persons, and NUTS")
 sizes.add_argument("--full", action="store_true", help="a million persons")
 parser.add_argument("--out", type=Path, default=Path("demo-output"))
 args = parser.parse_args()
 
 persons = 1_000_000 if args.full else 50_000
-persons = 4_000 if args.small else 800 if args.nuts else persons
-items = 12 if args.small or args.nuts else 25
+persons = 3_000 if args.small else 800 if args.nuts else persons
+items = 8 if args.small else 12 if args.nuts else 25
 draws = 400 if args.small else 1000
 
 # %%
