@@ -17,6 +17,7 @@ ORDER = (
     "tied_means",
     "batch_sizes",
     "double_well",
+    "several_modes",
     "gaussian_modes",
     "fifty_modes",
     "regression_network",

@@ -37,6 +37,7 @@ from numpyro_minibatch import (
     to_inference_data,
 )
 from numpyro_minibatch.control_variate import expand, log_surrogate
+from numpyro_minibatch.control_variate._center import newton
 from numpyro_minibatch.control_variate._expand import Coordinates
 from numpyro_minibatch.control_variate._modes import (
     _End,
@@ -412,6 +413,36 @@ def test_what_is_known_without_a_search():
     # the second and the last depend on one search; the fourth does not
     assert [k in ends.known_without({k}) for k in (1, 3, 4)] == [False, True, False]
     assert ends.known_without(set(), given=False) == {0, 1, 3, 4}
+
+
+# Newton steps from some rows to all ------------------------------------------------
+
+
+def wave_of(x):
+    """Value, gradient and Hessian of wells at -0.5 and at 3.5, and a parabola."""
+    turn = np.pi / 2
+    value = 20 * np.cos(turn * (x[0] - 1.5)) + 5e3 * x[1] ** 2
+    gradient = np.array([-20 * turn * np.sin(turn * (x[0] - 1.5)), 1e4 * x[1]])
+    curvature = -20 * turn**2 * np.cos(turn * (x[0] - 1.5))
+    return [np.asarray(value), gradient, np.diag([curvature, 1e4])]
+
+
+@pytest.mark.parametrize("start", [0.6, 1.4, 1.6])
+def test_newton_steps_from_negative_curvature_end_at_a_minimum(start):
+    """The coordinate's scale is the size of its curvature, whatever the sign."""
+    found, hessian = newton(wave_of, np.array([start, 0.3]))
+    away = (found[0] + 0.5) / 4
+    assert abs(away - round(away)) < 1e-4 and abs(found[1]) < 1e-4
+    assert np.linalg.eigvalsh(hessian).min() > 0
+
+
+def test_short_newton_steps_end_at_the_nearest_minimum():
+    """Just below the crest a whole step jumps into another well."""
+    start = np.array([1.47, 0.0])
+    whole, _ = newton(wave_of, start)
+    short, _ = newton(wave_of, start, np.diag([50.0, 1e4]), 3.0)
+    assert short[0] == pytest.approx(-0.5, abs=1e-4)
+    assert abs(whole[0] + 0.5) > 1
 
 
 # runs, against quadrature ----------------------------------------------------------
