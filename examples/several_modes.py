@@ -1,5 +1,5 @@
 """Two periods that explain the same measurements
-===============================================
+==============================================
 
 A weak wave is measured at nearly the same hour of six nights. A wave of 0.3 cycles a
 day and one of 0.7 go through the same values at whole days: only the spread of the

@@ -437,8 +437,8 @@ def test_newton_steps_from_negative_curvature_end_at_a_minimum(start):
 
 
 def test_short_newton_steps_end_at_the_nearest_minimum():
-    """Just below the crest a whole step jumps into another well."""
-    start = np.array([1.47, 0.0])
+    """Where the curvature is nearly zero a whole step jumps into another well."""
+    start = np.array([0.6, 0.0])
     whole, _ = newton(wave_of, start)
     short, _ = newton(wave_of, start, np.diag([50.0, 1e4]), 3.0)
     assert short[0] == pytest.approx(-0.5, abs=1e-4)

@@ -42,7 +42,7 @@ def test_masses_of_periods_agree_with_a_sum_over_all_three_parameters():
     nights = problems.Nights(nights=4, spread=0.02, highest=0.8, gain=20.0)
     t, y = nights.data(300)
     grid, weights = nights.density(t, y, points=161)
-    axis = np.linspace(-1.2, 1.2, 97)
+    axis = np.linspace(-2, 2, 161)
     phase = 2 * np.pi * grid[:, None] * t.astype(float)
     sine, cosine = np.sin(phase), np.cos(phase)
     # the likelihood is quadratic in both coefficients
