@@ -379,8 +379,8 @@ def test_copies_of_modes_do_not_depend_on_one_search():
     )
     assert len(found.modes) == 16 and found.num_searches == 32
     counts = [mode.found for mode in found.modes]
-    # by modes, Good-Turing would say that one search in ten finds another one
-    assert sum(counts) == 32 and counts.count(1) > 3
+    # by modes, Good-Turing would say that one search in sixteen or more finds another
+    assert sum(counts) == 32 and counts.count(1) >= 2
     assert found.once == found.never == 0 and found.missed == 0
 
 
@@ -792,14 +792,16 @@ def z_scores(draws, grid, weights):
     return found
 
 
-def ladder_of(kind, data, temperatures, rung=MinibatchMH, **settings):
+def ladder_of(
+    kind, data, temperatures, rung=MinibatchMH, num_samples=1000, **settings
+):
     """Draws of a ladder ``(chain, draw, rung)``, and the run."""
     inner = rung(uneven, control_variate=TWO, **settings)
     kernel = kind(inner, temperatures=temperatures, collect_rungs=True)
     mcmc = MCMC(
         kernel,
         num_warmup=50,
-        num_samples=1000,
+        num_samples=num_samples,
         num_chains=4,
         chain_method="vectorized",
         progress_bar=False,
@@ -832,7 +834,10 @@ def test_rungs_have_their_masses():
     data, temperatures = uneven_data(3000), [1.0, 4.0]
     # so few moves between modes that the swaps matter to the masses
     settings = {"proposal": proposal.across_modes(0.1)}
-    draws, mcmc = ladder_of(ReplicaExchange, data, temperatures, **settings)
+    # twice the draws that the diagnosis asks for
+    draws, mcmc = ladder_of(
+        ReplicaExchange, data, temperatures, num_samples=2000, **settings
+    )
     for rung, temperature in enumerate(temperatures):
         known = quadrature_of_uneven(*data, temperature)
         scores = z_scores(draws[..., rung], *known)
