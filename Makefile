@@ -24,10 +24,11 @@ export JAX_COMPILATION_CACHE_DIR ?= $(PROGRAMS)
 export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0.3
 # A test that never ends fails alone, not the whole run with it: the worker is ended,
 # because no signal reaches a compiler.
+# A worker takes whole files, because fixtures and compiled programs are shared in a file.
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --timeout 600 --timeout-method thread
-# Two thirds of the time of the tests is that of the compiler, most of whose programs run
-# once: less optimisation, and no threads of its own beside those of the workers. The
-# wheel and `make demo` compile by default.
+# Most of the time of a test is the compiler's, and most programs run once: they are not
+# optimised, and the compiler has no threads besides the workers. Doctests, the wheel and
+# `make demo` compile as users do.
 FAST_COMPILER ?= $$($(BIN)/python tests/compiling.py)
 
 .PHONY: help demo test verify test-single test-double lint format types doctest wheel \
@@ -73,11 +74,12 @@ verify:
 	$(MAKE) --no-print-directory test-single SELECT=slow
 
 test-single: $(VENV)/.has-test
-	XLA_FLAGS="$(FAST_COMPILER) $$XLA_FLAGS" $(PYTEST) -m '$(SELECT)'
+	XLA_FLAGS="$(FAST_COMPILER) $$XLA_FLAGS" \
+	    $(PYTEST) --dist loadfile -m '$(SELECT)'
 
 test-double: $(VENV)/.has-test
 	XLA_FLAGS="$(FAST_COMPILER) $$XLA_FLAGS" JAX_ENABLE_X64=1 \
-	    $(PYTEST) -m '$(SELECT_X64)'
+	    $(PYTEST) --dist loadfile -m '$(SELECT_X64)'
 
 lint: $(VENV)/.has-dev
 	$(BIN)/ruff format --check
@@ -91,7 +93,7 @@ types: $(VENV)/.has-dev
 	$(BIN)/mypy
 
 doctest: $(VENV)/.has-test
-	XLA_FLAGS="$(FAST_COMPILER) $$XLA_FLAGS" $(PYTEST) --doctest-modules --doctest-glob='*.md' \
+	$(PYTEST) --doctest-modules --doctest-glob='*.md' \
 	    numpyro_minibatch README.md $(wildcard docs/*.md docs/*/*.md)
 
 # The wheel is built from the source distribution, which shows that both are whole.
