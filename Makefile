@@ -29,7 +29,9 @@ PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --timeout 600 --timeout-method th
 # Most of the time of a test is the compiler's, and most programs run once: they are not
 # optimised, and the compiler has no threads besides the workers. Doctests, the wheel and
 # `make demo` compile as users do.
-FAST_COMPILER ?= $$($(BIN)/python tests/compiling.py)
+FAST_COMPILER ?= $$($(BIN)/python tests/compiling.py $(COMPILING))
+# `--optimised` for tests whose programs run for longer than they compile
+COMPILING ?=
 
 .PHONY: help demo test verify test-single test-double lint format types doctest wheel \
 	examples docs lowest test-other clean
@@ -71,7 +73,9 @@ demo: $(VENV)/.has-examples
 test: test-single test-double
 
 verify:
-	$(MAKE) --no-print-directory test-single SELECT=slow
+	$(MAKE) --no-print-directory test-single SELECT='slow and not long_runs'
+	$(MAKE) --no-print-directory test-single SELECT='slow and long_runs' \
+	    COMPILING=--optimised
 
 test-single: $(VENV)/.has-test
 	XLA_FLAGS="$(FAST_COMPILER) $$XLA_FLAGS" \

@@ -792,9 +792,7 @@ def z_scores(draws, grid, weights):
     return found
 
 
-def ladder_of(
-    kind, data, temperatures, rung=MinibatchMH, num_samples=1000, **settings
-):
+def ladder_of(kind, data, temperatures, rung=MinibatchMH, num_samples=1000, **settings):
     """Draws of a ladder ``(chain, draw, rung)``, and the run."""
     inner = rung(uneven, control_variate=TWO, **settings)
     kernel = kind(inner, temperatures=temperatures, collect_rungs=True)
