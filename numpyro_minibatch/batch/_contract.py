@@ -54,7 +54,7 @@ def check_rows(name: str, value: object, minimum: int) -> int:
     :param value: the argument that the user gave.
     :param minimum: the smallest number allowed.
     :return: the value as an ``int``.
-    :raises TypeError: the value is no integer.
+    :raises TypeError: the value is not an integer.
     :raises ValueError: it is too small.
     """
     if not isinstance(value, Integral) or isinstance(value, bool):

@@ -56,8 +56,9 @@ class Reader(NamedTuple):
     :param designs: for a scheme that weights rows, the design of each plate.
     :param active: whether a scheme that reads in rounds reads anything. It may differ
         between vectorised chains, for which a branch would run in all.
-    :param known_rows: rows that each evaluation includes whatever is asked for.
-    :param row_size: likelihoods that one row's takes.
+    :param known_rows: rows that each evaluation includes in addition to the requested
+        ones.
+    :param row_size: likelihood evaluations that one row takes.
     """
 
     evaluate: Callable[[Array, Mapping[str, Array]], Terms]
@@ -143,7 +144,8 @@ class Reader(NamedTuple):
 
         def one_round(state: _Rounds) -> _Rounds:
             stream = jax.tree.map(lambda k: k[state.stream], streams)
-            # cloned on purpose: every round reads the next rows of one permutation
+            # cloned deliberately, because every round reads the next rows of one
+            # permutation
             keys = scheme.plate_keys(jax.random.clone(stream))
             indices, fresh = {}, {}
             for name, width in widths.items():
@@ -242,7 +244,7 @@ class Reader(NamedTuple):
         loop = isinstance(self.scheme, FullBatch)
         if not loop and _size(jax.make_jaxpr(evaluate)(z).jaxpr) <= _LARGE:
             return evaluate(z), evaluate(z_new)
-        # a loop is slower to start than a few rows are read, but XLA compiles it once
+        # for a few rows a loop is slower, but XLA compiles its body only once
         both = jax.lax.map(evaluate, jnp.stack([z, z_new]))
         first, second = (jax.tree.map(lambda x, k=k: x[k], both) for k in (0, 1))
         return first, second
@@ -264,7 +266,7 @@ class Reader(NamedTuple):
         def of_chunk(i: Array) -> Array:
             indices, masks = chunks.at(i)
             current, new = reader.evaluate_both(z, z_new, indices)
-            # float32: per-row and per-term differences first, sums afterwards
+            # subtract per row and per term before summing, for the sake of float32
             change = jax.tree.map(jnp.subtract, new, current)
             parts = [
                 jnp.where(masks[name], row, 0.0).sum()
