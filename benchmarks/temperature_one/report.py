@@ -175,7 +175,7 @@ def page(results: dict[Key, dict[str, Any]], side_by_side_tables: list[str]) -> 
 
 
 SIDE_BY_SIDE = """
-## Side by side
+## The fastest settings on two cores
 
 This table compares methods on two cores, each with the number of chains and devices
 that suits it best: `python -m benchmarks.temperature_one.side_by_side --data NAME`. One
