@@ -270,7 +270,7 @@ def printed_ratio(new: Energies, old: Energies, reference: Reference) -> Any:
 
 
 @pytest.mark.parametrize("k", [0, 1])
-def test_a_jump_leaves_the_distribution_as_it_is(k: int) -> None:
+def test_a_jump_preserves_the_distribution(k: int) -> None:
     """From draws of a chain, to independent draws of the hotter one in their rings."""
     heat, floors = np.array([1.0, 3.0, 9.0]), np.array([-np.inf, 4.0, 20.0])
     reference = reference_at(0.0, heat, floors)

@@ -257,7 +257,7 @@ def test_draws_are_those_of_data_in_memory(
 
 
 @pytest.mark.parametrize("name", ["mint", pytest.param("langevin", marks=slow)])
-def test_rows_that_are_told_ahead_are_those_that_are_read(
+def test_rows_computed_in_advance_are_the_rows_read(
     name: str, monkeypatch: Any
 ) -> None:
     asked: list[int] = []

@@ -165,7 +165,7 @@ def test_every_rung_has_its_distribution(swap: str, temper_prior: bool) -> None:
 
 @slow
 @pytest.mark.parametrize("kind", [SGHMC, SGNHT])
-def test_swaps_do_not_heat(kind: Any) -> None:
+def test_swaps_keep_the_temperature(kind: Any) -> None:
     """One gradient a draw, and nearly every draw swapped: new momenta all the time."""
     normal = Target(
         lambda z: -0.5 * jnp.sum(z**2) / 1e4,
