@@ -1,4 +1,4 @@
-"""Rows that stay on the host: the same draws as of data in memory, and no copy."""
+"""Rows that stay on the host: the same draws as with data in memory, and no copy."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_a_surrogate_does_not_fetch_rows(files: Path) -> None:
         kernel.init(jax.random.key(0), 10, None, (elsewhere, Y), {})
 
 
-# where rows come from -----------------------------------------------------------------
+# sources of rows ----------------------------------------------------------------------
 
 
 def test_an_alias_is_no_copy(files: Path) -> None:
@@ -214,7 +214,7 @@ def test_pages_can_be_given_back(files: Path, monkeypatch: Any) -> None:
     rows._source.release()
     np.testing.assert_array_equal(rows[jnp.arange(N)], X)
     copy_on_write = HostRows(np.load(files / "x.npy", mmap_mode="c"))
-    assert not copy_on_write._source.releasable  # it would lose what was written
+    assert not copy_on_write._source.releasable  # writes would be lost
     assert not HostRows(X)._source.releasable
 
 
@@ -277,7 +277,7 @@ def test_rows_computed_in_advance_are_the_rows_read(
 
     monkeypatch.setattr(type(kernel), "rows_ahead", note)
     sample(kernel, X, HostRows(Y, "prefetch"), **SETTINGS)
-    # the start asks by callback, and no step after it
+    # the start reads rows by callback, but no step after it does
     assert told and asked and len(asked) == told[0]
 
 
