@@ -351,7 +351,7 @@ def test_the_error_of_the_evidence_is_its_spread() -> None:
             for _ in range(60)
         ]
         spread = np.std([each.value for each in found], ddof=1)
-        # of 60, and a bootstrap of blocks of independent draws
+        # the tolerance covers a spread from 60 runs and the bootstrap's own error
         assert 0.6 < found[0].error / spread < 1.6
 
 

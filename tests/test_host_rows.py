@@ -112,7 +112,7 @@ def test_both_positions_of_a_decision_share_a_fetch(monkeypatch: Any) -> None:
         and len(calls)
         for number in (40, 140)
     )
-    # those of the first run, and as many again but for a hundred decisions
+    # the compared runs differ by a hundred decisions, with one call for each
     assert many - 2 * few == 100
 
 
@@ -125,7 +125,7 @@ def test_rows_can_be_pickled_after_they_were_used() -> None:
 
 @slow
 def test_a_surrogate_does_not_fetch_rows(files: Path) -> None:
-    """Each of its evaluations would."""
+    """Exact rows would be fetched at each evaluation of the surrogate."""
     variate = control_variate.taylor2(exact_rows=5)
     kernel = MinibatchMH(model, control_variate=variate)
     alias = HostRows(mapped(files, "x"))
@@ -145,7 +145,7 @@ def test_an_alias_is_no_copy(files: Path) -> None:
         assert rows.mode == "alias"
         (alias,) = jax.tree.leaves(rows)
         assert alias.unsafe_buffer_pointer() == array.ctypes.data
-        # neither is it one as the argument of a program
+        # nor does an argument of a program copy it
         assert jnp.asarray(alias).unsafe_buffer_pointer() == array.ctypes.data
 
 
@@ -246,12 +246,12 @@ def test_draws_are_those_of_data_in_memory(
         in_memory[name] = sample(KERNELS[name], X, Y, **SETTINGS)
     data = [HostRows(mapped(files, n), mode) for n in ("x", "y")]
     found = sample(KERNELS[name], *data, **SETTINGS)
-    # how far single precision is off is told by numbers of its own size
+    # in single precision, errors of exact checks are mostly rounding
     rounded = ("check_rms_error", "check_rms_z") if mode != "alias" else ()
     assert_same(found, in_memory[name], rounded)
     modes = json.loads(found["posterior"].attrs["host_rows"])
     assert modes == {"args[0]": mode, "args[1]": mode}
-    # the data stay where they are
+    # the data are not copied into the result
     assert get_group(found, "observed_data") is None
     assert get_group(found, "constant_data") is None
 

@@ -406,7 +406,7 @@ def test_a_trajectory_is_of_second_order() -> None:
 
 @pytest.mark.parametrize("step", [0.4, 1.3])
 def test_a_trajectory_is_exact_on_a_normal_surrogate(step: float) -> None:
-    """Whatever the length of its steps."""
+    """The trajectory is exact for any length of its steps."""
     normal = dist.MultivariateNormal(CENTER, scale_tril=ROOT.T).log_prob
     at = context()._replace(log_surrogate=normal)
     z, momentum, logs = follow(*START, jnp.asarray(step), 3, at)

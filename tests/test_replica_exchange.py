@@ -641,7 +641,7 @@ def test_hot_rungs_move_on_the_surrogate_of_the_cold_one() -> None:
 
 @slow
 def test_swaps_read_residuals_of_a_control_variate() -> None:
-    """The noise of a swap falls, and both rungs of one mode stay as they are."""
+    """The control variate reduces the noise of a swap, and no rung changes its mode."""
     rng = np.random.default_rng(2)
     x = rng.normal(size=(3000, 2)).astype(np.float32)
     y = (rng.random(3000) < 1 / (1 + np.exp(-x @ [1.0, -0.5]))).astype(np.float32)

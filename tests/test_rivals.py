@@ -241,7 +241,7 @@ def test_an_impossible_row_is_a_rejection(test, value):
 
 
 def test_equal_rows_decide_when_there_are_ten():
-    """Rows without scatter leave nothing to test, as in the paper, but not two."""
+    """Rows without scatter decide at once, as in the paper, but only ten or more."""
     values = jnp.full(SIZE, -0.5)
     keys = random.split(random.key(6), 20)
     accepted, num_rows, *_ = looks(

@@ -273,7 +273,7 @@ def test_hand_written_target():
 
 
 def test_subsample_takes_rows_along_any_axis() -> None:
-    """In an inner plate, beside one that is whole, and of numbers side by side."""
+    """An inner plate next to a full plate, with vectors as observations."""
     x = np.random.default_rng(3).normal(size=(3, 40, 2))
 
     def model(x):
