@@ -1,11 +1,12 @@
-"""Seconds from ``MCMC.run`` to 1,000 effective draws of every parameter, from cold.
+"""Seconds from ``MCMC.run`` to 1,000 effective draws of every parameter, with nothing
+compiled.
 
-Each case is a process of its own, started one after the other, with no compiled
-program kept from before. Data are on the device before the clock starts; the progress
-bar is off. What is reported of each run:
+Each case is a separate process, started one after the other, with no compiled program
+kept from before. Data are on the device before the clock starts; the progress bar is
+off. Each run reports:
 
 - seconds of the wall clock and of the processors (user time) of the first `run`;
-- the same to 1,000 effective draws: what lies between is scaled with a second part of
+- the same to 1,000 effective draws: the additional time is scaled from a second part of
   the same chains, which compiles nothing but the driver's loop;
 - every program that was compiled, with its lines of StableHLO and its seconds of
   tracing, lowering and compiling (``--programs``).
@@ -34,7 +35,7 @@ ENOUGH = 1000  # effective draws
 _LINE = "time_to_answer "
 
 
-# in a process of its own --------------------------------------------------------------
+# in a separate process ----------------------------------------------------------------
 
 
 class Clock(NamedTuple):
@@ -224,7 +225,7 @@ PROBLEMS = {
 
 
 def worker(case: dict[str, Any]) -> None:
-    """Time one case, and print what was found."""
+    """Time one case, and print the result."""
     folder = tempfile.mkdtemp() if case["programs"] else None
     if folder is not None:
         os.environ["JAX_DUMP_IR_TO"] = folder
@@ -327,7 +328,7 @@ def least_ess(samples: dict[str, Any]) -> float:
 
 
 def measured(case: dict[str, Any]) -> dict[str, Any]:
-    """What a fresh process finds."""
+    """The result of a new process."""
     env = {k: v for k, v in os.environ.items() if "JAX_" not in k and k != "XLA_FLAGS"}
     command = [sys.executable, __file__, "--worker", json.dumps(case)]
     done = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True)
@@ -351,7 +352,7 @@ def shown(case: dict[str, Any], found: dict[str, Any]) -> str:
 
 
 def shown_programs(found: dict[str, Any]) -> str:
-    """Every program that was compiled, those that cost most first."""
+    """Every compiled program, the most expensive first."""
     rows = []
     for name, spent in found["by_name"].items():
         if not spent["programs"]:

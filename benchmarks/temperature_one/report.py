@@ -45,7 +45,7 @@ PAGE, FIGURE = "benchmarks-temperature-one.md", "_static/temperature_one.png"
 INTRODUCTION = f"""# Temperature one: speed and bias
 
 Written by `python -m benchmarks.temperature_one.report` from the results of
-`python -m benchmarks.temperature_one --all`. Every method runs in a process of its own,
+`python -m benchmarks.temperature_one --all`. Every method runs in a separate process,
 on the same data and in single precision, with one chain or with four chains vectorised
 in one program (`--chains 4`), as users run them to compute R-hat. Not every method was
 run on all data sets. With 10,000, 2 million and 10 million rows and on the larger

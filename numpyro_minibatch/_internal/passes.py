@@ -198,7 +198,7 @@ class Chunks(NamedTuple):
         return chunks.reshape(-1)[: self.plates[name]]
 
 
-# before a run: programs of their own, for all devices --------------------------------
+# before a run: separate programs, for all devices ------------------------------------
 
 _SETUP: ContextVar[Mesh | None] = ContextVar("devices of a set-up", default=None)
 

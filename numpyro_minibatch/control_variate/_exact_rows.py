@@ -84,7 +84,7 @@ def with_exact_rows(
     :param pilot: what was measured with the polynomials of all rows.
     :param posterior: that of the surrogate with these polynomials.
     :return: the same one where there are no such rows.
-    :raises Refused: the user asked for rows with which it cannot be sampled.
+    :raises Refused: the user requested exact rows, and with them it cannot be sampled.
     """
     exact = _chosen_rows(problem, taylor, pilot, posterior)
     if not exact:

@@ -201,7 +201,7 @@ class Expansion(NamedTuple):
         return {n: e.rows if len(e.rows) else one for n, e in self.exact.items()}
 
     def exact_values(self, rows: Mapping[str, Array]) -> list[Array]:
-        """What the exact rows add to the surrogate, by plate.
+        """The contribution of the exact rows to the surrogate, by plate.
 
         :param rows: those of :attr:`exact_rows`, by plate.
         """

@@ -112,8 +112,8 @@ class Reader(NamedTuple):
 
         :param key: PRNG key of this decision's rows.
         :param rows_of: as for :meth:`read`.
-        :param enough: ``enough(extra, sums, moments, number)`` returns, whenever the
-            rows asked for have been read, whether they are enough.
+        :param enough: ``enough(extra, sums, moments, number)`` is called whenever the
+            requested rows have been read, and returns whether they are enough.
         :return: what :meth:`read` returns, and whether the rows were enough; all rows
             always are.
         """
@@ -239,7 +239,7 @@ class Reader(NamedTuple):
         :param z_new: another.
         :param indices: the rows of each data plate.
         """
-        # a function of its own, which is traced and lowered once for both
+        # a separate function, which is traced and lowered once for both
         evaluate = jax.jit(lambda x: self.evaluate(x, indices))
         loop = isinstance(self.scheme, FullBatch)
         if not loop and _size(jax.make_jaxpr(evaluate)(z).jaxpr) <= _LARGE:
@@ -344,7 +344,7 @@ class Reader(NamedTuple):
         """The variance of what :meth:`gradient` returns, per coordinate.
 
         :param key: PRNG key of the rows.
-        :param number: the number of gradients, each from rows of its own.
+        :param number: the number of gradients, each from a separate batch.
         :param z: a flat position, shape ``(D,)``.
         :param mapping: a linear map that is applied to the gradients first.
         """
@@ -364,7 +364,7 @@ def _size(jaxpr: Any) -> int:
 
 class _Rounds(NamedTuple):
     stream: Array  # which of the two key streams: the pilot's or the fresh one
-    reached: Array  # how often all rows asked for were read
+    reached: Array  # how often all requested rows were read
     moments: dict[str, Moments]
     needed: dict[str, Array]
     num_rows: Array
