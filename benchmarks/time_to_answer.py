@@ -1,5 +1,4 @@
-"""Seconds from ``MCMC.run`` to 1,000 effective draws of every parameter, with nothing
-compiled.
+"""Cold-start seconds from ``MCMC.run`` to 1,000 effective draws of every parameter.
 
 Each case is a separate process, started one after the other, with no compiled program
 kept from before. Data are on the device before the clock starts; the progress bar is

@@ -454,7 +454,7 @@ def test_rows_that_are_not_expanded_need_not_be_drawn():
 @x64
 @pytest.mark.parametrize("order", [1, 2])
 @pytest.mark.parametrize(
-    "kind", ["alone", "leading", "leading, remainder", "representing"]
+    "kind", ["alone", "represented", "represented, remainder", "representing"]
 )
 def test_an_expansion_with_exact_rows_is_the_likelihood(kind, order):
     """Two plates, one without exact rows, which may represent others or not."""
@@ -1094,7 +1094,7 @@ def test_as_few_rows_as_the_noise_allows():
     assert rows == 100
 
 
-# what is refused, and what is not ----------------------------------------------------
+# refusals, and models that run --------------------------------------------------------
 
 
 def effects(rows, sd=14.0, noise=6.0):

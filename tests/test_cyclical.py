@@ -378,7 +378,7 @@ def test_noise_that_stays_on_and_a_thermostat() -> None:
     assert error < 0.03
 
 
-# what is recorded --------------------------------------------------------------------
+# records -----------------------------------------------------------------------------
 
 
 def test_what_is_recorded() -> None:

@@ -431,7 +431,7 @@ def test_forward_mode_reaches_rungs() -> None:
     assert np.isfinite(moved.replicas.inner.potential_energy).all()
 
 
-# what is refused ---------------------------------------------------------------------
+# refusals ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -309,7 +309,7 @@ def test_a_run_goes_on_with_the_same_file_and_no_other(
     sample(KERNELS["mint"], *data, **settings, resume=True)
 
 
-# what is refused ----------------------------------------------------------------------
+# refusals -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

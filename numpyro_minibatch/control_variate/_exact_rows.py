@@ -175,19 +175,19 @@ def _chosen_rows(
     representatives = rows.take(
         _representatives(scan, fitting, rows, scores, counts[-1])
     )
-    leading = _represented(
+    representing = _represented(
         problem, scan, fitting, expansion, representatives.alone(sizes)
     )
-    weights = np.concatenate([kept.weights for kept in leading.values()])
+    weights = np.concatenate([kept.weights for kept in representing.values()])
     after = weight * (sums - scan.of_rows(judging, representatives) @ weights).std(
         ddof=1
     )
     if not after <= _WORTH * min(left[-1], before):
         return found
     # a representative's rounding error is multiplied by its weight
-    surrogate = without(problem, expansion, leading)
+    surrogate = without(problem, expansion, representing)
     error = rounding_error(problem, surrogate, judging[:IN_DOUBLE])
-    return leading if error <= FLOAT_ERROR else found
+    return representing if error <= FLOAT_ERROR else found
 
 
 def _counts(problem: Problem, taylor: Taylor, pilot: Pilot) -> list[int]:

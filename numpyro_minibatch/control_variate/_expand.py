@@ -184,8 +184,8 @@ class Expansion(NamedTuple):
         return sum(len(kept.rows) for kept in self.exact.values())
 
     @property
-    def num_leading(self) -> int:
-        """How many of them a decision on the residuals alone evaluates."""
+    def num_in_residuals(self) -> int:
+        """The number of exact rows that the remaining residuals depend on."""
         kept = self.exact.values()
         return sum(len(each.rows) for each in kept if each.in_residuals)
 
@@ -294,12 +294,12 @@ class Expansions(NamedTuple):
 
     @property
     def num_exact(self) -> int:
-        """How many rows these are."""
+        """The number of exact rows."""
         return 0
 
     @property
-    def num_leading(self) -> int:
-        """How many of them a decision on the residuals alone evaluates."""
+    def num_in_residuals(self) -> int:
+        """The number of exact rows that the remaining residuals depend on."""
         return 0
 
     @property

@@ -166,8 +166,8 @@ class ResidualScan:
             )
             for name, none in self.exact.items()
         }
-        leads = {n: kept for n, kept in exact.items() if kept.coefficient is not None}
-        scan.representatives = {n: np.asarray(kept.rows) for n, kept in leads.items()}
+        fitted = {n: kept for n, kept in exact.items() if kept.coefficient is not None}
+        scan.representatives = {n: np.asarray(kept.rows) for n, kept in fitted.items()}
         scan.surplus = {
             n: (np.asarray(kept.rows), np.asarray(kept.surplus, np.float64))
             for n, kept in exact.items()

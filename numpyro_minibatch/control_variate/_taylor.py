@@ -132,7 +132,7 @@ def taylor1(
     max_residual_sd: float = 2.0,
     exact_rows: int | None = None,
 ) -> Taylor:
-    """First-order control variates, which expand each row to a linear function.
+    """First-order control variates: each row is expanded to a linear function.
 
     The parameters are those of :func:`taylor2`, except for ``modes``. Second order is
     nearly always better if the number of parameters allows a Hessian.

@@ -412,7 +412,9 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
             plan.scheme,
             self._weights,
             surrogate.designs,
-            known_rows=expansion.num_leading if residual_only else expansion.num_exact,
+            known_rows=expansion.num_in_residuals
+            if residual_only
+            else expansion.num_exact,
             row_size=target.row_size,
         )
 
