@@ -93,7 +93,7 @@ def lines_of(folder: str) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     for path in sorted(Path(folder).glob("*compile*.mlir")):
         name = path.stem.split("jit_", 1)[-1].removesuffix("_compile")
-        # lines that say where in the source an operation comes from are none of it
+        # lines with the source location of an operation are not counted
         count = sum(not line.startswith("#loc") for line in path.open())
         found.setdefault(name, []).append(count)
     return found
@@ -267,7 +267,7 @@ def worker(case: dict[str, Any]) -> None:
         parts.append({n: np.asarray(x) for n, x in samples.items()})
         return Clock.now().since(begin)
 
-    if folder is not None:  # of the data no one asks
+    if folder is not None:  # drop the programs that made the data
         for path in Path(folder).glob("*"):
             path.unlink()
     mcmc, programs = make(), Programs()
@@ -275,7 +275,7 @@ def worker(case: dict[str, Any]) -> None:
     found = programs.totals()
     by_name, lines = programs.by_name(), lines_of(folder) if folder else {}
     ess = least_ess(parts[0])
-    # what a draw costs once all is compiled
+    # the cost of a draw after compilation
     mcmc.post_warmup_state = mcmc.last_state
     run(mcmc, 2)
     mcmc.post_warmup_state = mcmc.last_state
