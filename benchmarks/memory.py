@@ -1,6 +1,6 @@
 """Peak memory of a run by size of its data, and the time to the first draw.
 
-Each case runs in a process of its own, because peak memory never decreases.
+Each case runs in a separate process, because peak memory never decreases.
 
     python benchmarks/memory.py --out benchmarks/results/memory.md
 """

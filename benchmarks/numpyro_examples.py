@@ -1,10 +1,10 @@
 """NumPyro's own MCMC examples, with NUTS and with MinibatchMH in its place.
 
 Each script in ``examples/`` and each notebook in ``notebooks/source/`` of a checkout of
-NumPyro runs as it is written, in a process of its own, up to its calls of
-``MCMC.run``. Of each call the model and its arguments are taken, and both kernels run
-on them. Nothing is downloaded: data sets are simulated in the shapes of the published
-ones, and loops of variational inference are short.
+NumPyro runs unchanged, in a separate process, up to its calls of ``MCMC.run``. Both
+kernels then run on the model and the arguments of each call. Nothing is downloaded:
+data sets are simulated in the shapes of the published ones, and loops of variational
+inference are short.
 
     git clone https://github.com/pyro-ppl/numpyro
     python benchmarks/numpyro_examples.py numpyro --out table.md
@@ -50,16 +50,16 @@ FAR = 5.0  # Monte Carlo standard errors between two means that differ
 
 
 class Outcome(NamedTuple):
-    """What became of one call of ``MCMC.run``.
+    """The outcome of one call of ``MCMC.run``.
 
     :param example: the file.
     :param model: the model's name.
-    :param outcome: ``"runs"``, ``"runs marginalized"`` (refused as it is written, and
-        run by way of :func:`numpyro_minibatch.marginalize`, which the message offers),
-        ``"refused"`` or ``"failed"``.
-    :param reason: the message, if it does not run as it is written.
+    :param outcome: ``"runs"``, ``"runs marginalized"`` (the original model is refused,
+        and runs with :func:`numpyro_minibatch.marginalize`, which the message
+        suggests), ``"refused"`` or ``"failed"``.
+    :param reason: the message, if the original model does not run.
     :param rows: the plates and their rows.
-    :param seconds: until it had run, or was refused.
+    :param seconds: seconds until it had run, or was refused.
     :param tracing: seconds that tracing the model takes.
     :param nuts: seconds of NUTS.
     :param distance: the largest distance of a posterior mean from that of NUTS, in
@@ -261,11 +261,11 @@ def _tables(rng: Any) -> dict[str, Callable[[], dict[str, Any]]]:
     }
 
 
-# one example, in a process of its own ------------------------------------------------
+# one example, in a separate process ---------------------------------------------------
 
 
 class _Plots(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Modules that only draw and are not installed: anything may be called of them."""
+    """Stand-ins for plotting modules that are not installed; they accept any call."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         if name.partition(".")[0] not in PLOTS:
@@ -282,7 +282,8 @@ class _Plots(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def _prepare(found: Callable[[Outcome], None], example: str, check: bool) -> None:
-    """Put simulated data, short loops and both kernels where the example finds them."""
+    """Replace data, loops and kernels by simulated data, short loops and both
+    kernels."""
     import matplotlib
     import numpyro
     import pandas as pd  # type: ignore[import-untyped]
@@ -329,7 +330,7 @@ def _prepare(found: Callable[[Outcome], None], example: str, check: bool) -> Non
             call = rng_key, args, kwargs
             outcome = _compare(found, example, self.sampler, call, check)
         inside = False
-        # few draws, with which the example goes on
+        # few draws, with which the example continues
         runs = outcome is not None and outcome.outcome == "runs"
         self.num_warmup = self.num_samples = 20 if runs else 5
         self.thinning, self.progress_bar = 1, False
@@ -345,7 +346,7 @@ def _prepare(found: Callable[[Outcome], None], example: str, check: bool) -> Non
 
 
 def _key(sampler: Any) -> Any:
-    """What a model is known by: its code, also inside of handlers."""
+    """The identity of a model: its code, also inside of handlers."""
     model = sampler.model
     while model is not None and not hasattr(model, "__code__"):
         model = getattr(model, "fn", getattr(model, "func", None))
@@ -389,7 +390,7 @@ def _compare(
     inner = getattr(sampler, "inner_kernel", sampler)
     start = getattr(inner, "_init_strategy", init_to_uniform)
     if not is_prng_key(rng_key):
-        rng_key = rng_key[0]  # of many chains
+        rng_key = rng_key[0]  # for several chains
 
     def sampled(kernel: Any) -> Any:
         mcmc = MCMC(kernel, num_warmup=WARMUP, num_samples=DRAWS, progress_bar=False)
@@ -429,7 +430,7 @@ def _compare(
         seconds=time.perf_counter() - begin,
         rows=", ".join(f"{n} {name}" for name, n in kernel.plates.items()),
     )
-    found(outcome)  # should NUTS take longer than there is time
+    found(outcome)  # printed now, in case NUTS exceeds the time limit
     if check:
         return outcome
     begin = time.perf_counter()
@@ -446,7 +447,7 @@ def _compare(
 
 
 def _check_only(kernel: Any, start: Any, args: tuple, kwargs: Any) -> None:
-    """What a kernel does before its set-up."""
+    """The checks of a kernel before its set-up."""
     from numpyro_minibatch._model.independence import check_rows
 
     kernel._setup(args, kwargs)
@@ -486,7 +487,7 @@ def _run_one(path: Path, out: Path, check: bool) -> None:
     sys.path.insert(0, str(path.parent))
     space: dict[str, Any] = {"__name__": "__main__", "__file__": str(path)}
     if path.suffix == ".py":
-        # an example is for one version of NumPyro; another one does, too
+        # an example requires one version of NumPyro, but others work, too
         text = re.sub(
             r"^( *)assert numpyro.__version__.*$",
             r"\1pass",

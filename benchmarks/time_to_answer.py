@@ -1,11 +1,11 @@
-"""Seconds from ``MCMC.run`` to 1,000 effective draws of every parameter, from cold.
+"""Cold-start seconds from ``MCMC.run`` to 1,000 effective draws of every parameter.
 
-Each case is a process of its own, started one after the other, with no compiled
-program kept from before. Data are on the device before the clock starts; the progress
-bar is off. What is reported of each run:
+Each case is a separate process, started one after the other, with no compiled program
+kept from before. Data are on the device before the clock starts; the progress bar is
+off. Each run reports:
 
 - seconds of the wall clock and of the processors (user time) of the first `run`;
-- the same to 1,000 effective draws: what lies between is scaled with a second part of
+- the same to 1,000 effective draws: the additional time is scaled from a second part of
   the same chains, which compiles nothing but the driver's loop;
 - every program that was compiled, with its lines of StableHLO and its seconds of
   tracing, lowering and compiling (``--programs``).
@@ -34,7 +34,7 @@ ENOUGH = 1000  # effective draws
 _LINE = "time_to_answer "
 
 
-# in a process of its own --------------------------------------------------------------
+# in a separate process ----------------------------------------------------------------
 
 
 class Clock(NamedTuple):
@@ -93,7 +93,7 @@ def lines_of(folder: str) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     for path in sorted(Path(folder).glob("*compile*.mlir")):
         name = path.stem.split("jit_", 1)[-1].removesuffix("_compile")
-        # lines that say where in the source an operation comes from are none of it
+        # lines with the source location of an operation are not counted
         count = sum(not line.startswith("#loc") for line in path.open())
         found.setdefault(name, []).append(count)
     return found
@@ -224,7 +224,7 @@ PROBLEMS = {
 
 
 def worker(case: dict[str, Any]) -> None:
-    """Time one case, and print what was found."""
+    """Time one case, and print the result."""
     folder = tempfile.mkdtemp() if case["programs"] else None
     if folder is not None:
         os.environ["JAX_DUMP_IR_TO"] = folder
@@ -267,7 +267,7 @@ def worker(case: dict[str, Any]) -> None:
         parts.append({n: np.asarray(x) for n, x in samples.items()})
         return Clock.now().since(begin)
 
-    if folder is not None:  # of the data no one asks
+    if folder is not None:  # drop the programs that made the data
         for path in Path(folder).glob("*"):
             path.unlink()
     mcmc, programs = make(), Programs()
@@ -275,7 +275,7 @@ def worker(case: dict[str, Any]) -> None:
     found = programs.totals()
     by_name, lines = programs.by_name(), lines_of(folder) if folder else {}
     ess = least_ess(parts[0])
-    # what a draw costs once all is compiled
+    # the cost of a draw after compilation
     mcmc.post_warmup_state = mcmc.last_state
     run(mcmc, 2)
     mcmc.post_warmup_state = mcmc.last_state
@@ -327,7 +327,7 @@ def least_ess(samples: dict[str, Any]) -> float:
 
 
 def measured(case: dict[str, Any]) -> dict[str, Any]:
-    """What a fresh process finds."""
+    """The result of a new process."""
     env = {k: v for k, v in os.environ.items() if "JAX_" not in k and k != "XLA_FLAGS"}
     command = [sys.executable, __file__, "--worker", json.dumps(case)]
     done = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True)
@@ -351,7 +351,7 @@ def shown(case: dict[str, Any], found: dict[str, Any]) -> str:
 
 
 def shown_programs(found: dict[str, Any]) -> str:
-    """Every program that was compiled, those that cost most first."""
+    """Every compiled program, the most expensive first."""
     rows = []
     for name, spent in found["by_name"].items():
         if not spent["programs"]:

@@ -114,4 +114,4 @@ figure.savefig(args.out / "gaussian_mixture.png", dpi=80)
 
 # %%
 # **What to look at.** ``diagnose`` for the decisions, the summary for the parameters
-# beside the truth (means -2, 0.5 and 3), and the figure: points on the diagonal.
+# compared with the truth (means -2, 0.5 and 3), and the figure: points on the diagonal.

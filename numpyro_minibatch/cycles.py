@@ -137,7 +137,7 @@ def weights(
 
 
 def _log_volume(draws: np.ndarray, cycle: int) -> float:
-    """Log of the mass over the geometric mean density of the normal that fits.
+    """The log of mass over geometric mean density, for the fitted normal.
 
     The mean of ``log p - log w`` over draws of ``p / w = N(mean, cov)`` is ``-d / 2 -
     log det(2 pi cov) / 2``, minus the entropy.

@@ -19,10 +19,10 @@ from jax.custom_batching import custom_vmap
 __all__ = ["HostRows"]
 
 _MODES = ("auto", "alias", "prefetch", "callback")
-_CHUNK_BYTES = 2**26  # of a pass over all rows
+_CHUNK_BYTES = 2**26  # of one chunk in a pass over all rows
 _TABLE_BYTES = 2**26  # of rows that are fetched before a chunk
 _ALIGNMENT = 64  # of memory that XLA can use without a copy
-_LARGE = 2**30  # bytes of a file whose pages are released during a run
+_LARGE = 2**30  # smallest file, in bytes, whose pages are released during a run
 _READERS = 8  # threads, which wait in parallel for pages that are not in memory
 _NO_ROW = np.iinfo(np.int32).max
 

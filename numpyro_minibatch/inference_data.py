@@ -250,7 +250,7 @@ def as_inference_data(groups: dict[str, Any], attrs: dict[str, Any]) -> Inferenc
         tree = xr.DataTree.from_dict(groups)
         tree.attrs = dict(attrs)
         return tree
-    import arviz as az  # here because it takes long and announces ArviZ 1
+    import arviz as az  # a slow import, which also prints an announcement of ArviZ 1
 
     return az.InferenceData(attrs, **groups)
 
@@ -265,7 +265,7 @@ def get_group(idata: Any, name: str) -> xr.Dataset | None:
 def samples_of(idata: Any) -> Any:
     """The draws of a result, by the model's names for its sites, chains first.
 
-    :param idata: what :func:`to_inference_data` returned, or an equivalent object.
+    :param idata: the result of :func:`to_inference_data`, or an equivalent object.
     :return: a dict; an array for a target that is a function of an array.
     """
     posterior = get_group(idata, "posterior")

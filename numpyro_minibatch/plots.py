@@ -594,7 +594,7 @@ def _error_of_masses(inside: np.ndarray) -> np.ndarray:
 
 
 def _pilot(idata: Any) -> Mapping[str, Any]:
-    """What the set-up of a control variate recorded."""
+    """The recorded results of the set-up of a control variate."""
     posterior = get_group(idata, "posterior")
     attrs = {} if posterior is None else posterior.attrs
     return json.loads(attrs.get("facts", "{}")).get("pilot", {})

@@ -39,8 +39,8 @@ class Terms(NamedTuple):
     difference of two large float32 sums is less accurate than the sum of differences.
 
     :param prior: the latent sites, and factors outside the data plates.
-    :param rows: for each data plate the log likelihood of each row asked for,
-        shape ``(len(indices),)``.
+    :param rows: for each data plate the log likelihood of each requested row, shape
+        ``(len(indices),)``.
     :param likelihood: observed sites outside the data plates, which are part of the
         likelihood and are always read in full.
     :param volume: log determinants of the maps to the unconstrained coordinates,
@@ -79,10 +79,10 @@ _WITHOUT_INTEGRALS: ContextVar[bool] = ContextVar("without integrals", default=F
 def without_integrals() -> Iterator[None]:
     """Trace marginalized models with one value of each row's latent variables.
 
-    The rows then have the log density at that value, and not its integral. Their
-    shapes and what they depend on are the same. This is for whoever does not use the
-    values of the rows, or asks only what they depend on: the search for the mode and
-    the quadrature are most of the program.
+    The rows then have the log density at that value instead of its integral. Their
+    shapes and dependencies are the same. It is useful if only these matter and not the
+    values of the rows, because the search for the mode and the quadrature are most of
+    the program.
     """
     token = _WITHOUT_INTEGRALS.set(True)
     try:
@@ -152,7 +152,7 @@ class Target:
 
     @property
     def row_size(self) -> int:
-        """How many likelihoods a row's takes; chunks have so many times fewer rows."""
+        """The number of likelihood evaluations per row, by which chunks are smaller."""
         return 1
 
     @property
@@ -311,11 +311,11 @@ class Subsample(Messenger):
         elif msg["type"] == "subsample":
             value, event_dim = msg["value"], msg["kwargs"]["event_dim"]
             if isinstance(value, HostRows) and value.in_place is not None:
-                value = value.in_place  # as of data in memory
+                value = value.in_place  # as for data in memory
             found = _rows_in_plates(value, event_dim, self.indices)
             if found is not None:
                 msg["value"] = found
-                msg["kwargs"] = {"event_dim": None}  # nothing is left for the plates
+                msg["kwargs"] = {"event_dim": None}  # plates subsample no more
 
 
 class AllRows(Messenger):
@@ -345,13 +345,13 @@ def _rows_in_plates(rows: Any, event_dim: int, drawn: Collection[str]) -> Any:
     NaN. A batch has no such rows, and for wide rows the check costs nearly as much as
     reading them.
 
-    :param drawn: plates whose indices were drawn: as many as there are rows may be in
+    :param drawn: plates whose indices were drawn; even indices of all rows may be in
         another order.
     :return: the rows; ``None`` if an array does not fit a plate, which then raises.
     """
     value, shape = rows, jnp.shape(rows)
     plates = [p for p in numpyro.primitives._PYRO_STACK if isinstance(p, numpyro.plate)]
-    # the plate of the first axis first: from then on the rows are in memory
+    # the plate of the first axis comes first; after that the rows are in memory
     for plate in sorted(plates, key=lambda plate: plate.dim):
         axis = plate.dim - event_dim + len(shape)
         if axis < 0 or shape[axis] == 1:
@@ -444,7 +444,7 @@ def _rows_of(site: Any, frame: Any, size: int) -> Array:
 
 
 def _indexable(leaf: Any) -> Any:
-    """A numpy array as a JAX array: numpy's cannot be indexed by a traced batch."""
+    """Convert to a JAX array, because a traced batch cannot index NumPy arrays."""
     numeric = isinstance(leaf, np.ndarray) and leaf.dtype.kind in "biufc"
     return jnp.asarray(leaf) if numeric else leaf
 
@@ -461,8 +461,8 @@ class ModelTarget(Target):
     :param model: the model, a callable with NumPyro primitives.
     :param args: positional arguments of the model, the data among them.
     :param kwargs: keyword arguments of the model.
-    :param frozen: values of ``param`` sites, fixed at setup, because a model draws them
-        anew each time it runs.
+    :param frozen: values of ``param`` sites, fixed at setup, because a model draws new
+        ones each time it runs.
     :param sizes: the number of rows of each data plate.
     :param slices: the rows among the arguments, if the model does not index them.
     :param by_row: deterministic sites in no plate that have a value for each row.
@@ -523,7 +523,7 @@ class ModelTarget(Target):
 
     @property
     def row_size(self) -> int:
-        """That of the model, if it says so, as marginalized models do."""
+        """The model's own value, if it has one, as marginalized models do."""
         return int(getattr(self.model, "row_size", 1))
 
     def __hash__(self) -> int:

@@ -49,7 +49,7 @@ def draws_of(mcmc, name=None):
 def standardised(values, truth):
     """Errors of the means of ``values``, chains x draws x k, in standard errors.
 
-    Chains are independent: the scatter of their means says how large one is.
+    Chains are independent, so the scatter of their means gives the standard error.
     """
     per_chain = values.mean(1)
     error = per_chain.std(0, ddof=1) / np.sqrt(len(per_chain))
@@ -65,7 +65,7 @@ def second_moments(draws, mean, cov):
     return standardised(both, np.concatenate([np.zeros(len(mean)), i == j]))
 
 
-# targets written by hand, whose rows carry linear terms that add up to nothing ---
+# targets written by hand, whose rows have linear terms that sum to zero ---
 
 
 def noisy_target(log_density, dim, variance=1.0, size=103, width=7, seed=0):
@@ -78,7 +78,7 @@ def noisy_target(log_density, dim, variance=1.0, size=103, width=7, seed=0):
     rng = np.random.default_rng(seed)
     c = np.stack([rng.permutation(quantiles) for _ in range(dim)], -1)
     c -= c.mean(0)
-    # whatever the shuffles' correlation, coordinates have noise of their own
+    # the shuffles may be correlated, but the noise of the coordinates is not
     c = c @ np.linalg.inv(np.linalg.cholesky(np.cov(c.T).reshape(dim, dim))).T
     c *= np.sqrt(variance * width / (1 - width / size)) / size
     terms = jnp.asarray(c, jnp.result_type(float))
@@ -113,11 +113,11 @@ class Line:
         return self.quantile(np.random.default_rng(seed).random(count))
 
     def uniform(self, draws):
-        """What has a uniform distribution if the draws have this one."""
+        """The probability transform: uniform if the draws have this distribution."""
         return np.interp(draws, self.points, self.cdf)
 
     def symmetric_kl(self, draws, bins=86):
-        """Between the draws and the truth, over bins of equal probability.
+        """The divergence between draws and truth, over bins of equal probability.
 
         With ``n`` independent draws it is ``(bins - 1) / n`` on average.
         """
@@ -151,9 +151,9 @@ def normal_model(y):
 
 
 class Energy:
-    """``T`` times minus the log posterior of :func:`normal_model`: a parabola.
+    """``T`` times minus the log posterior of :func:`normal_model`, a quadratic.
 
-    Whatever the position, the gradient of a batch has the same noise.
+    The gradient of a batch has the same noise at all positions.
     """
 
     def __init__(self, temperature, temper_prior=False):
@@ -170,14 +170,14 @@ class Energy:
         return N**2 * rows / width * ((1 - width / N) if fpc else 1.0)
 
 
-# linear schemes on a parabola: where they settle ---
+# linear schemes on a quadratic potential: their stationary covariance ---
 
 
 def scheme(name, curvature, friction, h, temperature, noise):
     """One step ``(z, p) -> move @ (z, p) + kick @ gradient noise + N(0, inject)``.
 
-    Written from the papers, not from the package. Returns ``move`` and the covariance
-    of all noise, and the matrix that a gradient's noise is multiplied by.
+    It is written from the papers, not from the package. It returns ``move``, the
+    covariance of all noise, and the matrix that multiplies a gradient's noise.
     """
     d = len(curvature)
     eye, zero = np.eye(d), np.zeros((d, d))
@@ -211,7 +211,8 @@ def scheme(name, curvature, friction, h, temperature, noise):
 
 
 def settled(name, curvature, friction, h, temperature, noise):
-    """The covariance in which a linear scheme settles: a discrete Lyapunov equation."""
+    """The stationary covariance of a linear scheme, from a discrete Lyapunov
+    equation."""
     move, total, _ = scheme(name, curvature, friction, h, temperature, noise)
     assert np.abs(np.linalg.eigvals(move)).max() < 1
     return solve_discrete_lyapunov(move, total)
@@ -233,14 +234,14 @@ def scale_model(y):
 def tempered_scale(temperature, temper_prior=False, jacobian=1.0, chains=256):
     """The tempered distribution of the scale, and draws of it.
 
-    ``jacobian`` is the power of the map's derivative, where one is wrong.
+    ``jacobian`` is the power of the map's derivative; values other than 1 are bugs.
     """
 
     def log_density(s):
         s = s[..., 0]
         rows = -SCALE_SIZE * np.log(s) - 0.5 * (_y @ _y) / s**2
         prior = -0.5 * s**2 / (temperature if temper_prior else 1.0)
-        # with respect to s itself: the log's density is s times as large
+        # the density of s itself; that of log s is s times as large
         return prior + rows / temperature + (jacobian - 1.0) * np.log(s)
 
     line = Line(log_density, 0.02, 12.0)
@@ -248,7 +249,7 @@ def tempered_scale(temperature, temper_prior=False, jacobian=1.0, chains=256):
 
 
 def shape_errors(uniform):
-    """Standardised errors of what should be uniform, chains x draws: four moments."""
+    """Standardised errors of four moments of values that should be uniform."""
     values = np.stack([np.cos(np.pi * k * uniform) for k in (1, 2, 3, 4)], -1)
     return standardised(values, 0.0)
 
@@ -269,7 +270,8 @@ def logistic_model(x, y):
 
 
 class Plane:
-    """A density in two dimensions on a grid: draws, and how far others are from it."""
+    """A density in two dimensions on a grid: its draws, and the errors of other
+    draws."""
 
     def __init__(self, log_density, center, root, width=7.0, count=161):
         axis = np.linspace(-width, width, count)
@@ -288,10 +290,10 @@ class Plane:
         return self.points[chosen] + (rng.random((count, 2)) - 0.5) @ self.step
 
     def features(self, points):
-        """Means, second and third moments, and a part of the plane, softly.
+        """Means, second and third moments, and smoothed indicators of half planes.
 
-        A sharp edge would be somewhere in a cell of the grid, and the truth wrong by
-        that.
+        A sharp edge would cut through cells of the grid and make the true value
+        inexact.
         """
         w = (points - self.mean) @ self.root
         parts = [w, w**2, w[..., :1] * w[..., 1:], w**3, np.tanh(4 * (w - 0.5))]
@@ -304,7 +306,7 @@ class Plane:
 
 @cache
 def logistic_plane(temperature=1.0):
-    """The posterior of the logistic regression, the likelihood tempered."""
+    """The posterior of the logistic regression with a tempered likelihood."""
     weight = 1.0 / temperature
 
     def log_density(points):

@@ -1,7 +1,7 @@
 """Runs an installed package once from end to end, with nothing but its dependencies.
 
-Not a pytest file: ``make wheel`` runs it outside the checkout, in an environment
-that holds only the wheel and what the wheel asks for.
+Not a pytest file: ``make wheel`` runs it outside the checkout, in an environment that
+holds only the wheel and its dependencies.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Acceptance tests against quadrature: is the move taken as often as it should be?"""
+"""Acceptance tests against quadrature: the probabilities of acceptance are right."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_small_sample_correction_is_the_head_of_a_bessel_function():
         exact = -np.log(hyp0f1((n - 1) / 2, -c * (n - 1) / 4))
         error = np.abs(correction(c, n - 1.0) - exact)
         assert (error < c**4 / n**3 + (0 if X64 else 2e-7)).all()
-        # The same bound rejects a series with one term less.
+        # The same bound rejects a series with one term fewer.
         two_terms = c / 2 + c**2 / (4 * (n + 1))
         assert (np.abs(two_terms - exact) > c**4 / n**3).all()
 
@@ -230,13 +230,13 @@ def test_compensated_curve_is_logistic_under_every_noise_it_admits(
     noises = {0.0, min(0.3, variance), variance}
     errors = [curve_error(test, noise, knots) for noise in noises]
     assert max(errors) < tolerance
-    # The figures in the documentation are not larger than they have to be.
+    # The figures in the documentation are not larger than necessary.
     assert correction_table(variance, test.table).error > 0.9 * error
 
 
 @pytest.mark.parametrize(("variance", "error"), [(0.3, 6e-5), (0.8, 4e-4)])
 def test_a_variance_from_fifty_rows_costs_the_curve_what_is_documented(variance, error):
-    """The compensated test takes its variance for known; here it is estimated."""
+    """The compensated test assumes a known variance; here it is estimated."""
     estimates, weights = estimated_variances(49, variance)
     noise = np.linspace(-8.0, 8.0, 2001)
     density = np.exp(-0.5 * noise**2)
@@ -263,7 +263,7 @@ def test_curve_at_variance_one_is_within_1e6_of_the_logistic(dtype):
 
 @dataclass(frozen=True)
 class NoTopUp(AcceptanceTest):
-    """Compensates for the largest noise, whatever the noise is."""
+    """Compensates for the largest noise, whatever the actual noise."""
 
     max_variance = 1.0
 
@@ -397,12 +397,13 @@ def test_moves_are_accepted_as_often_as_stated(test, variance):
     frequency = np.asarray(decision.accept, float).mean(0)
     bound = 5 * np.sqrt(p * (1 - p) / num) + 1e-9
     assert (np.abs(frequency - p) < bound).all()
-    # The check can fail: it tells this probability from one three hundredths off.
+    # The check can fail: it detects a probability that is off by 0.03.
     assert (np.abs(frequency - (p - 0.03)) > bound)[:3].all()
 
 
 def test_the_end_points_of_the_uniform_draw_decide_rightly(monkeypatch):
-    """Zero is drawn once in 2 ** 23 in float32: a hopeless move is not taken then."""
+    """Zero is drawn once in 2 ** 23 in float32; even then a hopeless move is
+    rejected."""
 
     def draw(number):
         def uniform(key, shape, dtype):

@@ -1,9 +1,9 @@
 """AMAGOLD's distribution is the target's, whatever the noise of its gradients.
 
-Chains start from exact draws of the target, so that there is no burn-in to argue
-about: the distribution must stay what it was, and the scatter between chains gives
-the Monte Carlo standard error. Noise of the gradients is that of rows with linear terms
-that add up to nothing.
+Chains start from exact draws of the target, so that there is no burn-in to argue about:
+the distribution must not change, and the scatter between chains gives the Monte Carlo
+standard error. The noise of the gradients comes from rows with linear terms that sum to
+zero.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def test_double_well():
 
     As many independent draws have 8.5e-4.
     """
-    step_size = 0.25  # the benchmark has a grid of them
+    step_size = 0.25  # the benchmark has a grid of step sizes
     line = double_well_line()
     assert abs(line.symmetric_kl(line.draws(100_000)) - 8.5e-4) < 5e-4
     settings = dict(target=WELL, batch_size=7, step_size=step_size)
@@ -95,7 +95,7 @@ def test_double_well():
 
 
 class NoFlip(AMAGOLD):
-    """The momentum of a rejected draw goes on instead of turning round."""
+    """Keeps the momentum of a rejected draw instead of reversing it."""
 
     def transition(self, target, state):
         new = super().transition(target, state)
@@ -115,7 +115,7 @@ class NoFlip(AMAGOLD):
     ],
 )
 def test_invariance(name):
-    """Where others have conditions: friction, step size and momentum of any kind."""
+    """Any friction, step size and momentum, where other samplers have conditions."""
     temperature = 1.0
     settings = {
         "flip": dict(step_size=0.7, num_steps=1, friction=0.1, resample_momentum=False),
@@ -139,7 +139,7 @@ def test_invariance(name):
     check(z)
     assert 0.4 < rate < 0.95
     if name == "flip":
-        # the first bug that this is made to see
+        # the first bug that this test must detect
         assert np.abs(errors(NoFlip(**settings))[0]).max() > 10
 
 
@@ -221,7 +221,7 @@ def test_full_batches_without_friction_are_hamiltonian_monte_carlo():
         new = step(state)
         moved = np.abs(np.asarray(new.z["mu"] - state.z["mu"])).max(-1) > 0
         accepted += moved.sum()
-        # the way back, from where the draw ended with its momentum turned round
+        # the reverse path, from the end of the draw with its momentum reversed
         z, p = (np.asarray(x, np.float64) for x in (new.z["mu"], -new.momentum))
         end = total(z, p)
         for _ in range(steps):
@@ -315,7 +315,7 @@ def test_temperature_of_the_prior(temper_prior):
     draws = draws_of(mcmc, "mu")
     check(second_moments(draws, energy.mean, energy.cov))
     assert np.abs(second_moments(draws, other.mean, other.cov)).max() > 8
-    # four gradients of 20 rows, and now and then four more to see their noise
+    # four gradients of 20 rows, and sometimes four more to measure their noise
     rows = np.asarray(mcmc.get_extra_fields(group_by_chain=True)["num_rows"])
     assert set(np.unique(rows)) == {203 + 80, 203 + 160}
 
@@ -348,7 +348,7 @@ CORRECTIONS = {
         acceptance=accept.compensated_barker(),
         resample_momentum=False,
     ),
-    # few rows are successes: with 200 of 603 their skewness is seen in third moments
+    # few rows are successes: with 200 of 603 their skewness shows in third moments
     "tempered": dict(
         correction="minibatch", batch_size=400, temperature=30.0, step_size=0.15
     ),
@@ -448,7 +448,7 @@ def test_all_rows_from_memory_and_not(chunks, monkeypatch):
 
 
 def test_a_million_rows_in_single_precision():
-    """Differences of rows first: two sums of a million are not subtracted."""
+    """Rows are subtracted before they are summed, so no two large sums are."""
     size, move = 1_000_000, 1e-3
     y = np.random.default_rng(0).normal(3.0, 1.0, size).astype(np.float32)
     rows = jnp.asarray(y)
@@ -503,7 +503,7 @@ def test_never_where_the_density_is_nan(correction):
 
 
 def test_h_and_b_have_the_momentum_variance_in_them():
-    """And where they are given, nothing rescales the step."""
+    """If they are given, the step is not rescaled."""
     one, other = (
         AMAGOLD(problems.logistic_model, h=0.01, b=0.1, momentum_variance=variance)
         for variance in (1.0, 4.0)
@@ -571,7 +571,7 @@ def test_default_settings_need_no_tuning(settings):
     assert (np.abs(white.std((0, 1)) - 1.0) < 4.5 * error).all()
     steps = np.asarray(mcmc.get_extra_fields()["num_steps"])
     if not settings:
-        # a trajectory is a few steps long, and not always as long as the last one
+        # a trajectory is a few steps long, and its length varies
         assert 1.0 < steps.mean() < 6.0 and len(np.unique(steps)) > 1
         rows = np.asarray(mcmc.get_extra_fields()["num_rows"])
         assert (rows >= 1000 * steps).all()

@@ -1,5 +1,7 @@
-"""Everything a user can get wrong, in one table: what must be said about it, and that
-it is said before anything compiles."""
+"""All mistakes of users in one table, with the required content of the messages.
+
+Messages must come before anything compiles.
+"""
 
 from __future__ import annotations
 
@@ -1848,7 +1850,7 @@ jax.monitoring.register_event_duration_secs_listener(_listen)
 
 @contextmanager
 def compilations() -> Iterator[list[str]]:
-    """The names of the functions that are compiled inside."""
+    """The names of the functions compiled inside the context."""
     before = len(_compiled)
     inside: list[str] = []
     yield inside
@@ -1856,7 +1858,7 @@ def compilations() -> Iterator[list[str]]:
 
 
 def complaints(case: Case) -> list[str]:
-    """What is wrong with the way in which a mistake is met."""
+    """The faults of the reaction to a mistake."""
     with compilations() as compiled:
         try:
             case.make()
@@ -1941,7 +1943,7 @@ def test_the_check_can_fail(case: Case, complaint: str) -> None:
     assert any(complaint in text for text in complaints(case))
 
 
-# what looks wrong and is right -------------------------------------------------------
+# models that look wrong but are right ------------------------------------------------
 
 
 def test_masked_nan_is_accepted() -> None:
@@ -1983,7 +1985,8 @@ def test_the_full_batch_needs_no_batch_size(settings: dict[str, Any]) -> None:
 
 
 def test_a_start_is_where_single_precision_resolves_the_log_density() -> None:
-    """Elsewhere steps that are short enough are lost in rounding: chains stay."""
+    """Elsewhere, sufficiently short steps are lost to rounding, so chains do not
+    move."""
 
     def model(y: Any) -> None:
         log_sd = numpyro.sample("log_sd", dist.Uniform(-10, 10))
@@ -1998,7 +2001,7 @@ def test_a_start_is_where_single_precision_resolves_the_log_density() -> None:
     log_sd = 20 * jax.nn.sigmoid(state.z["log_sd"]) - 10
     log_density = -1000 * (log_sd + jnp.exp(-2 * log_sd) / 2)
     assert (log_density > -0.1 / jnp.finfo(jnp.float32).eps).all()
-    # and these are not the best ones of many: they stay spread, for R-hat to see
+    # and starts are not the best of many: they stay overdispersed, as R-hat requires
     assert (log_sd < -2).any() and (log_sd > 9).any()
 
 

@@ -60,8 +60,8 @@ from numpyro_minibatch.kernels import (
 )
 from numpyro_minibatch.kernels.equi_energy._settings import EnergyArguments
 
-# the warmup is short because the adaptation of the step size amplifies rounding: in a
-# hundred draws from 1e-16 to 1e-4
+# the warmup is short because step-size adaptation amplifies rounding, from 1e-16 to
+# 1e-4 in a hundred draws
 N, CHAINS, WARMUP, DRAWS = 60, 2, 40, 12
 FIELDS = ("i",)
 
@@ -80,7 +80,7 @@ def model(X: Any, y: Any) -> None:
 
 
 def largest_change(z: Any, z_new: Any) -> Any:
-    """The bound that the confidence test asks for, from all rows."""
+    """The bound that the confidence test needs, from all rows."""
 
     def rows(z: Any) -> Any:
         return dist.Normal(X @ z["beta"], jnp.exp(z["scale"])).log_prob(Y)
@@ -88,7 +88,7 @@ def largest_change(z: Any, z_new: Any) -> Any:
     return jnp.abs(rows(z_new) - rows(z)).max()
 
 
-# hot, and with high rates of acceptance, so that the chains move after a short warmup
+# a high temperature and acceptance rate, so that chains move after a short warmup
 KERNELS: dict[str, Callable[[], MinibatchKernel]] = {
     "MINT": lambda: MINT(model, temperature=20.0, target_accept_prob=0.6),
     "MINT-augmented": lambda: MINT(
@@ -169,17 +169,18 @@ KERNELS: dict[str, Callable[[], MinibatchKernel]] = {
         samples_per_cycle=3,
     ),
 }
-GRADIENTS = {"SGLD", "SGNHT", "RENHD", "CyclicalSGHMC"}  # that nothing decides about
+GRADIENTS = {"SGLD", "SGNHT", "RENHD", "CyclicalSGHMC"}  # without an accept/reject step
 CHANGING = {"SGLD", "CyclicalSGHMC", "CyclicalMINT"}  # step sizes, after warmup too
-# One kernel for each way through the driver: the others add programs and no interface,
-# and run on the main interpreter only.
+# One kernel for each code path through the driver. The others add programs but no
+# interface, so they run on the main interpreter only.
 ON_ALL_VERSIONS = {"MINT", "control-variate", "AMAGOLD", "RENHD", "CyclicalMINT"}
 
 
 def kernels(*names: str, quick: Collection[str] = KERNELS) -> pytest.MarkDecorator:
-    """For what does not depend on the kernel: as few as meet all code on the way.
+    """The fewest kernels that cover all code, for tests that do not depend on the
+    kernel.
 
-    :param quick: those that run in the quick tests; the others compile for long.
+    :param quick: the kernels of the quick tests; the others take long to compile.
     """
     assert set(names) <= set(KERNELS)
     slow, once = pytest.mark.slow, pytest.mark.once
@@ -237,7 +238,7 @@ def chain_keys() -> jax.Array:
 
 @cache
 def reference(name: str) -> tuple[MCMC, Draws]:
-    """Twice as many draws as elsewhere, of one chain, without a progress bar."""
+    """One chain, with twice as many draws as elsewhere and no progress bar."""
     return run(KERNELS[name](), chain_keys()[0], num_samples=2 * DRAWS)
 
 
@@ -257,7 +258,7 @@ def assert_close(actual: Draws, expected: Draws) -> None:
     for name, x in actual.items():
         assert x.dtype == expected[name].dtype, name
         assert x.dtype.kind != "f" or x.dtype == np.float64, name
-        largest = np.nanmax(np.abs(expected[name]))  # what was not tried has no rate
+        largest = np.nanmax(np.abs(expected[name]))  # untried swaps have no rate
         np.testing.assert_allclose(
             x, expected[name], rtol=1e-6, atol=1e-6 * float(largest), err_msg=name
         )
@@ -269,9 +270,9 @@ enable_x64 = (jax if hasattr(jax, "enable_x64") else jax.experimental).enable_x6
 
 @cache
 def precise_reference(name: str) -> Draws:
-    """The same in double precision, for comparisons of programs compiled otherwise.
+    """The same in double precision, to compare programs that are compiled differently.
 
-    In single precision their rounding makes one decision in ten thousand differ.
+    In single precision, rounding changes one decision in ten thousand.
     """
     with enable_x64(True):
         return run(KERNELS[name](), chain_keys()[0], num_samples=2 * DRAWS)[1]
@@ -304,7 +305,7 @@ def test_a_run(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     # after warmup the step size stays
     assert name in CHANGING or len(set(seen["step_size"])) == 1
     assert (seen["scale"] > 0).all() and not seen["diverging"].any()
-    # of a kernel inside another under its name there
+    # for an inner kernel, under the field's name in the outer state
     inside = {field.rpartition(".")[2]: values for field, values in seen.items()}
     assert name in GRADIENTS or 0 < np.nanmean(inside["accept_prob"]) < 1
     ratio = inside.get("noise_ratio")
@@ -321,7 +322,7 @@ def test_a_run(name: str, capsys: pytest.CaptureFixture[str]) -> None:
 def test_progress_bar_and_continuation_in_place(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # with either of these the driver turns its bar off
+    # with either of these the driver disables its bar
     for variable in ("CI", "PYTEST_XDIST_WORKER"):
         monkeypatch.delenv(variable, raising=False)
     expected = precise_reference(name)
@@ -346,7 +347,7 @@ def test_warmup_and_continuation_of_a_pickle(name: str) -> None:
     warmup = draws(mcmc)
     np.testing.assert_array_equal(warmup["i"], 1 + np.arange(WARMUP))
     assert name in GRADIENTS - CHANGING or len(set(warmup["step_size"])) > 2
-    # chains that stand still would pass all the comparisons of this file
+    # chains that never move would pass all comparisons in this file
     assert len(np.unique(warmup["scale"])) > 5
     mcmc.run(mcmc.post_warmup_state.rng_key, X, Y, extra_fields=FIELDS)
     first = draws(mcmc)
@@ -397,7 +398,7 @@ SEQUENTIAL = (
 
 @kernels(*SEQUENTIAL, quick=("MHMinibatch", "RENHD"))
 def test_vectorized_chains_are_the_sequential_ones(name: str) -> None:
-    # as many draws as in the reference: the same program is not compiled again
+    # as many draws as in the reference, so that the program is not compiled again
     settings = {"num_chains": CHAINS, "chain_method": "sequential"}
     with enable_x64(True):
         _, sequential = run(
@@ -409,8 +410,8 @@ def test_vectorized_chains_are_the_sequential_ones(name: str) -> None:
     assert_close(vectorized(name), sequential)
 
 
-# of every kernel vectorised chains are those of one chain at a time, by one way of
-# running them or the other; one kernel goes both
+# for every kernel, vectorised chains equal chains run one at a time, by one of two
+# chain methods; one kernel is tested with both
 IN_PARALLEL = [n for n in KERNELS if n == "MHMinibatch" or n not in SEQUENTIAL]
 PARALLEL = """
 import sys
@@ -476,7 +477,7 @@ def steps_without_reuse(name: str, key: jax.Array) -> None:
         return state
 
     with jax.debug_key_reuse(True):
-        jax.jit(steps).lower(state)  # the check is done where nothing compiles yet
+        jax.jit(steps).lower(state)  # the check happens before anything compiles
 
 
 @every_kernel
@@ -569,7 +570,7 @@ def _target(z: Any, i: Any) -> Any:
 
 TARGET = Target(lambda z: -0.5 * z**2, _target, N)
 
-# for each argument of a constructor two values, the first one the default
+# two values for each argument of a constructor, the default first
 COMMON: dict[str, tuple[Any, Any]] = {
     "model": (model, other_model),
     "batch_size": (None, 10),
@@ -756,7 +757,7 @@ def test_pickling_a_kernel(name: str) -> None:
     used = reference(name)[0].sampler
     copy = pickle.loads(pickle.dumps(used))
     assert copy == used and hash(copy) == hash(used)
-    # so does the driver know that it must initialise it again
+    # this tells the driver to initialise the kernel again
     assert copy._sample_fn is None
     assert copy.plates == {"data": N}
 
@@ -804,7 +805,7 @@ def test_every_attribute_is_part_of_a_kernels_value() -> None:
     assert (
         repr(other) == "Wanderer(model=model, batch=Scheme(size=None), step_size=1e-09)"
     )
-    # whatever is stored afterwards, of whatever kind
+    # whatever attributes are stored afterwards
     values: list[Any] = [1, True, 1.0, "a", np.ones(2), np.zeros(2), [1], {"a": 1}]
     values += [jnp.ones(3), (1, 2), None, [1, 2], lambda: None, lambda: None]
     made = []
@@ -830,7 +831,7 @@ def test_every_attribute_is_part_of_a_kernels_value() -> None:
 
 
 def private_members(source: str) -> set[str]:
-    """Private attributes that are read of anything but ``self``, ``cls`` and states."""
+    """Private attributes read from anything but ``self``, ``cls`` and states."""
     found = set()
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, ast.Attribute) or not node.attr.startswith("_"):
@@ -850,7 +851,7 @@ def test_kernels_of_kernels_use_nothing_private(package: str) -> None:
     assert len(paths) > 3
     for path in paths:
         found = private_members(path.read_text())
-        # their own copies, and what their base class keeps
+        # their own copies, and attributes of their base class
         allowed = {"kernel._begin", "OuterKernel._unrecorded"}
         assert found <= allowed, path.name
         for kind in ("MinibatchMH", "SGMCMC", "NumPyroKernel"):
@@ -884,7 +885,7 @@ def survivors(kernel: MinibatchKernel) -> list[Any]:
     jax.jit(partial(kernel.sample, model_args=data, model_kwargs={})).lower(state)
     jax.jit(kernel.postprocess_fn(data, {})).lower(state.z)
     del data, state
-    jax.clear_caches()  # of what was traced with the data inside
+    jax.clear_caches()  # to drop traces that contain the data
     gc.collect()
     return [array() for array in watched if array() is not None]
 

@@ -44,7 +44,7 @@ def test_quadrature_does_not_depend_on_the_grid(name):
         assert np.abs(off).max() < 1e-3 * values["sd"]
 
 
-# simulation-based calibration: many data sets at once, each a chain of its own ---
+# simulation-based calibration: many data sets at once, one chain for each ---
 
 SETS, ROWS, BINS = 240, 12, 8
 
@@ -59,7 +59,7 @@ def rates(y, prior=1.0):
 
 
 def ranks(prior):
-    """Ranks of the rates that made the data among draws of their posterior."""
+    """Ranks of the true rates among draws from their posteriors."""
     rng = np.random.default_rng(4)
     true = rng.gamma(2.0, 1.0, SETS)
     y = rng.exponential(1 / true, (ROWS, SETS)).T

@@ -1,4 +1,4 @@
-"""Weights of cycles against closed forms, and what reweighting makes of a run."""
+"""Weights of cycles against closed forms, and the reweighting of a run."""
 
 from __future__ import annotations
 
@@ -77,14 +77,15 @@ def test_volumes_find_the_masses_of_modes(modes: Any) -> None:
 
 
 def test_harmonic_means_do_not(modes: Any) -> None:
-    """They leave the prior mass of the regions out, which here differs by four."""
+    """They leave out the prior mass of the regions, which here differs by a factor of
+    four."""
     with pytest.warns(UserWarning, match="ignores the prior mass"):
         w = cycles.weights(*_args(modes, "harmonic")).values[0]
     assert np.log(w[1] / w[0]) < np.log(MASSES[1] / MASSES[0]) - 0.7
 
 
 def test_harmonic_mean_in_logarithms() -> None:
-    """Against the paper's formula where it does not underflow, and where it would."""
+    """Compared with the paper's formula, and finite where the formula underflows."""
     rng = np.random.default_rng(1)
     likelihood = rng.normal(size=(2, 6))
     numbers = [[0, 0, 0, 1, 1, 1]] * 2
@@ -278,7 +279,7 @@ def test_a_run_from_end_to_end(run: MCMC) -> None:
     assert 1 <= cycles.effective_cycles(w) <= 6
     new = cycles.reweight(idata, w)
     assert new["posterior"]["mu"].shape == (1, 50)
-    # mu ** 2 is a function of mu, and no parameter more
+    # mu ** 2 is a function of mu and not an additional parameter
     np.testing.assert_allclose(
         new["posterior"]["square"], new["posterior"]["mu"] ** 2, rtol=1e-5
     )
@@ -330,7 +331,7 @@ def test_draws_without_volume() -> None:
 
 
 def test_volumes_of_few_draws_are_not_too_small() -> None:
-    """Without its correction, by two nats at seven draws of five parameters."""
+    """Without its correction: two nats off, with seven draws of five parameters."""
     rng = np.random.default_rng(0)
     for count, d in ((7, 5), (30, 3)):
         found = [

@@ -1,4 +1,4 @@
-"""Cyclical kernels: what a cycle consists of, and the distribution of each draw."""
+"""Cyclical kernels: the parts of a cycle, and the distribution of each draw."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def paper_step_sizes(first: float, cycles: int, total: int) -> list[float]:
 
 @pytest.mark.parametrize(("cycles", "total"), [(4, 100), (3, 100), (30, 50_000)])
 def test_cosine_restarts_is_equation_1(cycles: int, total: int) -> None:
-    """Where the cycles do not divide the steps the last one is cut short."""
+    """If the cycles do not divide the steps, the last one is cut short."""
     expected = paper_step_sizes(0.09, cycles, total)
     rule = schedule.cosine_restarts(0.09, -(-total // cycles))
     found = rule(jnp.arange(total))
@@ -86,7 +86,7 @@ def test_golden_values_of_sawtooth() -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
-# what a cycle consists of ------------------------------------------------------------
+# the parts of a cycle ----------------------------------------------------------------
 
 FLAT = Target(lambda z: -0.5 * z**2, lambda z, rows: 0.0 * rows * z, 100)
 
@@ -119,7 +119,7 @@ def test_parts_of_a_cycle(settings: Any, expected: tuple[int, ...]) -> None:
 
 
 def test_draws_are_placed_in_their_cycles() -> None:
-    """Steps before each draw, of its own and the number of its cycle, and no gaps."""
+    """The steps before and of each draw and the number of its cycle, without gaps."""
     kernel = kernel_of(cycle_length=60, samples_per_cycle=3, explore=0.2)
     length = kernel._shape.piece
     cycle, before, pieces = (
@@ -180,9 +180,8 @@ MINT_ = {"temperature": 2.0, "cycle_length": 10}
 
 
 # the distribution of every draw -------------------------------------------------------
-#
-# On a parabola, with gradient noise that is the same everywhere, position, momentum and
-# last force are normal after every step: a recursion of means and covariances.
+# On a quadratic potential with constant gradient noise, the position, momentum and last
+# force are normal after every step, so a recursion gives their means and covariances.
 
 
 class Distribution:
@@ -349,7 +348,8 @@ def test_temperature_is_temperature(temperature: float) -> None:
     )
     start = {"mu": np.tile(START, (512, 1))}
     mcmc = run(kernel, start, *DATA, num_samples=8)
-    # of the first draws of the cycles, where steps are about 0.02 and heat by 1 to 2%
+    # of the first draws of the cycles; their steps of about 0.02 raise the variance by
+    # 1 to 2%
     white = (draws_of(mcmc, "mu")[:, ::2] - energy.mean) @ np.linalg.inv(
         np.linalg.cholesky(energy.cov)
     ).T
@@ -361,7 +361,7 @@ def test_temperature_is_temperature(temperature: float) -> None:
 
 @pytest.mark.slow
 def test_noise_that_stays_on_and_a_thermostat() -> None:
-    """A thermostat lags behind a schedule: its gradients have little noise here."""
+    """A thermostat lags behind a schedule, so the gradients have little noise here."""
     inner = SGNHT(normal_model, step_size=0.2, friction=2.0, batch_size=100)
     kernel = Cyclical(
         inner, cycle_length=200, samples_per_cycle=2, explore_temperature=1.0
@@ -378,7 +378,7 @@ def test_noise_that_stays_on_and_a_thermostat() -> None:
     assert error < 0.03
 
 
-# what is recorded --------------------------------------------------------------------
+# records -----------------------------------------------------------------------------
 
 
 def test_what_is_recorded() -> None:
@@ -410,7 +410,7 @@ def test_what_is_recorded() -> None:
 
 
 def test_exploration_of_one_chain_costs_no_other() -> None:
-    """The loop's length is shared by the chains, so that none waits for another."""
+    """All chains share the length of the loop, so that none waits for another."""
     kernel = kernel_of(cycle_length=50, samples_per_cycle=5)
     keys = jax.random.split(jax.random.key(0), 3)
     state = kernel.init(keys, 0, start_of(np.zeros(3)), (), {})
@@ -420,13 +420,13 @@ def test_exploration_of_one_chain_costs_no_other() -> None:
 
     shared = list(conditions(jax.make_jaxpr(lambda s: kernel.sample(s, (), {}))(state)))
     alone = list(conditions(jax.make_jaxpr(jax.vmap(each))(state)))
-    # a condition for each chain: a loop that goes on until none needs it
+    # a condition for each chain would make a loop that runs until no chain needs it
     assert shared and set(shared) == {()}
     assert (3,) in alone
 
 
 def conditions(closed: Any) -> Any:
-    """The shapes of what the loops of a program are ended by."""
+    """The shapes of the conditions that end the loops of a program."""
     for equation in closed.jaxpr.eqns:
         if equation.primitive.name == "while":
             yield equation.params["cond_jaxpr"].out_avals[0].shape
@@ -444,7 +444,7 @@ def conditions(closed: Any) -> Any:
     ],
 )
 def test_scale_by_n_is_a_learning_rate(kind: Any, rate: Any, root: float) -> None:
-    """Of the mean of the rows' losses: divided by N it is that of their sum."""
+    """The learning rate of a mean loss, divided by N, is that of the summed loss."""
     kernel = kind(
         normal_model,
         batch_size=WIDTH,
@@ -464,7 +464,8 @@ def test_scale_by_n_is_a_learning_rate(kind: Any, rate: Any, root: float) -> Non
 
 @pytest.fixture(scope="module")
 def of_mint() -> Any:
-    """From draws of the target, so that the distribution must stay what it is."""
+    """Chains that start from draws of the target, so the distribution must not
+    change."""
     energy = Energy(2.0)
     rng = np.random.default_rng(0)
     start = rng.multivariate_normal(energy.mean, energy.cov, 2048)

@@ -1,4 +1,4 @@
-"""The benchmarks of the cyclical kernels run, at sizes that say nothing."""
+"""The benchmarks of the cyclical kernels run, at sizes too small for results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from benchmarks.cyclical import gaussians, networks, uci
 from benchmarks.stochastic_gradient.record import load
 
-# compilation of much that runs for a moment: once, on the main interpreter
+# these compile for long and run briefly, so only on the main interpreter
 pytestmark = pytest.mark.slow
 
 
@@ -74,7 +74,7 @@ def test_what_steps_make_of_a_normal_posterior() -> None:
 
 @pytest.mark.slow
 def test_networks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A network on noise, as many steps for each method."""
+    """A network on noise, with the same number of steps for each method."""
     rng = np.random.default_rng(0)
     size = networks.Size(80, 20, 10, 10, (4,), 0.01, 0.01, 0.5, 0.6)
     X = jnp.asarray(rng.normal(size=(100, 6)), jnp.float32)

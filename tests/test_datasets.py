@@ -15,7 +15,7 @@ import pytest
 
 from numpyro_minibatch import datasets
 
-# A thousandth of the real file, so that a test writes it in a blink.
+# A thousandth of the real file, so that a test writes it quickly.
 SMALL_ROWS = tuple(round(n / 1000) for n in datasets._COVERTYPE_ROWS)
 
 
@@ -35,7 +35,7 @@ def covertype_table() -> np.ndarray:
     y = np.repeat(np.arange(1, 8), SMALL_ROWS)
     table = np.zeros((y.size, 55), np.int16)
     table[:, :10] = np.random.default_rng(1).integers(-100, 4000, (y.size, 10))
-    table[:, 0] = 10 * y + table[:, 0] % 10  # the first column tells the class
+    table[:, 0] = 10 * y + table[:, 0] % 10  # the first column determines the class
     table[:, -1] = y
     return table
 
@@ -123,7 +123,7 @@ def test_the_named_folder_comes_first(
     monkeypatch.setenv(datasets.DATA_VARIABLE, str(tmp_path / "variable"))
     assert place(data_dir=tmp_path / "argument") == 0
     assert place() == 1
-    # The excerpt of classes 2 to 4 is passed over when it cannot hold the answer.
+    # The excerpt of classes 2 to 4 is skipped if it cannot contain the answer.
     X, _ = datasets.load_covertype((1, 2), standardize=False)
     assert X[0, 1] == 2
     monkeypatch.delenv(datasets.DATA_VARIABLE)

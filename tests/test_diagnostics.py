@@ -1,4 +1,4 @@
-"""Advice that fires when it should and not otherwise; how normal batch means are."""
+"""Advice appears when it should and not otherwise; the normality of batch means."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from numpyro_minibatch.inference_data import as_inference_data
 
 CHAINS, DRAWS, N, M = 4, 500, 10_000, 100
 
-# What kernels record of their parts.
+# Facts that kernels record about their parts.
 PENALTY = {
     **batch.without_replacement(M).facts,
     **proposal.random_walk().facts,
@@ -224,7 +224,7 @@ def test_what_is_not_a_result(idata: Any, error: type[Exception]) -> None:
         diagnose(idata)
 
 
-def test_a_result_without_what_is_asked_for() -> None:
+def test_a_result_without_the_requested_variables() -> None:
     with pytest.raises(ValueError, match=r"has \['gamma'\], the posterior"):
         diagnose(result(), var_names=["gamma", "mu"])
     empty = as_inference_data({"sample_stats": dataset({}, {"a": 1})}, {})
@@ -285,8 +285,8 @@ def test_noise_that_the_barker_test_absorbs() -> None:
     assert f"batch_size={10 * math.ceil(rows / 10)}" in text
 
 
-def test_noise_when_the_steps_say_nothing() -> None:
-    # log ratios whose mean is positive: how far the steps go is not known
+def test_noise_without_information_from_the_steps() -> None:
+    # log ratios with a positive mean do not determine the length of the steps
     text = advice(**NOISY | {"log_ratio": 0.1})
     assert "target_accept_prob" in text and "MHMinibatch" in text
     assert "batch_size" not in text and "temperature=" not in text
@@ -323,7 +323,7 @@ def test_noise_that_the_test_ignores(
     assert not advice(facts=facts, reliable=0.95, log_ratio_variance=1.0)
 
 
-def test_how_hot_ignored_noise_looks() -> None:
+def test_the_temperature_of_ignored_noise() -> None:
     """The slope of the log odds of acceptance, by numerical integration."""
     x = np.linspace(-12, 12, 200_001)
 
@@ -331,7 +331,7 @@ def test_how_hot_ignored_noise_looks() -> None:
         def rate(d: float) -> float:
             return float((test(d + sd * x) * norm.pdf(x)).sum())
 
-        # detailed balance at temperature 1 wants this ratio to be exp(delta)
+        # detailed balance at temperature 1 requires this ratio to be exp(delta)
         return delta / math.log(rate(delta) / rate(-delta))
 
     for sd in (0.1, 1.0, 4.0):
@@ -406,7 +406,7 @@ def test_too_few_effective_draws() -> None:
     assert wanted == pytest.approx(DRAWS * 100 * CHAINS / ess, rel=0.1)
     more = int(re.findall(r"about (\d+) more draws", text)[0])
     assert more == pytest.approx(wanted - DRAWS, rel=0.1)
-    # so many times the steps that a draw has now; no word of it where it has none
+    # this many times the current steps per draw; not mentioned if a draw has no steps
     assert f"num_steps={math.ceil(10 * 100 * CHAINS / ess)}" in text
     assert "num_steps" not in str(diagnose(result({"mu": walk})))
 
@@ -464,7 +464,7 @@ def test_notes() -> None:
 
 
 class Doubtful(accept.AcceptanceTest):
-    """A test of a user: accepts half of everything, and takes no noise."""
+    """A user's test: accepts half of all moves and tolerates no noise."""
 
     max_variance = 0.0
     highest_accept_prob = 0.5
@@ -474,7 +474,7 @@ class Doubtful(accept.AcceptanceTest):
 
 
 class Doubling(batch.Scheme):
-    """A scheme of a user, whose batches grow."""
+    """A user's scheme, whose batches grow."""
 
     single_round = False  # type: ignore[assignment]
 
@@ -517,7 +517,7 @@ def test_facts_are_found_in_a_file(tmp_path: Any) -> None:
 def test_results_without_facts_are_diagnosed_as_before(
     scheme: batch.Scheme, test: accept.AcceptanceTest, estimator: Any
 ) -> None:
-    """Of older results only the printed form of the parts is known."""
+    """For older results only the printed form of the parts is known."""
     now = PENALTY | scheme.facts | test.facts | estimator.facts
     older = {
         "batch": repr(scheme),
@@ -562,7 +562,7 @@ def independence_chains(
 
 
 def of_draws(draws: np.ndarray) -> diagnostics.Diagnosis:
-    """The diagnosis of draws of which nothing else is known."""
+    """The diagnosis of draws without any other information."""
     return diagnose(as_inference_data({"posterior": dataset({"x": draws}, {})}, {}))
 
 
@@ -585,7 +585,7 @@ def test_independent_draws_know_what_they_know() -> None:
 
 @pytest.mark.parametrize("rho", [0.7, -0.7])
 def test_effective_sample_sizes_of_an_autoregression(rho: float) -> None:
-    """Of means and squares the closed forms, and never more than there are draws."""
+    """Closed forms for means and squares, and never more than the number of draws."""
     rng = np.random.default_rng(1)
     draws = 4000
     x = rng.normal(size=(CHAINS, draws))
@@ -603,7 +603,7 @@ def test_effective_sample_sizes_of_an_autoregression(rho: float) -> None:
 
 
 def test_stays_of_a_chain_with_known_weights() -> None:
-    """With 5 events nearly all runs are told, with 100 hardly any."""
+    """With 5 events nearly all runs get advice, with 100 hardly any."""
     rng = np.random.default_rng(2)
     told = {5: 0, 100: 0}
     for events in told:
@@ -639,11 +639,11 @@ def test_log_ratios_show_weights_that_grow_in_the_tails() -> None:
         found = diagnose(result({"x": z}, facts, log_ratio=ratio))
         expected = math.exp(slope * 2.5**3)  # the sd of the fit there is about 0.02
         assert found.tail_weight == pytest.approx(expected, rel=0.15)
-        # nothing is said where no stay shows in the variance
+        # no advice if no stay affects the variance
         assert not any("the tails" in a for a in found.advice)
 
 
-# what advice says -------------------------------------------------------------------
+# the content of advice --------------------------------------------------------------
 
 
 def test_checks_that_are_off_by_little_do_not_advise() -> None:
@@ -736,7 +736,7 @@ def test_advice_on_the_noise_helps() -> None:
     assert second.noise_sd_median < first.noise_sd_median
 
 
-# is the mean of a batch normal? -----------------------------------------------------
+# the normality of batch means -------------------------------------------------------
 
 
 def test_bound_is_that_of_standardised_rows() -> None:
@@ -768,7 +768,7 @@ def test_bound_holds_for_a_skewed_distribution() -> None:
     distance = max((grid[1:] - below).max(), (below - grid[:-1]).max())
     resolution = 1.95 / math.sqrt(repeats)  # Kolmogorov's 99.9% point
     assert resolution < distance < normal_error_bound(rows.ravel(), m) < 1
-    # as printed, without standardising, the bound of small rows is no bound
+    # as printed in the papers, without standardising, it is no bound for small rows
     small = 1e-3 * np.abs(rows)
     printed = (6.4 * (small**3).mean() + 2 * small.mean()) / math.sqrt(m)
     assert printed < distance - resolution
@@ -797,7 +797,7 @@ def test_normality_finds_heavy_tails() -> None:
     found = normality(heavy, 100, jax.random.PRNGKey(0), num_batches=2000)
     assert found.distance > 2 * found.resolution  # under normality once in 1e6 times
     assert found.excess_kurtosis > 4.5 * math.sqrt(24 / 2000)
-    # ten rows that most batches miss: what misses them looks quiet
+    # ten rows that most batches miss; batches without them appear to have little noise
     rare = np.zeros(10_000)
     rare[:10] = 100.0
     rare += rng.normal(size=10_000)
@@ -917,15 +917,15 @@ def test_gradient_noise_that_nothing_corrects() -> None:
     thermostat = LANGEVIN | dynamics.nose_hoover().facts
     text = advice(facts=thermostat, noise_ratio=2.0, **UNDECIDED)
     assert "the same in all coordinates" in text and "too large" not in text
-    # of the full batch there is none, and AMAGOLD corrects for it
+    # the full batch has no gradient noise, and AMAGOLD corrects for it
     exact = diagnose(result(facts=LANGEVIN, noise_ratio=np.inf, **UNDECIDED))
     assert np.isnan(exact.noise_ratio) and not exact.advice
     assert not advice(facts=CORRECTED, noise_ratio=2.0, acceptance_rate=0.8)
 
 
-def test_the_worst_chain_says_how_noisy_gradients_are() -> None:
+def test_the_gradient_noise_of_the_worst_chain() -> None:
     last = np.array([50.0, 4.0, 60.0, 70.0])
-    ratio = np.full((CHAINS, DRAWS), 1e-3)  # before the first ones had converged
+    ratio = np.full((CHAINS, DRAWS), 1e-3)  # as before the first chains had converged
     ratio[:, -1] = last
     found = diagnose(result(facts=LANGEVIN, noise_ratio=ratio, **UNDECIDED))
     assert found.noise_ratio == 4.0
@@ -1008,7 +1008,7 @@ def test_no_decisions_no_advice_on_them() -> None:
 
 
 def test_a_rung_that_ignores_its_noise() -> None:
-    """What is said of a kernel is said of it as the coldest rung."""
+    """Advice for a kernel also applies to it as the coldest rung of a ladder."""
     stats = {"reliable": 0.0, "log_ratio_variance": 4.0, "swap_reliable": 1.0}
     text = advice(facts=METROPOLIS | {"temperatures": [1.0, 2.0]}, **stats)
     assert "treats log ratios as exact" in text

@@ -1,4 +1,4 @@
-"""What the documentation promises of itself: nothing of it is run here."""
+"""The structure of the documentation; none of its code is run here."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from numpyro_minibatch import kernels
 mpl.use("Agg")
 
 ROOT = Path(__file__).resolve().parent.parent
-KERNELS = [  # those that a user picks, and not what they are made of
+KERNELS = [  # the kernels that users choose, without their building blocks
     name
     for name in kernels.__all__
     if issubclass(getattr(kernels, name), MCMCKernel)
@@ -34,8 +34,8 @@ PAGES = sorted(p for p in (ROOT / "docs").glob("**/*.md") if "_build" not in p.p
 def test_an_example_is_a_page_of_the_gallery(path: Path) -> None:
     text = path.read_text()
     title, line, empty, *_ = (ast.get_docstring(ast.parse(text)) or "").split("\n")
-    assert line == "=" * len(title) and empty == ""  # what the gallery asks for
-    assert '"--small"' in text and '"--out"' in text  # what it is run with
+    assert line == "=" * len(title) and empty == ""  # required by the gallery
+    assert '"--small"' in text and '"--out"' in text  # the options it is run with
     assert '"--full"' in text
     assert "diagnose(" in text and "az.summary(" in text
     assert "look at" in text.lower()
@@ -98,7 +98,7 @@ def test_the_gallery_has_an_order() -> None:
 
 
 def test_figures_of_the_gallery_have_labels() -> None:
-    """While it is built a figure that is blank or lacks a label is an error."""
+    """During a build, a figure that is blank or lacks a label is an error."""
     figure, axes = plt.subplots(1, 3)
     axes[0].plot([1, 2])
     axes[0].set(xlabel="draw", ylabel="rung")
@@ -133,7 +133,7 @@ def test_what_figures_there_are_is_in_the_documentation() -> None:
 
 
 def test_code_in_the_documentation_is_run() -> None:
-    """Each block is a doctest, or a line of a shell; and each doctest is one."""
+    """Each block is a doctest or shell commands, and each doctest is in a block."""
     seen = 0
     for page in PAGES:  # of README.md, test_readme.py
         blocks = re.findall(r"^```(.*?)\n(.*?)^```$", page.read_text(), re.M | re.S)

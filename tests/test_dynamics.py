@@ -1,9 +1,9 @@
-"""Dynamics and the kernels made of them, against what theory says of their bias.
+"""Dynamics and the kernels made of them, compared with their theoretical bias.
 
-On a parabola every scheme but the thermostat is linear, and the second moments in which
-it settles solve a discrete Lyapunov equation, however the gradients' noise is
-distributed:
-what is tested is the exact bias, and that its leading order is the known one.
+On a quadratic potential every scheme except the thermostat is linear. Its stationary
+second moments solve a discrete Lyapunov equation, whatever the distribution of the
+gradient noise. The tests check the exact bias, and that its leading order is the known
+one.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def stepped(rule, h, temperature, root, curvature=CURVATURE):
 
         w, p = state[:dim], state[dim:]
         memory = p if has_momentum else ()
-        if is_kicked:  # the whole kick at the end of a step, none at its start
+        if is_kicked:  # the whole kick is at the end of a step, none at its start
             memory = Kicked(p, jnp.zeros_like(p))
         moved = rule.step(
             key, whitening.color(w), memory, force, h, temperature, whitening
@@ -119,7 +119,7 @@ SETTINGS = [
 
 @pytest.mark.parametrize("name, friction, temperature, root", SETTINGS)
 def test_one_step(name, friction, temperature, root):
-    """Where a step leads, what a gradient's noise does, and the injected noise."""
+    """The map of a step, the effect of gradient noise, and the injected noise."""
     rule = made(name, friction)
     move, kick, noise = errors_of_one_step(rule, name, friction, temperature, root)
     assert max(move, kick) < (1e-12 if jax.config.jax_enable_x64 else 2e-5)
@@ -137,9 +137,9 @@ MOMENTA = [
 
 @pytest.mark.parametrize("rule, is_biased", MOMENTA)
 def test_momenta_may_be_drawn_anew_after_every_step(rule, is_biased):
-    """As where positions are swapped: each step begins with a new momentum.
+    """Each step begins with a new momentum, as after swaps of positions.
 
-    For a momentum half a step from its position that is wrong at any step size.
+    If the momentum is half a step from its position, this is wrong at any step size.
     """
     h, k, temperature, chains, steps = 0.2, 1.3, 4.0, 2000, 400
     whitening = Whitening(jnp.ones(1))
@@ -164,7 +164,7 @@ def test_momenta_may_be_drawn_anew_after_every_step(rule, is_biased):
     squares = jax.jit(jax.vmap(chain))(random.split(random.key(1), chains), first)
     squares = np.asarray(squares, np.float64) * k / temperature
     error = squares.std(ddof=1) / np.sqrt(chains)
-    # what the splitting leaves is of the order of h ** 2
+    # the error of the splitting is of order h ** 2
     is_right = abs(squares.mean() - 1.0) < 5 * error + h**2 * k
     assert is_right != is_biased, (squares.mean(), error)
 
@@ -197,7 +197,7 @@ class Squared(_SGHMC):
     """Noise of ``friction * sqrt(2 h)`` in place of ``sqrt(2 friction h)``."""
 
     def step(self, key, z, memory, force, step_size, temperature, whitening):
-        # the same at a friction of one, which is why that is not where to look
+        # correct at a friction of one, so that value cannot reveal the bug
         heat = self.friction * temperature
         return super().step(key, z, memory, force, step_size, heat, whitening)
 
@@ -213,7 +213,7 @@ def test_noise_that_grows_with_the_friction_is_noticed():
     assert noise_error(0.1) > 100
 
 
-def test_where_linear_schemes_settle():
+def test_stationary_covariances_of_linear_schemes():
     """The bias in closed form, exact or to leading order."""
     temperature, k, noise = 4.0, 1.7, 3.0
 
@@ -242,7 +242,7 @@ def test_where_linear_schemes_settle():
 
 @pytest.mark.parametrize("name", ["sgld", "baoab", "midpoint", "euler"])
 def test_injected_noise_and_the_temperature_that_gradients_add(name):
-    """``injected`` tells the relative error of the temperature, to leading order."""
+    """``injected`` gives the relative error of the temperature to leading order."""
     friction, h, temperature, k, noise = 0.7, 1e-3, 4.0, 1.7, 30.0
     rule = made(name, friction)
     args = np.array([[k]]), friction, h, temperature
@@ -254,7 +254,7 @@ def test_injected_noise_and_the_temperature_that_gradients_add(name):
 
 @pytest.mark.parametrize("name", ["sgld", "baoab", "midpoint", "euler"])
 def test_zero_temperature_is_gradient_ascent(name):
-    """No noise, and momentum that friction slows down."""
+    """Without noise, friction reduces the momentum."""
     friction, h = 2.0, 0.1
     rule = made(name, friction)
     step, size = stepped(rule, h, 0.0, np.eye(3), np.eye(3))
@@ -287,7 +287,7 @@ def test_a_momentum_under_friction_of_either_sign(rate):
     kept = float(_thermal(one, 0.0 * one, *args))
     scale = float(_thermal(0.0 * one, one, *args))
     density = lambda s: 2 * injected * temperature * np.exp(-2 * rate * s)  # noqa: E731
-    # below h, what is left of a large rate's integral is not seen by quadrature
+    # quadrature would miss the remaining integral of a large rate below h
     variance, _ = quad(density, 0.0, h, points=[min(h / 2, 1e-2)])
     np.testing.assert_allclose(kept, np.exp(-rate * h), rtol=1e-5)
     np.testing.assert_allclose(scale, np.sqrt(variance), rtol=1e-5)
@@ -310,7 +310,7 @@ def thermostat_moments(rule, h, temperature, noise, steps=1500, chains=512):
     z = problems.start_of(w @ ROOT)
     p = problems.start_of(np.sqrt(temperature) * rng.normal(size=(chains, dim)))
     xi = problems.start_of(mean + np.sqrt(variance) * rng.normal(size=chains))
-    # noise of the gradient that is isotropic in the coordinates in which it is felt
+    # gradient noise that is isotropic in the coordinates of the dynamics
     spread = jnp.asarray(np.sqrt(noise) * np.linalg.inv(ROOT))
 
     def chain(key, z, p, xi):
@@ -339,13 +339,13 @@ def thermostat_moments(rule, h, temperature, noise, steps=1500, chains=512):
     return (found.mean(0) - truth) / truth, error / truth
 
 
-# the gradient's noise doubles the friction, and SGHMC's temperature would be doubled
+# the gradient noise doubles the friction; it would double SGHMC's temperature
 THERMOSTATS = [("symmetric", 0.1, 0.01), ("euler", 0.03, 0.03)]
 
 
 @pytest.mark.parametrize("integrator, h, bias", THERMOSTATS)
 def test_thermostat(integrator, h, bias):
-    """Isotropic noise of the gradient is taken up by the friction."""
+    """The friction absorbs isotropic gradient noise."""
     rule, temperature = dynamics.nose_hoover(0.7, 2.0, integrator), 4.0
     noise = 2 * temperature * rule.friction / h
     error, standard = thermostat_moments(rule, h, temperature, noise)
@@ -357,7 +357,7 @@ class Linear(_NoseHoover):
 
     def step(self, key, z, memory, force, step_size, temperature, whitening):
         moved = super().step(key, z, memory, force, step_size, temperature, whitening)
-        # the same step, but for what the friction becomes
+        # the same step, except for the update of the friction
         p = moved.memory.momentum
         heat = step_size / self.thermal_mass * (jnp.abs(p).mean() - temperature)
         friction = memory.friction + heat
@@ -410,7 +410,8 @@ def kernel_of(name, width, h, friction, temperature, **settings):
 
 
 def settled_model(name, width, h, friction, temperature, fpc=True):
-    """The energy of the conjugate model, and where a scheme settles on it."""
+    """The energy of the conjugate model, and a scheme's stationary distribution on
+    it."""
     energy = Energy(temperature)
     noise = energy.noise(width, fpc)
     cov = settled(name, energy.curvature, friction, h, temperature, noise)[:2, :2]
@@ -427,13 +428,13 @@ def test_bias_table(row):
     z = check_settled(kernel_of(*settings), energy, cov)
     assert np.abs(z).max() < 5, z
     if "thick" not in row:
-        # the bias is there to be seen
+        # the bias is large enough to be visible
         assert not np.allclose(np.diag(cov), np.diag(energy.cov), rtol=0.1)
 
 
 @pytest.mark.slow_in_single
 def test_known_bugs_fail_the_bias_table(monkeypatch):
-    """One batch for all steps of a draw; a likelihood divided by the rows once more."""
+    """Bugs: one batch for all steps of a draw; a likelihood divided by N once more."""
     settings = BIASES["midpoint-20"]
     energy, cov = settled_model(*settings)
 
@@ -485,12 +486,13 @@ ROWS, BATCH, STEPS = 23, 6, 4
 
 
 def rows_read(state, moved, h):
-    """How often each row was read, from the momentum that it gave."""
+    """How often each row was read, from its contribution to the momentum."""
     return np.asarray(moved.memory - state.memory) / (h * ROWS / BATCH)
 
 
 def test_each_step_reads_rows_of_its_own(monkeypatch):
-    """Row ``i`` pushes coordinate ``i`` alone; with hardly any friction all adds up."""
+    """Row ``i`` pushes coordinate ``i`` alone; with little friction the pushes add
+    up."""
     target = Target(lambda z: 0.0, lambda z, i: z[i], ROWS)
     h = 0.25
 
@@ -533,7 +535,7 @@ def test_each_step_reads_rows_of_its_own(monkeypatch):
 
 @pytest.mark.slow_in_single
 def test_thermostat_kernel():
-    """SGNHT takes up the noise of a minibatch that is alike in all coordinates."""
+    """SGNHT absorbs minibatch noise that is equal in all coordinates."""
     precision = np.array([[1.3, 0.4], [0.4, 0.8]])
     h, friction, temperature = 0.1, 0.7, 4.0
     noise = 2 * temperature * friction / h
@@ -571,7 +573,7 @@ def test_thermostat_kernel():
 @pytest.mark.slow_in_single
 @pytest.mark.parametrize("temper_prior", [False, True])
 def test_temperature_of_the_prior(temper_prior):
-    """The same scheme settles elsewhere if the prior has the temperature too."""
+    """The stationary distribution differs if the prior is tempered too."""
     name, width, h, friction = "baoab", 141, 0.4, 1.0
     kernel = kernel_of(name, width, h, friction, 4.0, temper_prior=temper_prior)
 
@@ -590,7 +592,7 @@ def test_jacobians_are_not_tempered():
     line, start = problems.tempered_scale(4.0)
     kernel = SGHMC(
         problems.scale_model,
-        batch_size=39,  # little noise: its bias is another test's
+        batch_size=39,  # little noise, because another test covers its bias
         step_size=0.05,
         friction=3.0,
         temperature=4.0,
@@ -615,7 +617,8 @@ def test_jacobians_are_not_tempered():
     ids=["SGLD", "SGHMC"],
 )
 def test_where_the_gradient_is_nan(kernel):
-    """Such a draw is said to be diverging, is never returned, and the chain goes on."""
+    """Such a draw is reported as diverging and never returned, and the chain
+    continues."""
 
     def log_likelihood(z, i):
         inside = -0.5 * z**2 / 41 + 0.02 * (i - 20.0) * z
@@ -636,7 +639,7 @@ def test_where_the_gradient_is_nan(kernel):
 
 
 def test_schedules():
-    """Counted in gradient steps, warmup included, whoever wrote the schedule."""
+    """Schedules count gradient steps, warmup included, whoever wrote them."""
     for power, offset in [(0.55, 1000.0), (1.0, 10.0)]:
         found = schedule.polynomial(0.2, power, offset)(jnp.array([0, 10, 3000]))
         exact = 0.2 * (1 + np.array([0, 10, 3000]) / offset) ** -power
@@ -654,7 +657,7 @@ def test_schedules():
 
 
 def test_the_schedule_is_what_moves():
-    """Each gradient step has the length that the schedule says: seen at zero noise."""
+    """Each gradient step has the scheduled length, as seen without noise."""
     target = Target(lambda z: 0.0, lambda z, i: jnp.broadcast_to(z, i.shape), 11)
 
     def step_size(count):
@@ -699,7 +702,8 @@ def test_preconditioner():
     assert (roots == roots[:, :1]).all()
     np.testing.assert_allclose(np.log(roots).mean(-1), 0.0, atol=1e-5)
     assert len(np.unique(roots[:, 0, 0])) == len(roots)
-    # every chain settles in its own coordinates, as theory says of its step size
+    # in its own coordinates, every chain has the bias that theory gives for its step
+    # size
     steps = 1e-3 * roots[:, 0] ** 2
     noise = 1 + steps / 2
     variances = noise / (1 - steps * precision / 2)
@@ -707,7 +711,7 @@ def test_preconditioner():
     scaled = (draws**2).mean(1) / variances
     error = scaled.std(0, ddof=1) / np.sqrt(len(scaled))
     assert (np.abs(scaled.mean(0) - 1) < 5 * error).all()
-    # without it the small scale says how long a step may be; the other one waits
+    # without it the small scale limits the step size, and the large one mixes slowly
     plain, _ = moments(None, 1e-4)
 
     def scatter(draws):
@@ -717,7 +721,7 @@ def test_preconditioner():
 
 
 def test_preconditioner_survives_a_bad_gradient():
-    """One gradient that is not a number is not learnt from, and those after it are."""
+    """Adaptation ignores a NaN gradient and uses the ones after it."""
     rule, learning = preconditioner.rmsprop(decay=0.9), jnp.array(True)
     state = rule.init(jnp.ones(2), None)
     for gradient in ([1.0, 1.0], [jnp.nan, 1.0], *[[10.0, 0.1]] * 300):

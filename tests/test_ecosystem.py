@@ -85,7 +85,7 @@ def test_arviz_converts_a_run_and_its_results_agree_with_ours(run: MCMC) -> None
     np.testing.assert_allclose(flat, densities(run), rtol=1e-4, atol=1e-5)
     ours = to_inference_data(run, log_likelihood=True)
     if int(az.__version__.split(".")[0]) > 0:
-        return  # ArviZ 1 fits no tail to so few draws, which are in part the same
+        return  # ArviZ 1 fits no tail to so few draws with repetitions
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of so few draws
         both = [az.loo(idata).elpd_loo for idata in (theirs, ours)]
@@ -186,9 +186,9 @@ def without_a_plate(x: Any, y: Any = None) -> None:
 
 
 def with_kernel(name: str) -> Any:
-    """A kernel at settings that compile soon; how well it samples is tested elsewhere.
+    """A kernel with settings that compile fast; other tests check how well it samples.
 
-    Half of them take rows by indices, the others rows of the arguments.
+    Half of the models take rows by indices, the others take rows of their arguments.
     """
     if name == "AMAGOLD":
         return AMAGOLD(line, step_size=0.01, num_steps=2)

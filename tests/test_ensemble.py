@@ -1,4 +1,4 @@
-"""Ensembles' predictions against the same in a few lines of NumPy."""
+"""Ensembles' predictions compared with a few lines of NumPy."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def logits(draw: Any, rows: Any) -> Any:
 
 
 def test_members_of_a_run() -> None:
-    """By the model's names, the chains one after the other."""
+    """Sites by name, with the chains concatenated."""
     values = {f"net.{n}": x[:4].reshape(2, 2, *x.shape[1:]) for n, x in DRAWS.items()}
     posterior = xr.Dataset(
         {

@@ -79,13 +79,13 @@ def distribution(
 
 
 def features(z: np.ndarray) -> np.ndarray:
-    """What distributions are compared by: shares of the modes, and energies."""
+    """The compared quantities: shares of the modes, and energies."""
     energy = np.minimum(np.interp(z, GRID, ENERGY), 10.0)
     return np.stack([z < -1.5, z > 1.5, np.minimum(np.abs(z), 8.0), energy], -1)
 
 
 def worst(z: np.ndarray, probabilities: np.ndarray) -> float:
-    """The largest error in standard errors, which the chains tell."""
+    """The largest error in standard errors, which the scatter between chains gives."""
     means = features(z).mean(1)
     expected = probabilities @ features(GRID)
     error = means.std(0, ddof=1) / np.sqrt(len(means))
@@ -165,7 +165,7 @@ def energies_of(
     [((200, 200, 200), False), ((200, 37, 5), True), ((101, 100, 30), False)],
 )
 def test_energies(sizes: Any, temper_prior: bool) -> None:
-    """Exact with all rows; else the mean over batches, and that of the weights."""
+    """Exact with all rows; otherwise the means over batches of energies and weights."""
     temperatures = [2.0, 3.0, 20.0]
     reference = reference_at(-3.0, temperatures, [-np.inf, 1.0, 2.0])
     nested = Nested("data", N, sizes, temper_prior, penalty=True)
@@ -190,7 +190,7 @@ def test_energies(sizes: Any, temper_prior: bool) -> None:
         assert abs(weights.mean() - 1.0) < 5 * error
         assert noise.mean() == pytest.approx((own / heat).var(), rel=0.15)
         if k + 1 < len(sizes):
-            # the hotter chain's energy of the state is that of a part of its batch
+            # the hotter chain computes the energy of the state from a part of its batch
             np.testing.assert_allclose(
                 found.above[:, k], found.own[:, k + 1], rtol=1e-4
             )
@@ -270,8 +270,9 @@ def printed_ratio(new: Energies, old: Energies, reference: Reference) -> Any:
 
 
 @pytest.mark.parametrize("k", [0, 1])
-def test_a_jump_leaves_the_distribution_as_it_is(k: int) -> None:
-    """From draws of a chain, to independent draws of the hotter one in their rings."""
+def test_a_jump_preserves_the_distribution(k: int) -> None:
+    """Jumps from draws of a chain to independent draws of the hotter one in their
+    rings."""
     heat, floors = np.array([1.0, 3.0, 9.0]), np.array([-np.inf, 4.0, 20.0])
     reference = reference_at(0.0, heat, floors)
     rng, count = np.random.default_rng(1), 100_000
@@ -307,7 +308,7 @@ def test_a_jump_leaves_the_distribution_as_it_is(k: int) -> None:
 
 @pytest.mark.parametrize("temper_prior", [False, pytest.param(True, marks=slow)])
 def test_every_chain_has_its_distribution(temper_prior: bool) -> None:
-    """With all rows, floors included."""
+    """All rows, energy floors included."""
     built = kernel(temper_prior=temper_prior, **FULL)
     mcmc = run(built)
     z = of_rungs(mcmc)
@@ -326,7 +327,7 @@ def test_every_chain_has_its_distribution(temper_prior: bool) -> None:
             fields["energy"][..., 1].ravel(), energies, rtol=1e-3, atol=1e-3
         )
     rings = (fields["energy"][..., None] >= floors[1:]).sum(-1)
-    assert (fields["ring"] == rings).mean() > 0.999  # but for rounding
+    assert (fields["ring"] == rings).mean() > 0.999  # except for rounding
 
 
 def test_the_printed_ratio_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -375,7 +376,7 @@ def test_temperature_one_from_noisy_chains(of_all_rows_below: Any) -> None:
 
 
 def test_masses_of_modes(of_all_rows_below: Any) -> None:
-    """All of them at once, with the covariance that chains tell: Hotelling's T."""
+    """All quantities at once, with the covariance between chains: Hotelling's T."""
     z = of_rungs(of_all_rows_below[1])[0]
     edges = np.array([-1.5, 1.5])
 
@@ -389,13 +390,13 @@ def test_masses_of_modes(of_all_rows_below: Any) -> None:
 
     truth = np.bincount(np.searchsorted(edges, GRID), distribution(1.0), minlength=3)
     assert p_value(truth, z) > 1e-5
-    # off by an eighth of one mode
+    # one mode is off by an eighth
     assert p_value(truth + np.array([-0.04, 0.04, 0.0]), z) < 1e-5
 
 
 @pytest.mark.parametrize("full", [pytest.param(True, marks=slow), False])
 def test_rows_are_counted_as_elsewhere(full: bool) -> None:
-    """A state's batch, and a gradient's, which both ends of a move read."""
+    """The batch of a state, and that of a gradient, which both ends of a move read."""
     width = N if full else 64
     moves = {"proposal": proposal.langevin(), "adapt_step_size": False}
     if full:
@@ -416,7 +417,7 @@ def test_rows_are_counted_as_elsewhere(full: bool) -> None:
 
 @slow
 def test_noise_that_is_not_paid_for_is_found() -> None:
-    """Without the penalty a density gains half the variance of its log weight."""
+    """Without the penalty, a log density gains half the variance of its log weight."""
     built = kernel(penalty=False, **{**NESTED, "batch_size": [50, 25, 25]})
     mcmc = run(built, num_samples=2 * DRAWS)
     z = of_rungs(mcmc)[0]
@@ -430,7 +431,7 @@ def test_noise_that_is_not_paid_for_is_found() -> None:
 
 @slow
 def test_five_modes_by_their_weights() -> None:
-    """The equi-energy sampler: shares of five modes far apart, of several runs."""
+    """The equi-energy sampler: shares of five distant modes, from several runs."""
     centers = np.array([[0, 0], [4, 1], [-1, 4], [-4, -1], [1, -4]], np.float32)
     weights, sd = np.array([0.1, 0.15, 0.2, 0.25, 0.3]), 0.4
 
@@ -467,7 +468,7 @@ def test_five_modes_by_their_weights() -> None:
 
     distance = 0.5 * np.abs(shares(80_000) - truth).sum(-1)
     assert (distance < 0.03).all(), distance
-    # without jumps chains hardly leave the mode that they came to first
+    # without jumps, chains rarely leave the first mode that they reach
     alone = 0.5 * np.abs(shares(10_000, jump_prob=0.0) - truth).sum(-1)
     assert alone.min() > 2 * distance.max() and alone.mean() > 0.1, alone
 
@@ -488,13 +489,14 @@ def test_chains_begin_one_after_the_other() -> None:
     tried = ~np.isnan(rates)
     assert not tried[:, :200, 0].any() and not tried[:, :100, 1].any()
     assert tried[:, 200:, 0].mean() > 0.2 and tried[:, 120:, 1].mean() > 0.2
-    # from the middle of its share on, a chain fills its rings
+    # a chain fills its rings from the middle of its steps on
     count = np.asarray(mcmc.last_state.rings.number)
     np.testing.assert_array_equal(count.sum(-1), [[150, 250]] * 4)
 
 
 def test_temperatures_of_batches() -> None:
-    """The paper's, which are those of 0.995, and what the noise asks for."""
+    """The paper's batch sizes, which correspond to 0.995, and those that the noise
+    needs."""
     many = Target(lambda z: 0.0, lambda z, i: -0.5 * (z - i % 7) ** 2, 100_000)
 
     def ladder(**settings: Any) -> tuple[MINTEE, Any]:
@@ -505,7 +507,7 @@ def test_temperatures_of_batches() -> None:
     sizes = [100_000, 5378, 3841, 2744, 1960, 1400, 1000]
     built, pilot = ladder(batch_size=sizes, alpha=0.995)
     printed = [1.0, 19.41, 27.13, 37.93, 53.02, 74.06, 103.51]
-    # the paper's batches are not whole numbers
+    # the paper's batch sizes are not integers
     np.testing.assert_allclose(built.temperatures, printed, rtol=1e-3)
     assert built.batch_sizes == {"data": 100_000}
     rise = np.diff([pilot["reference_energy"], *pilot["energies"]])
@@ -608,7 +610,7 @@ def test_advice_on_a_ladder_of_noise_or_with_gaps() -> None:
     assert "num_replicas=6" in text
 
     assert "again and again" not in text
-    # a ring that chain 0 is often in, and chain 1 seldom
+    # a ring that chain 0 visits often and chain 1 rarely
     rings = np.ones(stats["ring"].shape, int)
     rings[:, ::4, 0] = 0
     rings[:, :1, 1] = 0

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.equi_energy import fifty_modes
 
-# compilation of much that runs for a moment: once, on the main interpreter
+# this compiles for long and runs briefly, so only on the main interpreter
 pytestmark = pytest.mark.slow
 
 
@@ -20,7 +20,7 @@ def test_shares_that_are_even_and_not():
     rng = np.random.default_rng(0)
     even = fifty_modes.shares(rng.integers(10, size=(4, 2000)), 10)
     assert even["modes_visited"] == 10 and even["p_value"] > 1e-4
-    # within what 27 degrees of freedom leave of it
+    # within the scatter of 27 degrees of freedom
     assert 3500 < even["effective_sample_size"] < 25_000
     uneven = rng.choice(10, size=(4, 2000), p=np.arange(1, 11) / 55)
     assert fifty_modes.shares(uneven, 10)["p_value"] < 1e-6
@@ -43,6 +43,6 @@ def test_every_mode_is_visited_evenly(monkeypatch):
     mintee, plain = found["mintee"], found["plain"]
     assert mintee["modes_visited"] == 5 and mintee["p_value"] > 1e-4
     assert max(mintee["energy_noise"]) < 1
-    # each chain stays in the mode that it comes to first
+    # each chain stays in the first mode that it reaches
     assert plain["changes_of_mode"] < mintee["changes_of_mode"] / 10
     assert plain["rows_read"] < mintee["rows_read"]

@@ -1,4 +1,4 @@
-"""Estimates know their noise: unbiased, with the variance they report."""
+"""Estimates are unbiased and have the variance that they report."""
 
 from __future__ import annotations
 
@@ -71,7 +71,8 @@ def test_unbiased_with_the_variance_it_reports(scheme, plates):
 
 
 def test_growing_stops_at_small_variances():
-    """The paper's rule is biased low in its variance; that is why pilot exists."""
+    """The variance of the paper's rule is biased downwards, which is why pilot
+    exists."""
     keys = random.split(random.key(3), 20_000)
     _, sums, _ = many(batch.growing(10), ("a",), 0.5, keys)
     value, variance = np.asarray(sums.value[:, 0]), np.asarray(sums.variance[:, 0])
@@ -82,7 +83,7 @@ def test_growing_stops_at_small_variances():
 
 
 def test_wrong_correction_is_noticed():
-    """The variance check fails where the finite population is forgotten."""
+    """The variance check fails without the finite-population correction."""
 
     class Forgetful(Scheme):
         def fpc(self, count, size):
@@ -153,7 +154,7 @@ def test_float32_difference_survives_large_sums():
     rounded = (np.asarray(base + step) - np.asarray(base)).astype(np.float64)
     np.testing.assert_allclose(seen.log_ratio.value, rounded.sum(), atol=1e-2)
     naive = (base + step).sum() - base.sum()
-    assert abs(float(naive) - rounded.sum()) > 1.0  # what this design avoids
+    assert abs(float(naive) - rounded.sum()) > 1.0  # the error that this design avoids
 
 
 def test_shared_and_augmented_agree_on_the_full_batch():

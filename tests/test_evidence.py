@@ -93,15 +93,15 @@ def run(kernel: Any, seed: int = 0, **settings: Any) -> Any:
 
 
 def standard_errors(values: Any, expected: Any) -> np.ndarray:
-    """How many of them means of ``(chain, draw, ...)`` are off."""
-    # batches of draws, long against the autocorrelation
+    """The errors of the means of ``(chain, draw, ...)``, in standard errors."""
+    # batches of draws, long compared with the autocorrelation
     values = np.asarray(values, float)
     batches = values.reshape(-1, 250, *values.shape[2:]).mean(1)
     error = batches.std(0, ddof=1) / math.sqrt(len(batches))
     return np.abs(batches.mean(0) - expected) / error
 
 
-def assert_laws(idata: Any, temper_prior: bool) -> None:
+def assert_distributions(idata: Any, temper_prior: bool) -> None:
     draws = idata["rungs"]["b"].transpose("chain", "draw", "ladder", ...).values
     temperatures = idata["sample_stats"]["temperatures"].values[0, -1]
     for rung, temperature in enumerate(temperatures):
@@ -137,9 +137,9 @@ def test_kernels_of_numpyro_as_rungs(inner: Any, temper_prior: bool) -> None:
         collect_rungs=True,
     )
     idata = run(kernel)
-    assert_laws(idata, temper_prior)
+    assert_distributions(idata, temper_prior)
     with pytest.raises(AssertionError):
-        assert_laws(idata, not temper_prior)
+        assert_distributions(idata, not temper_prior)
     np.testing.assert_array_equal(
         idata["rungs"]["b"].values[:, :, 0], idata["posterior"]["b"].values
     )
@@ -161,7 +161,7 @@ def test_kernels_of_numpyro_as_rungs(inner: Any, temper_prior: bool) -> None:
 
 @slow
 def test_a_rung_is_the_kernel_of_numpyro() -> None:
-    """One step from the same state, also where another position has come."""
+    """One step from the same state, also after a swap of positions."""
     x, y = X.astype(np.float32), Y.astype(np.float32)
     inner = HMC(model, num_steps=3, trajectory_length=None, step_size=0.2)
     kernel = ReplicaExchange(inner, temperatures=[1.0, 4.0])
@@ -203,7 +203,7 @@ def test_the_hottest_rung_draws_from_the_prior(kind: Any) -> None:
         kind(subsampled, **settings), temperatures=LADDER, collect_rungs=True
     )
     idata = run(kernel)
-    assert_laws(idata, False)
+    assert_distributions(idata, False)
     top = idata["rungs"]["b"].values[:, :, -1, 0]
     top = top - top.mean()
     correlation = (top[:, 1:] * top[:, :-1]).mean() / top.var()
@@ -274,7 +274,7 @@ def test_both_methods_on_independent_draws() -> None:
         allowed = 5 * found.error + found.discretisation
         assert abs(found.value - EVIDENCE) < allowed, found
         assert found.error < 0.2
-    # it can fail: draws of the posterior at every rung
+    # the check can fail: draws from the posterior at every rung
     energies = made_up()["sample_stats"]["log_likelihood"].values[..., [0] * 5]
     wrong = log_evidence(made_up(log_likelihood=energies))
     assert abs(wrong.value - EVIDENCE) > 50 * wrong.error
@@ -284,7 +284,7 @@ def wide_ladder(dim: int, top: float, number: int) -> tuple[Any, float]:
     """Exact energies of a regression of 1,000 rows, and its log evidence.
 
     :param top: the last temperature before the prior.
-    :param number: rungs, the prior included.
+    :param number: the number of rungs, the prior included.
     """
     rng = np.random.default_rng(dim)
     rows = 1000
@@ -351,7 +351,7 @@ def test_the_error_of_the_evidence_is_its_spread() -> None:
             for _ in range(60)
         ]
         spread = np.std([each.value for each in found], ddof=1)
-        # of 60, and a bootstrap of blocks of independent draws
+        # the tolerance covers a spread from 60 runs and the bootstrap's own error
         assert 0.6 < found[0].error / spread < 1.6
 
 
@@ -359,7 +359,7 @@ def test_chains_that_disagree_are_an_error() -> None:
     energies = made_up()["sample_stats"]["log_likelihood"].values
     apart = energies + 3.0 * np.arange(CHAINS)[:, None, None]
     assert log_evidence(made_up(log_likelihood=apart), "stepping-stone").error > 0.5
-    # ladders that adapted, each chain its own
+    # adapted ladders, one for each chain
     ladders = np.broadcast_to(LADDER, energies.shape).copy()
     ladders[1, :, 1] *= 1.01
     found = log_evidence(made_up(log_likelihood=apart, temperatures=ladders))
@@ -369,13 +369,13 @@ def test_chains_that_disagree_are_an_error() -> None:
 
 
 def test_impossible_draws_count() -> None:
-    """Half of the draws of the prior impossible: half of the evidence."""
+    """Half of the draws from the prior are impossible, so the evidence is halved."""
     energies = made_up()["sample_stats"]["log_likelihood"].values.copy()
     energies[:, 1::2, -1] = -np.inf
     found = log_evidence(made_up(log_likelihood=energies))
     wanted = EVIDENCE - math.log(2.0)
     assert abs(found.value - wanted) < 5 * found.error, (found, wanted)
-    energies[:, :3] = np.nan  # before a first swap, no statement
+    energies[:, :3] = np.nan  # not known before the first swap
     cut = log_evidence(made_up(log_likelihood=energies))
     assert abs(cut.value - wanted) < 5 * cut.error
 
@@ -400,7 +400,7 @@ def test_rungs_that_moved_have_energies_of_where_they_are() -> None:
     while (state.temperatures == before).all():
         state = step(state)
     assert state.i in kernel._ladder_ends
-    heat = state.temperatures  # of the draw to come
+    heat = state.temperatures  # for the next draw
     state = step(state)
     rung = kernel.inner
     for place in range(3):
@@ -431,7 +431,7 @@ def test_forward_mode_reaches_rungs() -> None:
     assert np.isfinite(moved.replicas.inner.potential_energy).all()
 
 
-# what is refused ---------------------------------------------------------------------
+# refusals ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
 """The kernels' distributions against closed forms and quadrature, minibatch noise on.
 
 Many independent chains start from exact draws of the target, so that there is no
-burn-in to argue about: the distribution must stay what it was, and the scatter between
-chains gives the Monte Carlo standard error.
+burn-in to argue about: the distribution must not change, and the scatter between chains
+gives the Monte Carlo standard error.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ def test_augmented():
     )
     mean, cov = posterior(temperature)
     draws, extra = run(kernel, mean, cov, num_samples=1200)
-    # the first memory is not from its stationary distribution: leave a burn-in out
+    # the first kept estimate is not stationary, so a burn-in is left out
     check(draws[:, 300:], mean, cov)
 
 
@@ -280,7 +280,7 @@ def test_jacobians_are_not_tempered(temper_prior):
 
 @slow
 def test_noise_without_penalty_is_noticed():
-    """The paper's uncorrected test flattens the target, and the check sees it."""
+    """The paper's uncorrected test flattens the target, and the check detects it."""
     settings = dict(temperature=50.0, step_size=0.25, **FIXED)
     mean, cov = posterior(50.0)
     draws, extra = run(MINT(model, penalty=False, **settings), mean, cov)
@@ -423,12 +423,12 @@ def test_tied_means_mixture(kernel):
     assert mcmc.get_extra_fields()["reliable"].mean() > 0.6
 
 
-# far away and impossible places ---------------------------------------------------
+# distant and impossible positions -------------------------------------------------
 
 
 @slow
 def test_impossible_proposals_are_rejections():
-    """A likelihood of NaN or zero beyond a bound: never a draw there."""
+    """With a likelihood of NaN or zero beyond a bound, no draw is there."""
 
     def bounded(y):
         mu = numpyro.sample("mu", dist.Normal(0, 1))
@@ -477,7 +477,7 @@ def test_chains_escape_an_impossible_start():
 
 @slow
 def test_augmented_adaptation_does_not_collapse():
-    """Where the noise caps the acceptance rate, the step size does not go to zero."""
+    """If the noise limits the acceptance rate, the step size does not go to zero."""
     kernel = MINT(model, estimate="augmented", temperature=60.0)
     mcmc = MCMC(
         kernel,
@@ -491,7 +491,7 @@ def test_augmented_adaptation_does_not_collapse():
     extra = mcmc.get_extra_fields()
     assert (
         extra["log_ratio_variance"].mean() > 2 * 1.46**2
-    )  # the target is out of reach
+    )  # the target rate is out of reach
     assert (extra["step_size"] > 0.05).all()
     assert extra["reliable"].mean() < 0.2
 
@@ -551,7 +551,7 @@ def run_bounded(kernel, start):
 
 
 def test_adaptation_reaches_its_target():
-    """Warmup finds the step size of the acceptance rate asked for."""
+    """Warmup finds the step size for the requested acceptance rate."""
     kernel = MINT(model, temperature=200.0, target_accept_prob=0.4, dense_mass=True)
     mcmc = MCMC(
         kernel,
@@ -570,7 +570,7 @@ def test_adaptation_reaches_its_target():
 
 
 def test_vectorized_iteration_count_is_shared():
-    """Chains keep one count, so adaptation is a branch and not run at every draw."""
+    """Chains share one counter, so adaptation is a branch that most draws skip."""
     kernel = MINT(model, temperature=50.0)
     state = kernel.init(random.split(random.key(0), 3), 10, None, DATA, {})
     moved = jax.jit(lambda s: kernel.sample(s, DATA, {}))(state)

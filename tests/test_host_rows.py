@@ -1,4 +1,4 @@
-"""Rows that stay on the host: the same draws as of data in memory, and no copy."""
+"""Rows that stay on the host: the same draws as with data in memory, and no copy."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_both_positions_of_a_decision_share_a_fetch(monkeypatch: Any) -> None:
         and len(calls)
         for number in (40, 140)
     )
-    # those of the first run, and as many again but for a hundred decisions
+    # the compared runs differ by a hundred decisions, with one call for each
     assert many - 2 * few == 100
 
 
@@ -125,7 +125,7 @@ def test_rows_can_be_pickled_after_they_were_used() -> None:
 
 @slow
 def test_a_surrogate_does_not_fetch_rows(files: Path) -> None:
-    """Each of its evaluations would."""
+    """Exact rows would be fetched at each evaluation of the surrogate."""
     variate = control_variate.taylor2(exact_rows=5)
     kernel = MinibatchMH(model, control_variate=variate)
     alias = HostRows(mapped(files, "x"))
@@ -136,7 +136,7 @@ def test_a_surrogate_does_not_fetch_rows(files: Path) -> None:
         kernel.init(jax.random.key(0), 10, None, (elsewhere, Y), {})
 
 
-# where rows come from -----------------------------------------------------------------
+# sources of rows ----------------------------------------------------------------------
 
 
 def test_an_alias_is_no_copy(files: Path) -> None:
@@ -145,7 +145,7 @@ def test_an_alias_is_no_copy(files: Path) -> None:
         assert rows.mode == "alias"
         (alias,) = jax.tree.leaves(rows)
         assert alias.unsafe_buffer_pointer() == array.ctypes.data
-        # neither is it one as the argument of a program
+        # nor does an argument of a program copy it
         assert jnp.asarray(alias).unsafe_buffer_pointer() == array.ctypes.data
 
 
@@ -214,7 +214,7 @@ def test_pages_can_be_given_back(files: Path, monkeypatch: Any) -> None:
     rows._source.release()
     np.testing.assert_array_equal(rows[jnp.arange(N)], X)
     copy_on_write = HostRows(np.load(files / "x.npy", mmap_mode="c"))
-    assert not copy_on_write._source.releasable  # it would lose what was written
+    assert not copy_on_write._source.releasable  # writes would be lost
     assert not HostRows(X)._source.releasable
 
 
@@ -246,18 +246,18 @@ def test_draws_are_those_of_data_in_memory(
         in_memory[name] = sample(KERNELS[name], X, Y, **SETTINGS)
     data = [HostRows(mapped(files, n), mode) for n in ("x", "y")]
     found = sample(KERNELS[name], *data, **SETTINGS)
-    # how far single precision is off is told by numbers of its own size
+    # in single precision, errors of exact checks are mostly rounding
     rounded = ("check_rms_error", "check_rms_z") if mode != "alias" else ()
     assert_same(found, in_memory[name], rounded)
     modes = json.loads(found["posterior"].attrs["host_rows"])
     assert modes == {"args[0]": mode, "args[1]": mode}
-    # the data stay where they are
+    # the data are not copied into the result
     assert get_group(found, "observed_data") is None
     assert get_group(found, "constant_data") is None
 
 
 @pytest.mark.parametrize("name", ["mint", pytest.param("langevin", marks=slow)])
-def test_rows_that_are_told_ahead_are_those_that_are_read(
+def test_rows_computed_in_advance_are_the_rows_read(
     name: str, monkeypatch: Any
 ) -> None:
     asked: list[int] = []
@@ -277,7 +277,7 @@ def test_rows_that_are_told_ahead_are_those_that_are_read(
 
     monkeypatch.setattr(type(kernel), "rows_ahead", note)
     sample(kernel, X, HostRows(Y, "prefetch"), **SETTINGS)
-    # the start asks by callback, and no step after it
+    # the start reads rows by callback, but no step after it does
     assert told and asked and len(asked) == told[0]
 
 
@@ -309,7 +309,7 @@ def test_a_run_goes_on_with_the_same_file_and_no_other(
     sample(KERNELS["mint"], *data, **settings, resume=True)
 
 
-# what is refused ----------------------------------------------------------------------
+# refusals -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

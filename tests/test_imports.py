@@ -17,7 +17,7 @@ import numpyro_minibatch
 PACKAGE = "numpyro_minibatch"
 ROOT = Path(__file__).resolve().parent.parent
 
-# What a step is composed of, in the order in which a sampler asks for it.
+# The parts of a step, in the order in which a sampler uses them.
 PARTS = {
     "target",
     "batch",
@@ -38,7 +38,7 @@ ALLOWED: dict[str, set[str]] = {
     "_version": set(),
     "host_rows": set(),
     "_internal": {"host_rows"},
-    # which rows, how noisy, what is known of them, take it?
+    # rows, estimates, control variates, acceptance
     "target": {"host_rows"},
     "batch": {"_internal"},
     "estimate": {"_internal", "batch", "target"},
@@ -51,7 +51,7 @@ ALLOWED: dict[str, set[str]] = {
         "proposal",
         "target",
     },
-    # in which coordinates, where to, how to move, how fast, how hot?
+    # coordinates, proposals, dynamics, schedules, temperatures
     "preconditioner": {"_internal"},
     "proposal": {"_internal", "preconditioner"},
     "dynamics": {"_internal", "preconditioner"},
@@ -61,7 +61,7 @@ ALLOWED: dict[str, set[str]] = {
     "_model": {"_internal", "batch", "host_rows", "target"},
     # the kernels, which compose all of the above
     "kernels": PARTS | {"_internal", "_model", "host_rows"},
-    # what analyses a result reads plain attributes of the kernel that made it
+    # analyses of a result read plain attributes of the kernel that made it
     "inference_data": {"_model", "_version", "host_rows"},
     "diagnostics": {
         "_internal",
@@ -99,12 +99,12 @@ ALLOWED: dict[str, set[str]] = {
 }
 
 
-# Public names that are imported at their first use.
+# Public names that are imported when first used.
 LAZY = numpyro_minibatch._LAZY_MODULES | set(numpyro_minibatch._LAZY_FUNCTIONS)
 
 
 class Import(NamedTuple):
-    """One imported thing: a module of the package, or a dotted name outside it."""
+    """One import: a module of the package, or a dotted name outside it."""
 
     line: int
     name: str
@@ -223,7 +223,7 @@ def test_no_circle_inside_a_package() -> None:
     needs: dict[str, set[str]] = {}
     for module, path in modules().items():
         if path.name == "__init__.py":
-            continue  # a package's door names every room behind it
+            continue  # the `__init__` of a package imports all of its modules
         needs[module] = {
             name
             for _, name, inside in imports(
@@ -301,11 +301,11 @@ def test_modules_import_only_dependencies(module: str) -> None:
     assert outside <= dependencies() | optional | set(sys.stdlib_module_names)
 
 
-# They take longer to import than the package itself: only what uses them loads them.
+# They take longer to import than the package itself, so only their users load them.
 HEAVY = {"arviz", "matplotlib", "pandas", "scipy.stats", "xarray"}
 OPTIONAL = {"flax", "h5netcdf", "h5py", "optax", "pooch", "sklearn", "zarr"}
 
-# What runs until the draws are there, without what prepares and analyses them.
+# The modules that run until the draws are made, without preparation and analysis.
 RUN = PARTS | {"_internal", "_model", "host_rows", "kernels"}
 
 
@@ -360,7 +360,7 @@ def test_importing_the_package_loads_nothing_heavy_or_optional() -> None:
 
 @pytest.mark.parametrize("name", numpyro_minibatch.__all__)
 def test_public_names_are_there_at_their_first_use(name: str) -> None:
-    # what was imported with the package is an attribute, and never asked for
+    # names imported with the package are attributes and never requested
     lazy = vars(numpyro_minibatch)["__getattr__"]
     if name in LAZY:
         assert lazy(name) is getattr(numpyro_minibatch, name)

@@ -1,5 +1,5 @@
-"""Rows must be independent of their batch: models that break this are refused, with the
-site, what differs and what to write; models that do not are left alone."""
+"""Rows must be independent of their batch. Models that break this are refused with the
+site, the difference and a remedy; other models are accepted."""
 
 from __future__ import annotations
 
@@ -250,7 +250,7 @@ def test_no_proof_for_rows_that_depend_on_their_batch(name: str) -> None:
 
 
 def per_row(x: Any) -> Any:
-    """Row by row, in ways in which a proof has something to do."""
+    """Independent rows, written so that a proof is not trivial."""
     x = jnp.stack([x, x**2], -1)
     x = jnp.einsum("nj,jk->kn", x, jnp.ones((2, 4)))
     return jax.nn.logsumexp(x, 0) + jnp.sort(x, 0)[1] - jnp.cumsum(x, 0)[2]
@@ -294,13 +294,13 @@ def test_most_models_are_proven_right_without_arithmetic(name: str) -> None:
 
 
 def test_what_cannot_be_proven_is_compared() -> None:
-    def mean(b: Any, i: Any) -> Any:  # right, but who could know
+    def mean(b: Any, i: Any) -> Any:  # right, but not provable
         x = b * jnp.asarray(X)[i]
         return x[jnp.arange(len(i)), jnp.asarray(GROUP)[i] % 3]
 
     with comparisons() as made:
         check(observe(mean), X, Y, GROUP)
-    assert made == [1]  # without a doubt to be cleared in double precision
+    assert made == [1]  # clear without a comparison in double precision
 
 
 def test_a_verdict_is_remembered() -> None:
@@ -329,14 +329,14 @@ def test_masks_scales_and_rows_on_the_host() -> None:
 
 
 def test_rounding_of_single_precision_is_no_dependence() -> None:
-    """Sums in another order, of a model that a proof cannot be made for."""
+    """Sums in another order, in a model without a proof."""
     far = (1e4 + RNG.normal(size=(N, 40))).astype(np.float32)
 
     def model(X: Any, y: Any, group: Any) -> None:
         b = numpyro.sample("b", dist.Normal(0.0, 1.0).expand([40]).to_event(1))
         with plate() as idx:
             product = X[idx] @ b
-            # the precision that is lost depends on the place
+            # the lost precision depends on the place
             noise = 1e-4 * jnp.sin(1e3 * jnp.arange(len(idx), dtype=X.dtype))
             means = (product + noise * 1e-9) - product + y[idx]
             numpyro.sample("obs", dist.Normal(means, 1e-3), obs=y[idx])
@@ -345,7 +345,7 @@ def test_rounding_of_single_precision_is_no_dependence() -> None:
 
 
 def test_chains_in_parallel_are_checked_too() -> None:
-    """Where the caller is traced and the data are not."""
+    """The caller is traced and the data are not."""
     kernel = MINT(autoregression, temperature=10.0)
 
     def start(key: Any) -> Any:
@@ -423,7 +423,7 @@ _ACROSS_ROWS: list[Callable[[Any, Any], Any]] = [
 def test_never_a_dependence_without_an_error(
     first: list[Callable], across: list[Callable], last: list[Callable]
 ) -> None:
-    """The check passes only where rows are those of the evaluation of all rows."""
+    """The check passes only if rows equal those of an evaluation of all rows."""
     x = jnp.asarray(X)
 
     def rows(z: Any, i: Any) -> Any:

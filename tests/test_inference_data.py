@@ -1,4 +1,4 @@
-"""What a run becomes for ArviZ: groups, names, full data, attributes, files."""
+"""The ArviZ result of a run: groups, names, full data, attributes, files."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def run(
 
 
 class Case(NamedTuple):
-    """A run of two chains that keeps its warmup, and what became of it."""
+    """A run of two chains that keeps its warmup, and its ArviZ result."""
 
     mcmc: MCMC
     warm: Any
@@ -274,7 +274,7 @@ def full_plate(y: Any) -> None:
     [(by_index, {}), (by_subsample, {}), (full_plate, {"batch_size": {"data": 7}})],
 )
 def test_observed_data_are_never_a_minibatch(model: Callable, settings: Any) -> None:
-    data = np.where(np.arange(N) == 5, np.nan, y)  # not a number is data, too
+    data = np.where(np.arange(N) == 5, np.nan, y)  # NaN is data, too
     masked = numpyro.handlers.mask(model, mask=False)
     idata = to_inference_data(
         run(MINT(masked, temperature=5.0, **settings), data, draws=2, warmup=0)
@@ -381,7 +381,7 @@ def test_names_that_collide() -> None:
         "a.b_": ("chain", "draw"),
         "c": ("chain", "draw", "draw_dim"),
     }
-    # a plate cannot have the name of a site, but of an argument
+    # a plate cannot have the name of a site, but it can have that of an argument
     assert dims(idata, "observed_data") == {"y": ("obs",), "z": ("c_dim_0",)}
 
 
@@ -491,7 +491,7 @@ def test_warmup_becomes_groups(case: Case) -> None:
         assert warm is not None and kept is not None
         xr.testing.assert_identical(warm, kept)
     assert values(case.idata, "warmup_posterior", "a").shape == (2, 10, GROUPS)
-    # the run goes on from where the warmup ended
+    # the run continues at the end of the warmup
     first = values(case.idata, "posterior", "a")[:, 0]
     assert not np.array_equal(values(case.idata, "warmup_posterior", "a")[:, 0], first)
     steps = values(case.idata, "warmup_sample_stats", "step_size")
@@ -547,7 +547,7 @@ def test_chains_drawn_one_after_the_other_and_pickled() -> None:
     assert values(idata, "posterior", "mu").shape == (2, 5)
     np.testing.assert_array_equal(values(idata, "observed_data", "obs"), y)
     stats = dims(idata, "sample_stats")
-    # two fields would be step_size: each keeps its name
+    # two fields would be called step_size, so each keeps its full name
     assert {"step_size", "adapt_state.step_size", "rng_key", "i"} <= set(stats)
     assert "adapt_state" not in stats
     assert stats["rng_key"] == ("chain", "draw", "rng_key_dim_0")

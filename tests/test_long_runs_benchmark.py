@@ -1,4 +1,4 @@
-"""The benchmarks of long runs, small: that they run, and that what they claim holds."""
+"""Small versions of the benchmarks of long runs: they run, and their claims hold."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from benchmarks.long_runs import costs, kills
 from numpyro_minibatch.sampling import _sample
 
-# processes that compile programs of their own
+# separate processes, which compile their own programs
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc"),

@@ -1,4 +1,4 @@
-"""Runs on several devices and of several processes, and what they are exported to."""
+"""Runs on several devices and in several processes, and their export."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def logistic(x: Any, y: Any) -> None:
 
 
 class Noted:
-    """An array that is told which rows are asked for together."""
+    """An array that records which rows are requested together."""
 
     def __init__(self, array: Any) -> None:
         self.array, self.shape, self.dtype = array, array.shape, array.dtype
@@ -115,7 +115,8 @@ class Noted:
 
 
 def rows_are_shared() -> None:
-    """On two devices: each reads its half of a full pass, and sums are those of one."""
+    """On two devices, each reads half of a full pass, and sums equal those of one
+    device."""
     full: dict[str, Any] = {"batch": batch.full(), "step_size": 1e-4}
     for kernel, num_chains in (
         (SGLD(model, **full), 1),
@@ -129,19 +130,19 @@ def rows_are_shared() -> None:
             settings |= {"num_chains": num_chains, "progress": False, "mesh": mesh}
             idata = sample(kernel, X, HostRows(y), **settings)
             found.append(values(idata) | values(idata, "sample_stats"))
-            # which of all rows; batches of the minibatch size are none of this
+            # indices among all rows, without those of minibatches
             many = [rows for rows in y.seen if len(rows) > N // 3]
             reads.append({(int(rows[0]), int(rows[-1])) for rows in many})
         for name in found[0]:
             close = {"rtol": 2e-4, "atol": 2e-4, "err_msg": name}
             np.testing.assert_allclose(found[0][name], found[1][name], **close)
         assert reads[0] == {(0, N - 1)}
-        # what a start is looked at by is not shared
+        # the evaluation of a start is not shared
         assert reads[1] - reads[0] == {(0, 251), (252, N - 1)}
 
 
 def processes_share_rows() -> None:
-    """On two processes of one device each: what a set-up does before a run."""
+    """The passes of a set-up before a run, on two processes of one device each."""
     share = Share.of(2, Mesh(jax.devices(), ("chains",)))
     assert share.mesh is None and share.setup is not None and share.setup.size == 2
     widths = []
@@ -268,7 +269,7 @@ def test_two_processes_draw_what_one_does(tmp_path: Path) -> None:
         first, second = values(found, group), values(whole, group)
         assert first.keys() == second.keys()
         for name in first:
-            # programs of one chain and of two round differently
+            # programs for one chain and for two round differently
             np.testing.assert_allclose(first[name], second[name], rtol=1e-4, atol=1e-5)
     assert found["posterior"]["chain"].values.tolist() == [0, 1]
     part = found["posterior"]["b"].isel(chain=[1, 0], draw=slice(2, 9, 3), b_dim_0=1)
@@ -279,7 +280,7 @@ def test_two_processes_draw_what_one_does(tmp_path: Path) -> None:
 
 
 def split_in_two(folder: Path) -> None:
-    """Make of a run of two chains one of two processes, as far as it can be read."""
+    """Turn the folder of a two-chain run into a readable one of two processes."""
     store = Store(folder)
     store.read()
     counts = store.counts()
@@ -288,7 +289,7 @@ def split_in_two(folder: Path) -> None:
         part.create({**store.header, "first_chain": which, "process": [which, 2]})
         part.describe([v._replace(shape=(1, *v.shape[1:])) for v in store.layouts])
         for group in {layout.group for layout in store.layouts}:
-            some = counts[group] - which  # one is a draw ahead
+            some = counts[group] - which  # one process is a draw ahead
             arrays = store.arrays(group, counts[group])
             part.append(
                 group, {n: a[which : which + 1, :some] for n, (_, a) in arrays.items()}
@@ -309,7 +310,7 @@ def test_the_parts_of_processes_are_read_side_by_side(
     split_in_two(out)
     found = open_run(out)
     assert found["posterior"]["chain"].values.tolist() == [0, 1]
-    # as many draws as all have
+    # the draws that all processes have
     b = values(whole)["b"][:, :11]
     np.testing.assert_array_equal(values(found)["b"], b)
     lazy = found["posterior"]["b"]

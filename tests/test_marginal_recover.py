@@ -35,7 +35,7 @@ rng = np.random.default_rng(5)
 
 
 def run_at(count: int, **values: Any) -> Any:
-    """A run of which every draw has the same values."""
+    """A run in which every draw has the same values."""
     variables = {}
     for name, value in values.items():
         shape = (2, count // 2, *np.shape(value))
@@ -210,7 +210,7 @@ def counts(size: int) -> np.ndarray:
 def test_the_set_up_knows_what_the_quadrature_does_to_log_ratios() -> None:
     y = counts(2000)
     draws = {"mu": np.linspace(-0.7, -0.3, 8), "s": 1.5 + 0.1 * np.sin(np.arange(8.0))}
-    # by a dense grid, with numbers that have nothing to do with a row's mode
+    # by a dense grid that does not depend on a row's mode
     grid = np.linspace(-15, 15, 6001)
     values, often = np.unique(y, return_counts=True)
     exact = []
@@ -230,7 +230,7 @@ def test_the_set_up_knows_what_the_quadrature_does_to_log_ratios() -> None:
     spread = np.std(by_quadrature(7) - exact)
     assert found["quadrature_sd"] == pytest.approx(spread, rel=1e-3)
     assert 0.1 < spread < 0.3 and found["quadrature_better_nodes"] == 11
-    # of five nodes it is more than half a posterior standard deviation
+    # with five nodes it is more than half a posterior standard deviation
     assert np.std(by_quadrature(5) - exact) > 0.5
     with pytest.raises(ValueError, match=r"changes the log density by 0\.7.*nodes=11"):
         marginalize(overdispersed, num_nodes=5).approximation(
@@ -247,7 +247,8 @@ def log_rows_at(model: Any, values: dict[str, Any], *args: Any) -> jax.Array:
 
 @pytest.mark.slow
 def test_a_run_says_what_its_quadrature_is_worth() -> None:
-    """And its set-up ends, although values and gradients differ by its error."""
+    """The set-up converges although values and gradients differ by the quadrature
+    error."""
     y = jnp.asarray(counts(1500))
     kernel = MinibatchMH(marginalize(overdispersed), control_variate="taylor2")
     kernel.init(jax.random.key(0), 10, None, (y,), {})
@@ -261,7 +262,7 @@ def test_a_coarse_quadrature_is_refined_unless_it_was_chosen() -> None:
     fine = marginalize(overdispersed)
     report = fine.approximation(draws, y, {})
     assert report["quadrature_sd"] < 0.05 and fine.refined(report) is None
-    # as much as five nodes are off: refused if they were chosen
+    # an error as with five nodes: refused if the user chose them
     coarse = report | {"quadrature_sd": 0.7, "quadrature_better_nodes": 15}
     assert fine.refined(coarse) == marginalize(overdispersed, num_nodes=15)
     assert marginalize(overdispersed, num_nodes=5).refined(coarse) is None
@@ -269,7 +270,7 @@ def test_a_coarse_quadrature_is_refined_unless_it_was_chosen() -> None:
 
 @pytest.mark.slow
 def test_the_set_up_takes_as_many_nodes_as_suffice() -> None:
-    """Of rows for which the default is too coarse, to the right posterior."""
+    """The default number of nodes is too coarse here, but the posterior is right."""
     generator = np.random.default_rng(1)
     y = generator.poisson(np.exp(-1.0 + 3.0 * generator.normal(size=1200)))
     taylor2 = control_variate.taylor2(exact_rows=0)
@@ -280,7 +281,7 @@ def test_the_set_up_takes_as_many_nodes_as_suffice() -> None:
     assert pilot["quadrature_nodes"] > 11 and pilot["quadrature_sd"] < 0.05
     nodes = pilot["quadrature_nodes"]
     assert kernel.model == marginalize(overdispersed, num_nodes=nodes)
-    # it is no setting
+    # it is not a setting
     same = MinibatchMH(marginalize(overdispersed), **settings)
     assert kernel._identity() == same._identity()
 
@@ -369,7 +370,7 @@ def test_groups_hold_their_observations() -> None:
         seen = groups.mask[k]
         np.testing.assert_array_equal(groups.arrays[0][k][seen], x[group == label])
         np.testing.assert_array_equal(groups.arrays[1][k][seen], y[group == label])
-        # what is padded is data of the group
+        # padded entries are data of the group
         assert np.all(groups.arrays[1][k][~seen] == groups.arrays[1][k][0])
     assert groups.mask.sum() == 200
 

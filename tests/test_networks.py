@@ -41,7 +41,7 @@ SITES = {
 D = sum(int(np.prod(shape)) for shape in SITES.values())
 H, B = 0.01 / N, 0.05
 
-# the sign of a product: no linear classifier does better than chance, which is 0.5
+# the sign of a product, for which no linear classifier beats chance (0.5)
 _rng = np.random.default_rng(0)
 X, X_TEST = (_rng.normal(size=(n, INPUTS)).astype(np.float32) for n in (N, 2000))
 Y, Y_TEST = ((x[:, 0] * x[:, 1] > 0).astype(np.int32) for x in (X, X_TEST))
@@ -66,7 +66,7 @@ def model(X: Any, y: Any) -> None:
 
 
 def accuracy(draws: dict[str, Any]) -> float:
-    """Of the mean of the draws' probabilities."""
+    """The accuracy of the draws' mean probabilities."""
 
     def one(draw: dict[str, Any]) -> Any:
         layers = [{k: draw[f"net/Dense_{i}.{k}"] for k in LAYER} for i in range(2)]
@@ -82,7 +82,7 @@ LAYER = ("kernel", "bias")
 
 @pytest.fixture(scope="module")
 def start() -> dict[str, Any]:
-    """A mode, by gradient descent with momentum on the same model."""
+    """A mode found by gradient descent with momentum on the same model."""
     guide = AutoDelta(model, init_loc_fn=init_to_sample)
     svi = SVI(model, guide, optax.sgd(0.1 / N, momentum=0.9), Trace_ELBO())
     result = svi.run(jax.random.key(0), 1500, X, Y, progress_bar=False)
@@ -148,14 +148,14 @@ def test_starts_where_descent_ended(route: str, start: Any) -> None:
         np.testing.assert_array_equal(state.z[name], value)
 
 
-# what a step costs ------------------------------------------------------------------
+# the cost of a step -----------------------------------------------------------------
 
 
 def equations(jaxpr: Any, times: int = 1) -> Iterator[tuple[Any, int]]:
     """All equations of a program, and how often each runs.
 
-    Of the branches of a condition those that draw the fewest normal numbers run: the
-    other ones are for chains that left the domain, and for a first or 100th draw.
+    Of the branches of a condition, the one with the fewest normal numbers counts. The
+    others are for chains that left the domain, and for the first or every 100th draw.
     """
     for equation in jaxpr.eqns:
         yield equation, times
@@ -176,7 +176,7 @@ def is_jaxpr(part: Any) -> bool:
 
 
 def normal_numbers_inside(parameters: dict[str, Any]) -> int:
-    """Of a loop, of which nobody knows how often it runs."""
+    """A loop whose number of iterations is unknown."""
     parts = (parameters["cond_jaxpr"], parameters["body_jaxpr"])
     return sum(normal_numbers(part.jaxpr) for part in parts)
 
@@ -223,7 +223,7 @@ def test_noise_is_one_normal_number_per_parameter_and_step(name: str) -> None:
 
 
 class Twice(type(dynamics.sgld())):  # type: ignore[misc]
-    """Draws a second normal number for each coordinate, for nothing."""
+    """Draws a second, unused normal number for each coordinate."""
 
     def step(self, key: Any, z: Any, *rest: Any) -> Any:
         moved = super().step(key, z, *rest)
@@ -266,7 +266,7 @@ def test_the_size_sees_gradients_of_rows() -> None:
 
 @pytest.mark.parametrize("name", ["SGHMC", "AMAGOLD"])
 def test_chains_read_rows_of_their_own(name: str, start: Any) -> None:
-    # steps too short to move: estimates differ by their rows and by nothing else
+    # steps too short to move, so estimates differ only by their rows
     tiny: dict[str, Any] = {"h": 1e-30, "b": B, "num_steps": 1}
     strategy = init_to_value(values=start)
     kernel = (
@@ -280,5 +280,5 @@ def test_chains_read_rows_of_their_own(name: str, start: Any) -> None:
     np.testing.assert_allclose(bias[0], bias[1], rtol=1e-6)
     seen = np.asarray(mcmc.get_extra_fields(group_by_chain=True)["lp_estimate"])
     assert len(np.unique(seen)) == seen.size
-    # as much between the chains as between draws of one
+    # as large between chains as between draws of one chain
     assert 0.3 < np.std(seen[0] - seen[1]) / (2**0.5 * seen.std()) < 3.0

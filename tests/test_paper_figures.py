@@ -1,4 +1,4 @@
-"""The figures of the papers that are made again: what their numbers are made of."""
+"""The reproduced figures of the papers: the computations behind their numbers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CELLS = amagold_plane.CELLS
 
 @pytest.mark.parametrize("name", amagold_plane.DENSITIES)
 def test_cells_have_equal_probability_under_the_density(name):
-    """By quadrature, which knows only the density, and of independent draws."""
+    """Checked by quadrature of the density alone, and on independent draws."""
     log_density, uniform, draw = amagold_plane.DENSITIES[name]
     x, y = np.linspace(-9.0, 22.0, 1240), np.linspace(-9.5, 9.5, 1000)
     if name == "cross":
@@ -31,7 +31,7 @@ def test_cells_have_equal_probability_under_the_density(name):
     weights = np.exp(np.asarray(jax.vmap(log_density)(points), float))
     place = jax.jit(jax.vmap(partial(amagold_plane.cell, uniform)))
     shares = np.bincount(np.asarray(place(points)), weights, CELLS) / weights.sum()
-    # a point is in one cell or the next, where a side goes through its square
+    # if a side crosses a grid square, its point may count for either cell
     np.testing.assert_allclose(shares * CELLS, 1.0, atol=0.05)
     n = 100_000
     z = jnp.asarray(draw(np.random.default_rng(2), n), jnp.float32)
@@ -40,7 +40,7 @@ def test_cells_have_equal_probability_under_the_density(name):
     freedom = CELLS - 1
     assert abs(chi_square - freedom) < 4.5 * math.sqrt(2 * freedom)
     assert amagold_plane.symmetric_kl(counts) == pytest.approx(chi_square / n, rel=0.1)
-    # wider by a tenth, as from a chain that is too hot, and it shows
+    # draws a tenth too wide, as from too high a temperature, are detected
     counts = np.bincount(np.asarray(place(1.1 * z)), minlength=CELLS)
     assert amagold_plane.symmetric_kl(counts) > 5 * freedom / n
 
@@ -125,7 +125,7 @@ def test_slowdown_of_a_curve_that_is_three_times_as_slow():
 
 @pytest.fixture(scope="module")
 def pair():
-    """Rows of two classes that five columns tell apart, now and then."""
+    """Rows of two classes that five columns sometimes distinguish."""
     from benchmarks.batch_size_problems import logistic
 
     rng = np.random.default_rng(0)
@@ -149,13 +149,14 @@ def test_means_of_batches_are_standardised():
     z = mnist_pair.standardised_means(rng.normal(3.0, 2.0, size=1000), 2000)
     assert abs(z.mean()) < 4.5 / math.sqrt(2000)
     assert abs(z.var() - 1.0) < 4.5 * math.sqrt(2 / 2000)
-    # of one row that matters nine batches of ten see nothing
+    # if one row carries everything, nine of ten batches miss it
     z = mnist_pair.standardised_means(np.eye(1, 1000)[0], 2000)
     assert np.mean(z < 0) > 0.85
 
 
 def test_what_a_path_learned_is_read_off_at_the_right_place(pair):
-    """Zero is right for those of class 0 only; one direction is right for most."""
+    """At zero only class 0 is predicted correctly; one direction is correct for most
+    rows."""
     x, y = pair.test
     good = np.array([3.0, 0.0, 0.0, 0.0, 0.0])
     beta = np.stack([np.where(np.arange(40)[:, None] < k, 0.0, good) for k in (10, 20)])
@@ -245,7 +246,7 @@ def three_classes():
 
 
 def test_error_and_fit_of_draws_by_hand(three_classes):
-    """Of weights that are right for each corner, none, and the wrong way round."""
+    """Accuracy for correct weights, zero weights and reversed weights."""
     _, logits, images = three_classes
     w = jnp.stack([-jnp.eye(3), jnp.zeros((3, 3)), 2 * jnp.eye(3)])
     found = mint_network.judged(logits, {"draws": {"w": w}, "passes": [1]}, images)

@@ -1,8 +1,8 @@
-"""Is the keyed permutation a permutation, and is it as random as it says?
+"""The keyed permutation is a permutation, and as random as documented.
 
-Every check of randomness is exact in its expectation: it compares draws over many
-keys with what a uniformly random permutation does. The same checks are shown to
-reject networks with too few rounds and other ways of drawing rows.
+Every check of randomness compares draws over many keys with the exact expectation for a
+uniformly random permutation. The same checks reject networks with too few rounds and
+other ways of drawing rows.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def p_values_of_pairs(size, rounds=None, num_keys=NUM_KEYS) -> dict[str, float]:
             distribution = labels[label].distribution_of_difference
             differences = labels[label].difference(first, second)
             found[f"{name}: {label}"] = chi_square(differences, distribution)
-            # What a network with few rounds does: the positions keep their distance.
+            # As in a network with few rounds, the positions keep their distance.
             distance = labels[label].difference(*np.array(pairs[name]))
             kept = np.array([1 - distribution[distance], distribution[distance]])
             found[f"{name}: {label} kept"] = chi_square(differences == distance, kept)
@@ -173,8 +173,8 @@ def rows_of_data(size: int) -> Iterator[tuple[str, np.ndarray]]:
     num_columns = _permutation._grid(size)[1]
     index = np.arange(size)
     yield "linear", index / size
-    # Every eighth residue class, and every eighth block, of the network's grid: one
-    # alone is met so rarely that its products have no normal mean.
+    # Every eighth residue class, and every eighth block, of the network's grid; a
+    # single one is hit so rarely that the mean of its products is not normal.
     yield "residues", (index % num_columns % 8 == 0).astype(float)
     yield "blocks", (index // num_columns % 8 == 0).astype(float)
     yield "heavy", np.log((index + 0.5) / size) ** 2
@@ -211,7 +211,7 @@ def too_small(found: dict[str, float]) -> dict[str, float]:
     return {name: p for name, p in found.items() if not p > ALPHA}
 
 
-# --- it is a permutation ------------------------------------------------------------
+# --- bijectivity --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -245,7 +245,7 @@ def test_positions_outside_the_range_have_a_valid_value(size):
     assert 0 <= int(values.min()) and int(values.max()) == int(values.min()) < size
 
 
-# --- it is a good citizen -----------------------------------------------------------
+# --- JAX transformations and arguments ----------------------------------------------
 
 
 @pytest.mark.parametrize("size", (7, 1_009))
@@ -344,7 +344,7 @@ def test_grid_is_nearly_square_and_nearly_full():
         assert num_rows * num_columns < 2**32 and num_columns <= 2**17
 
 
-# --- it is random -------------------------------------------------------------------
+# --- randomness ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("size", (2, 3, 4, 5))
@@ -384,7 +384,7 @@ def test_batches_are_random_draws_without_replacement(size):
     assert not too_small(p_values_of_batches(batches, size))
 
 
-# --- and the checks can tell --------------------------------------------------------
+# --- the checks can fail ------------------------------------------------------------
 
 
 @pytest.mark.parametrize("size", (129, 1_009, 10**6, 10**7))

@@ -1,4 +1,4 @@
-"""Figures: what they show, not how they look."""
+"""Figures: their contents, not their appearance."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def noise_run(variance: list[float], **settings: float) -> object:
 
 
 def test_decision_noise() -> None:
-    # no row was read for the first, and the second is not a number
+    # no row was read for the first, and the second is NaN
     run = noise_run([0.0, np.nan, 0.01, 0.04, 0.09, 4.0], max_variance=1.0)
     ax = plots.decision_noise(run)
     assert sum(bar.get_height() for bar in ax.patches) == 4
@@ -257,7 +257,7 @@ def test_mode_map() -> None:
     shares = [text.get_text() for text in ax.texts]
     assert shares == ["75.0%\n(50.0%)", "25.0%\n(30.0%)", "0.0%\n(20.0%)"]
     assert "2 of 3 modes, total variation 0.250" in ax.get_title()
-    assert ax.collections[0].get_array().sum() == 400  # every draw is drawn
+    assert ax.collections[0].get_array().sum() == 400  # every draw is shown
     assert (ax.get_xlabel(), ax.get_ylabel()) == ("z[0]", "z[1]")
     assert plots.mode_map(run, ("w", "w")).get_ylabel() == "w"
     with pytest.raises(ValueError, match="1 numbers per draw"):

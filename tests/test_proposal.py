@@ -1,4 +1,4 @@
-"""Proposals: is each one's ratio that of the moves that it makes?"""
+"""Proposals: the reported ratio of densities is that of the moves."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def log_surrogate(z: jax.Array) -> jax.Array:
 
 
 def wrong_gradient(z: jax.Array) -> jax.Array:
-    """The gradient of something like the target, as a minibatch's would be."""
+    """An approximate gradient of the target, as from a minibatch."""
     return jax.grad(log_target)(1.1 * z) + jnp.array([0.3, -0.2, 0.1])
 
 
@@ -77,7 +77,7 @@ def context(root: str = "dense") -> ProposalContext:
 
 
 class OneTurn(Proposal):
-    """What ``surrogate_hmc`` does where the set-up finds the surrogate normal."""
+    """The move of ``surrogate_hmc`` if the set-up finds the surrogate normal."""
 
     uses_surrogate = True
     adapts_step_size = False
@@ -90,7 +90,7 @@ class OneTurn(Proposal):
 PROPOSALS = {
     "random_walk": (proposal.random_walk(), 0.8),
     "langevin": (proposal.langevin(), 0.7),
-    # steps so long that the first stage rejects a good share
+    # steps so long that the first stage rejects many moves
     "surrogate_hmc": (proposal.surrogate_hmc(3, 0.9, jitter=0.3), 123.0),
     "surrogate_hmc, one step": (proposal.surrogate_hmc(1, 1.1, jitter=0.0), 123.0),
     "delayed_random_walk": (proposal.delayed_random_walk(), 0.8),
@@ -211,7 +211,7 @@ def test_detailed_balance_with_a_diagonal_whitening(name: str) -> None:
 
 @dataclass(frozen=True)
 class Altered(Proposal):
-    """Does something to what another proposal made."""
+    """Modifies the result of another proposal."""
 
     choice: Proposal
     change: Callable[[Proposed], Proposed]
@@ -358,7 +358,7 @@ def test_the_distribution_of_independent_draws(df: float | None) -> None:
     distribution = stats.chi2(3) if df is None else stats.f(3, df)
     squares = (w**2).sum(0) / (1 if df is None else 3)
     assert stats.kstest(squares, distribution.cdf).pvalue > 1e-6
-    # directions are uniform, so that every coordinate of one is, too
+    # directions are uniform, and in three dimensions so is every coordinate of one
     assert stats.kstest(w[1] / (w**2).sum(0) ** 0.5, stats.uniform(-1, 2).cdf)[1] > 1e-6
     other = stats.chi2(3.3) if df is None else stats.f(3, 0.2 * df)
     assert stats.kstest(squares, other.cdf).pvalue < 1e-6
@@ -406,7 +406,7 @@ def test_a_trajectory_is_of_second_order() -> None:
 
 @pytest.mark.parametrize("step", [0.4, 1.3])
 def test_a_trajectory_is_exact_on_a_normal_surrogate(step: float) -> None:
-    """Whatever the length of its steps."""
+    """The trajectory is exact for any length of its steps."""
     normal = dist.MultivariateNormal(CENTER, scale_tril=ROOT.T).log_prob
     at = context()._replace(log_surrogate=normal)
     z, momentum, logs = follow(*START, jnp.asarray(step), 3, at)
@@ -418,8 +418,8 @@ def test_a_trajectory_is_exact_on_a_normal_surrogate(step: float) -> None:
     np.testing.assert_allclose(z, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_one_turn_on_a_surrogate_known_to_be_normal() -> None:
-    """It keeps the distribution, and goes on to the other side by three tenths."""
+def test_a_rotation_on_a_normal_surrogate() -> None:
+    """The move preserves the distribution, and its correlation is -0.3."""
     at = context()._replace(num_steps=0, over_relaxed=True)
     n = 40_000
     z = CENTER + np.random.default_rng(7).normal(size=(n, 3)) @ ROOT
@@ -448,8 +448,8 @@ def test_one_turn_on_a_surrogate_known_to_be_normal() -> None:
     assert mixed.evaluations(at) == 4 and mixed.follows_surrogate
 
 
-def test_what_draws_are_worth_after_one_turn() -> None:
-    """The numbers of the docstring: how many independent draws one is worth."""
+def test_the_precision_of_draws_by_one_rotation() -> None:
+    """The numbers of the docstring: independent draws that one draw is worth."""
     lags = _on_surrogate.OVERRELAXATION_COSINE ** np.arange(1, 40)
 
     def worth(autocorrelations: Any) -> float:
@@ -463,13 +463,13 @@ def test_what_draws_are_worth_after_one_turn() -> None:
         return (np.array(both) - probability**2) / (probability * (1 - probability))
 
     assert worth(lags) == pytest.approx(1.9, abs=0.05)
-    assert worth(lags**2) == pytest.approx(0.8, abs=0.05)  # of the squares
+    assert worth(lags**2) == pytest.approx(0.8, abs=0.05)  # for squares
     assert worth(indicator(0.5)) == pytest.approx(1.4, abs=0.05)
     assert worth(indicator(0.05)) == pytest.approx(1.05, abs=0.01)
 
 
 def test_a_quarter_of_a_period_forgets_the_start() -> None:
-    """On a normal surrogate whose scales the whitening knows."""
+    """A normal surrogate whose scales equal those of the whitening."""
     normal = ProposalContext(
         wrong_gradient,
         Whitening(ROOT),
@@ -488,7 +488,7 @@ def test_a_quarter_of_a_period_forgets_the_start() -> None:
     "settings, here, expected",
     [
         ({}, 4, (4, 0.39)),
-        ({}, 16, (16, 0.0975)),  # what the set-up found
+        ({}, 16, (16, 0.0975)),  # the number of steps from the set-up
         ({"num_steps": 6}, 16, (6, 0.26)),  # a quarter of a period either way
         ({"step_size": 0.2}, 16, (8, 0.2)),
         ({"step_size": 5.0}, 16, (1, 5.0)),
@@ -548,7 +548,7 @@ def test_a_trajectory_that_blows_up_is_a_stay() -> None:
 
 @dataclass(frozen=True)
 class Shift(Proposal):
-    """A move by a number, to be recognised."""
+    """A move by a recognisable amount."""
 
     by: float = 0.0
 

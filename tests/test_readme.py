@@ -1,4 +1,4 @@
-"""The code that README.md shows runs as it stands, and prints what is beside it."""
+"""The code in README.md runs, and prints the output shown there."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def blocks(text: str, language: str) -> list[str]:
 
 
 def labels(text: str) -> list[str]:
-    """What stands left of the numbers in the lines of a diagnosis."""
+    """The labels left of the numbers in the lines of a diagnosis."""
     return [re.split(r"  +", line.strip())[0] for line in text.splitlines()]
 
 
@@ -38,7 +38,7 @@ def test_the_start_of_the_readme_runs_as_it_is():
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    # digits differ from machine to machine, the size of the run and of a batch do not
+    # digits depend on the machine, but the sizes of the run and of a batch do not
     assert labels(done.stdout) == labels(output)
     assert done.stdout.splitlines()[:3] == output.splitlines()[:3]
 

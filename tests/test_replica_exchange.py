@@ -80,13 +80,13 @@ def distribution(temperature: float, temper_prior: bool) -> np.ndarray:
 
 
 def features(z: np.ndarray) -> np.ndarray:
-    """What is compared: shares of the modes, and their squared widths."""
+    """The compared quantities: shares of the modes, and their squared widths."""
     low, high = z < -2, z > 1.5
     return np.stack([low, high, np.minimum(np.abs(z), 8.0), np.cos(z)], -1)
 
 
 def assert_distribution(z: np.ndarray, temperature: float, temper_prior: bool) -> None:
-    """Within five standard errors, which the chains tell; shape ``(chains, draws)``."""
+    """Within five standard errors, from the scatter of chains; ``(chains, draws)``."""
     means = features(z).mean(1)
     expected = distribution(temperature, temper_prior) @ features(GRID)
     error = means.std(0, ddof=1) / np.sqrt(len(means))
@@ -166,8 +166,9 @@ def test_every_rung_has_its_distribution(swap: str, temper_prior: bool) -> None:
 
 @slow
 @pytest.mark.parametrize("kind", [SGHMC, SGNHT])
-def test_swaps_do_not_heat(kind: Any) -> None:
-    """One gradient a draw, and nearly every draw swapped: new momenta all the time."""
+def test_swaps_keep_the_temperature(kind: Any) -> None:
+    """One gradient per draw, and a swap at nearly every draw, so momenta are often
+    new."""
     normal = Target(
         lambda z: -0.5 * jnp.sum(z**2) / 1e4,
         lambda z, i: -0.5 * jnp.sum(z**2) / N + 0.0 * i,
@@ -198,9 +199,10 @@ def test_swaps_do_not_heat(kind: Any) -> None:
 @slow
 @pytest.mark.parametrize("kind", [SGHMC, SGNHT])
 def test_a_force_is_that_of_its_rung(kind: Any) -> None:
-    """One gradient a draw, and a prior that counts: it has another share at each rung.
+    """One gradient per draw, and a prior whose influence differs between rungs.
 
-    With the force of the rung that a position came from the variance was 0.39 of 0.5.
+    With the force of the rung that a position came from, the variance was 0.39 instead
+    of 0.5.
     """
     even = Target(
         lambda z: -0.5 * z @ z, lambda z, i: -0.125 * (1 - z[0]) ** 2 + 0 * i, 4
@@ -262,7 +264,7 @@ def with_gradients(kind: Any) -> MCMC:
 @slow
 @pytest.mark.parametrize("kind", [RELD, RENHD, AMAGOLD])
 def test_gradients_on_batches(kind: Any) -> None:
-    """Where modes are reached, with the width that they have."""
+    """The modes are reached and have the right width."""
     mcmc = with_gradients(kind)
     assert_distribution(of_rungs(mcmc)[0], 1.0, False)
     assert not mcmc.get_extra_fields()["diverging"].any()
@@ -318,7 +320,7 @@ def test_a_thermostat_stays_with_its_rung() -> None:
     there = there._replace(memory=there.memory._replace(force=jnp.array([2.0])))
     arrived = kernel.with_temperature(4.0).arrive(TARGET, here, there, random.key(3))
     assert arrived.memory.friction == 7.0 and arrived.z == there.z
-    # that of the position at this temperature: what comes along has another one's
+    # the force of the position at this temperature; the swapped one is from another
     assert arrived.memory.force not in (1.0, 2.0)
     assert arrived.memory.momentum not in (here.memory.momentum, there.memory.momentum)
     momenta = jax.vmap(
@@ -427,7 +429,7 @@ def test_replicas_are_followed() -> None:
         trips += ((turns[1:] == 0) & (turns[:-1] == 3)).sum()
     counted = int(fields["round_trips"][0, -1])
     assert counted > 20
-    # those under way when the warmup ended are counted by the kernel alone
+    # only the kernel counts trips that began in the warmup
     assert trips - 4 <= counted <= trips + 4
 
 
@@ -538,7 +540,7 @@ def test_geometric_ladders_begin_at_one() -> None:
 
 
 def model(y: Any) -> None:
-    """Neither the sign of mu nor that of the scale's logarithm matters to the data."""
+    """The likelihood depends neither on the sign of mu nor on that of the log scale."""
     mu = numpyro.sample("mu", dist.Normal(0, 5))
     with numpyro.plate("data", len(y), subsample_size=25) as idx:
         numpyro.sample("obs", dist.Normal(jnp.abs(mu), 4.0), obs=y[idx])
@@ -570,7 +572,7 @@ def test_results_of_a_model() -> None:
     assert 0.3 < (mu > 0).mean() < 0.7
     found = diagnose(idata)
     assert len(found.swap_rates) == 3 and found.round_trips > 10
-    # the coldest rung's, by the names that they have elsewhere
+    # the statistics of the coldest rung, under their usual names
     np.testing.assert_array_equal(
         stats["acceptance_rate"], stats["rung_acceptance_rate"][..., 0]
     )
@@ -599,7 +601,8 @@ def test_advice_on_a_ladder_with_a_gap() -> None:
 
 @slow
 def test_hot_rungs_move_on_the_surrogate_of_the_cold_one() -> None:
-    """It is wider there than the set-up found: its own normal draws would stick."""
+    """The tempered posterior is wider than the set-up's, so its normal draws would
+    stick."""
     rng = np.random.default_rng(8)
     x = rng.normal(size=(2000, 10)).astype(np.float32)
     y = (x @ np.linspace(-1, 1, 10) + rng.normal(size=2000)).astype(np.float32)
@@ -639,7 +642,7 @@ def test_hot_rungs_move_on_the_surrogate_of_the_cold_one() -> None:
 
 @slow
 def test_swaps_read_residuals_of_a_control_variate() -> None:
-    """The noise of a swap falls, and both rungs of one mode stay as they are."""
+    """The control variate reduces the noise of a swap, and no rung changes its mode."""
     rng = np.random.default_rng(2)
     x = rng.normal(size=(3000, 2)).astype(np.float32)
     y = (rng.random(3000) < 1 / (1 + np.exp(-x @ [1.0, -0.5]))).astype(np.float32)
@@ -691,7 +694,7 @@ def test_swaps_read_residuals_of_a_control_variate() -> None:
 
 @slow
 def test_a_ladder_of_many_chains_compiles() -> None:
-    """XLA of jax 0.12 took minutes for rows that are read in another order."""
+    """XLA of jax 0.12 took minutes to compile if rows were read in another order."""
     slopes = jnp.asarray(_rng.normal(size=(N, 2)) / N, jnp.float32)
     target = Target(
         lambda z: -0.5 * jnp.square(z).sum(),

@@ -1,4 +1,4 @@
-"""The benchmarks of replica exchange run, and their checks tell right from wrong."""
+"""The benchmarks of replica exchange run, and their checks can fail."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from numpyro_minibatch import RENHD, accept
 from numpyro_minibatch.accept import AcceptanceTest
 from numpyro_minibatch.estimate import Estimate
 
-# compilation of much that runs for a moment: once, on the main interpreter
+# these compile for long and run briefly, so only on the main interpreter
 pytestmark = pytest.mark.slow
 
 CHAINS = 32
@@ -98,8 +98,8 @@ def test_five_modes(paper: Any) -> None:
     assert np.abs(standardised(found)).max() < 5.5, found
     assert found["modes_a_chain"] > 4 and found["diverging"] == 0
     assert rung is not None and rung.shape == (CHAINS, 150, 7)
-    # one rule for all rivals, and it is the kernel's own; trips begun in the warmup
-    # are not seen in the draws
+    # one rule for all methods, the kernel's own; trips that began in the warmup do not
+    # show in the draws
     trips = modes.round_trips(rung)
     assert 0 <= found["round_trips"] - trips <= 7 * CHAINS
     assert trips > 0
@@ -166,7 +166,7 @@ def test_ten_lines_of_parallel_tempering() -> None:
     scores = rivals.scores(z, rung, {"gradients": 28})
     total = scores["thousands_of_gradients"] * CHAINS
     assert scores["round_trips"] * total == modes.round_trips(rung) > 0
-    # two ways to count how many draws are effective agree as well as 32 errors can
+    # two estimates of the effective sample size agree within the error of 32 chains
     assert 0.3 < scores["modes_ess"] / scores["indicator_ess"] < 3.5
 
 

@@ -1,4 +1,4 @@
-"""Files for GitHub, Read the Docs and pre-commit name what exists."""
+"""Files for GitHub, Read the Docs and pre-commit refer to existing targets."""
 
 from __future__ import annotations
 

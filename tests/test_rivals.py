@@ -174,7 +174,7 @@ def test_confidence_decides_like_the_paper(temperature):
 
 
 def test_the_comparison_can_fail():
-    """A test that looks at another level does not decide like the paper."""
+    """A test at another level does not decide like the paper's."""
     values = gains(0.05, -0.001)
     keys = random.split(random.key(1), 200)
     _, num_rows, _, order, level = looks(
@@ -188,7 +188,7 @@ def test_the_comparison_can_fail():
 
 
 def test_serfling_and_bernstein_hold_the_mean():
-    """The bounds hold at least as often as they say, at every look."""
+    """The bounds hold with at least the stated probability, at every look."""
     rng = np.random.default_rng(0)
     rows = rng.exponential(size=400)
     rows -= rows.mean()
@@ -202,7 +202,7 @@ def test_serfling_and_bernstein_hold_the_mean():
                 seen.std(-1), largest, jnp.float32(t), 400, -np.log(0.1)
             )
             assert (np.abs(seen.mean(-1)) > half).mean() < 0.1
-    # and the second is the narrower one near the end
+    # and the second bound is narrower near the end
     ends = [
         accept.confidence(0.1, bound=max, inequality=name)._half_width(
             1.0, 1e-3, jnp.float32(399), 400, -np.log(0.1)
@@ -231,7 +231,7 @@ def test_rows_that_break_the_bound_are_all_read():
 )
 @pytest.mark.parametrize("value", [np.nan, -np.inf])
 def test_an_impossible_row_is_a_rejection(test, value):
-    """At once, whatever the bound, and without reading on."""
+    """The decision is immediate, whatever the bound, without more rows."""
     values = jnp.full(SIZE, value)
     keys = random.split(random.key(6), 20)
     accepted, num_rows, reliable, *_ = looks(test, as_growing(60), values, 1.0, keys)
@@ -241,7 +241,7 @@ def test_an_impossible_row_is_a_rejection(test, value):
 
 
 def test_equal_rows_decide_when_there_are_ten():
-    """Rows without scatter leave nothing to test, as in the paper, but not two."""
+    """Rows without scatter decide at once, as in the paper, but only ten or more."""
     values = jnp.full(SIZE, -0.5)
     keys = random.split(random.key(6), 20)
     accepted, num_rows, *_ = looks(
@@ -265,7 +265,7 @@ def test_average_epsilon():
     deltas = rng.uniform(-4, 1, 60)
     sds = np.full(60, 12.0)
     epsilon = accept.average_epsilon(error, deltas, sds, size=size, batch_size=m)
-    assert error < epsilon < 0.4  # non-conservative: a decision errs less than a look
+    assert error < epsilon < 0.4  # decisions err less often than looks
     wrong = 0
     for i in range(3000):
         rows = rng.normal(size=size)
@@ -275,7 +275,7 @@ def test_average_epsilon():
         mu0 = np.log(rng.random()) / size
         taken, *_ = austerity_by_the_paper(rows, mu0, epsilon, m)
         wrong += taken != (delta > mu0 * size)
-    # both the search and this count are of some thousand decisions; steps of 10%
+    # both the search and this count use some thousand decisions and steps of 10%
     se = np.sqrt(error * (1 / 4000 + 1 / 3000))
     assert abs(wrong / 3000 - error) < 5 * se + 0.1 * error
 
@@ -298,7 +298,7 @@ def test_logistic_bound():
         change = np.abs(rows(z_new) - rows(z)).max()
         assert change <= bound(z, z_new) * (1 + 1e-5)
         nearest = max(nearest, change / float(bound(z, z_new)))
-    assert nearest > 0.9  # it is not just any large number
+    assert nearest > 0.9  # it is a tight bound
     # by value, so that kernels are equal and a compiled step is found again
     assert accept.logistic_bound(x) == accept.logistic_bound(x.copy())
     assert hash(accept.logistic_bound(x)) == hash(accept.logistic_bound(x.copy()))
@@ -329,7 +329,7 @@ def split_model(x, y):
 
 
 def largest_change(z, z_new):
-    """Of any row, from all of them, as in the papers' experiments."""
+    """The bound for any row, computed from all rows, as in the papers' experiments."""
     x, y = DATA
     step = x @ (z_new["beta"] - z["beta"])
     both = x @ (z_new["beta"] + z["beta"])
@@ -337,13 +337,13 @@ def largest_change(z, z_new):
 
 
 def mode():
-    """Where the control variates expand the log density, which is a parabola."""
+    """The centre of the control variates' expansion of a quadratic log density."""
     precision = X.T @ X / SIGMA**2 + np.eye(D) / PRIOR_SD**2
     return jnp.asarray(np.linalg.solve(precision, X.T @ Y / SIGMA**2))
 
 
 def largest_change_of_residuals(z, z_new):
-    """Of what a row has beyond its tangent at the mode."""
+    """The bound for a row minus its tangent at the mode."""
     x, center = DATA[0], mode()
     size = [jnp.square(x @ (at["beta"] - center)) for at in (z, z_new)]
     return jnp.abs(size[1] - size[0]).max() / (2 * SIGMA**2)
@@ -437,7 +437,7 @@ QUICK = ("austerity", "confidence")
     "name", [n if n in QUICK else pytest.param(n, marks=slow) for n in RIGHT]
 )
 def test_distribution(name):
-    """With few errors allowed, it is the exact one up to the Monte Carlo error."""
+    """With few errors allowed, the distribution is exact up to Monte Carlo error."""
     kernel = RIGHT[name]
     z, extra = z_scores(kernel, kernel.temperature)
     assert np.abs(z).max() < 5.0, z
@@ -457,7 +457,8 @@ def test_distribution(name):
     "temperature, step_size", [(1.0, 0.035), pytest.param(20.0, 0.15, marks=slow)]
 )
 def test_too_many_errors_are_noticed(temperature, step_size):
-    """At a p-value of 0.3 hasty decisions flatten the target, and the check sees it."""
+    """At a p-value of 0.3, hasty decisions flatten the target, and the check detects
+    it."""
     kernel = AusterityMH(
         model,
         epsilon=0.3,
@@ -468,7 +469,7 @@ def test_too_many_errors_are_noticed(temperature, step_size):
     )
     z, extra = z_scores(kernel, temperature)
     assert z.max() > 8
-    # nothing in the chain says so: these decisions are made as the test makes them
+    # the chain does not show it, because the test made these decisions as designed
     assert (extra["reliable"] == 1).all()
 
 

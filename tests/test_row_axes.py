@@ -209,7 +209,7 @@ def by_indices(X: Any, y: Any) -> None:
 
 
 def test_an_indexed_array_that_is_not_named_is_never_read_at_wrong_rows() -> None:
-    """The indices of the plate count the rows that the model is given."""
+    """The indices of the plate refer to the rows that the model receives."""
     with pytest.raises(ValueError, match="All entries of 'y' are passed.*name them in"):
         target_of(by_indices, {"X": 0}, (SQUARE, Y))
     target_of(by_indices, {"X": 0, "y": 0}, (SQUARE, Y))
@@ -270,7 +270,7 @@ def test_names_are_a_setting() -> None:
     assert one.settings["rows"] == "{'X': 1, 'y': 0}"
     given = {"X": 1, "y": 0}
     kernel = MINT(columns, temperature=1.0, rows=given)
-    given["X"] = 0  # what is changed later is not the kernel's
+    given["X"] = 0  # later changes do not affect the kernel
     assert kernel == one
 
 

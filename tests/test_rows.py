@@ -1,4 +1,4 @@
-"""Models whose data are taken by no indices run on the rows of their arguments."""
+"""Models that do not index their data run on the rows of their arguments."""
 
 from __future__ import annotations
 

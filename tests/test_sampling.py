@@ -1,4 +1,4 @@
-"""The driver for long runs: chunks, folders, interrupts, and what is refused."""
+"""The driver for long runs: chunks, folders, interrupts and refusals."""
 
 from __future__ import annotations
 
@@ -91,12 +91,12 @@ def assert_same(one: Any, other: Any, group: str = "posterior") -> None:
 
 @pytest.fixture(scope="module")
 def whole_run() -> Any:
-    """The run that others are compared with, in memory and in one go."""
+    """The reference run, in memory and in one chunk."""
     return run(keep_warmup=True)
 
 
 def in_chunks_of(monkeypatch: Any, steps: int) -> None:
-    """Every chunk of so many steps; a commit after each."""
+    """Make every chunk this many steps long, with a commit after each."""
 
     def saw(self: Any, _: int) -> None:
         self.steps = steps
@@ -227,7 +227,7 @@ def test_a_second_run_compiles_and_traces_nothing(
     trace = ModelTarget.trace
 
     def note_trace(self: Any, *args: Any, **kwargs: Any) -> Any:
-        traced.append(self.model)  # all that runs a model goes through here
+        traced.append(self.model)  # every run of a model passes through here
         return trace(self, *args, **kwargs)
 
     monkeypatch.setattr(ModelTarget, "trace", note_trace)
@@ -245,9 +245,9 @@ def test_a_second_run_compiles_and_traces_nothing(
         number = len(traced)
         run(num_chains=3)
         assert len(traced) > number
-        assert any("backend_compile" in name for name in compiled)  # it would be seen
+        assert any("backend_compile" in name for name in compiled)  # the check can fail
     finally:
-        # the public function to remove one came later
+        # the public function for removal came later
         getattr(
             jax.monitoring,
             "unregister_event_duration_listener",
@@ -284,7 +284,7 @@ def test_what_a_model_is_remembered_by(monkeypatch: Any) -> None:
     monkeypatch.setattr(preflight, "_inspected", note)
 
     def layout(y: Any, *rest: Any) -> tuple[Any, bool]:
-        """What is found of the model, and whether it had to be looked at."""
+        """The layout of the result, and whether the model had to be run for it."""
         runs.clear()
         with preflight.remembered(digest(in_groups)):
             found = preflight.inspect_model("MINT", in_groups, (y, *rest), {}, None)
@@ -306,10 +306,10 @@ def test_what_a_model_is_remembered_by(monkeypatch: Any) -> None:
     # what the model reads from its surroundings
     monkeypatch.setitem(globals(), "WIDTH", 2.0)
     assert layout(y, 2)[1]
-    # without a driver that knows the content nothing is remembered
+    # without a driver that identifies the content, nothing is remembered
     preflight.inspect_model("MINT", in_groups, (y, 2), {}, None)
     assert len(runs) == 2
-    # no data are held
+    # no data are kept alive
     kept = weakref.ref(y)
     runs.clear()
     del y, changed
@@ -409,7 +409,7 @@ def test_killed_runs_go_on(impl: str, tmp_path: Path) -> None:
             assert child.stdout is not None
             child.stdout.readline()
             steps = _steps(out)
-            # when it has gone on for a while
+            # after it has run for a while
             while _steps(out) < steps + 40:
                 assert child.poll() is None, "ended by itself"
                 time.sleep(0.02)
@@ -463,7 +463,7 @@ def test_in_a_thread() -> None:
     assert found[0]["posterior"].sizes["draw"] == 90
 
 
-# what is refused ---------------------------------------------------------------------
+# refusals ----------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -508,7 +508,7 @@ def test_other_data_and_kernels_are_not_gone_on_with(finished: Path) -> None:
 
     with pytest.raises(ValueError, match="differs in what the kernel does"):
         sample(MINT(other, temperature=20.0), X, Y, **settings)
-    # an equal kernel that is another object will do
+    # another kernel object that is equal is accepted
     again = sample(MINT(model, temperature=20.0), X, Y, **settings)
     assert_same(again, open_run(finished))
 
@@ -527,7 +527,7 @@ def test_damage_is_found(tmp_path: Path) -> None:
     first.unlink()
     with pytest.raises(ValueError, match="is missing"):
         open_run(out)
-    # more than what counts is what a killed run leaves
+    # a killed run leaves more than the valid draws
     first.write_bytes(content + b"more")
     assert open_run(out)["posterior"].sizes["draw"] == 90
     run(out=out, resume=True)
@@ -593,7 +593,7 @@ def test_nothing_to_open(tmp_path: Path) -> None:
         open_run(tmp_path)
 
 
-# what a program depends on -----------------------------------------------------------
+# the dependencies of a program -------------------------------------------------------
 
 CENTRE = [0.0]
 
@@ -675,7 +675,7 @@ def test_a_control_variate_is_of_the_data_as_they_are(tmp_path: Path) -> None:
     first = mean_of(kernel, data)
     data += 0.3
     assert abs(mean_of(kernel, data) - first - 0.3) < 0.05
-    # the expansion is written once, and a run goes on with it
+    # the expansion is written once, and a resumed run uses it
     settings = {**SETTINGS, "out": tmp_path / "run"}
     sample(kernel, data, **{**settings, "num_samples": 20})
     written = (tmp_path / "run" / "constant.npz").stat().st_mtime_ns
@@ -785,7 +785,8 @@ def test_draws_are_those_of_numpyros_driver(name: str) -> None:
     expected = mcmc.get_samples(group_by_chain=True)
     assert np.ptp(values(found)["beta"], axis=1).max() > 0.0  # they moved
     for site in ("beta", "scale", "norm"):
-        # what the programs of the two drivers round differently grows with the steps
+        # rounding differs between the programs of the two drivers and grows with the
+        # steps
         np.testing.assert_allclose(
             values(found)[site], expected[site], rtol=2e-3, atol=2e-4
         )

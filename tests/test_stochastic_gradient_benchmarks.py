@@ -1,4 +1,5 @@
-"""The benchmarks of the stochastic-gradient kernels run, at sizes that say nothing."""
+"""The benchmarks of the stochastic-gradient kernels run, at sizes too small for
+results."""
 
 from __future__ import annotations
 
@@ -15,13 +16,13 @@ from benchmarks.stochastic_gradient import (
     step_speed,
 )
 
-# compilation of much that runs for a moment: once, on the main interpreter
+# these compile for long and run briefly, so only on the main interpreter
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
 def written(tmp_path, monkeypatch):
-    """What a script writes, in a folder of the test's own."""
+    """The results of a script, in a folder of the test."""
     found = {}
     for script in (bias, double_well, logistic, step_speed):
         monkeypatch.setattr(

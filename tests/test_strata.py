@@ -1,4 +1,4 @@
-"""Rows by how much they matter: the tables say what they should, and so do draws."""
+"""Rows drawn by importance: the tables are right, and so are draws from them."""
 
 from __future__ import annotations
 
@@ -61,14 +61,15 @@ def with_columns(design: Design, **columns) -> Design:
 
 
 def unit(design: Design) -> np.ndarray:
-    """How many words pick each slot, of the 2 ** 32 of its stratum."""
+    """The number of words, of 2 ** 32 per stratum, that select each slot."""
     shift = np.asarray(design.shift, np.int64)
     units = np.repeat(1 << shift, 1 << (32 - shift))
-    return np.pad(units, (0, len(design.row) - len(units)))  # of no stratum: none
+    return np.pad(units, (0, len(design.row) - len(units)))  # else no words
 
 
 def drawn_probability(design: Design) -> np.ndarray:
-    """How likely a draw from its stratum ends at each slot, by the tables alone."""
+    """The probability of each slot in a draw from its stratum, from the tables
+    alone."""
     kept = np.asarray(design.threshold, np.int64)
     words = kept.copy()
     np.add.at(words, np.asarray(design.alias), unit(design) - kept)
@@ -76,7 +77,7 @@ def drawn_probability(design: Design) -> np.ndarray:
 
 
 def check_tables(design: Design, scores: np.ndarray, uniform: float) -> None:
-    """The tables have each row once and draw it as its score says."""
+    """The tables contain each row once and draw it in proportion to its score."""
     num_rows = len(scores)
     found = drawn_probability(design)
     filled = np.flatnonzero(np.asarray(design.threshold))
@@ -99,7 +100,7 @@ def check_tables(design: Design, scores: np.ndarray, uniform: float) -> None:
     # no more slots than the next power of two
     count = np.bincount(of_slot[filled], minlength=len(room))
     assert ((count > room // 2) | (room == 2)).all() and count.min() >= 1
-    # words are shared out to the last one
+    # all words are assigned
     mass = np.add.reduceat(found[: len(of_slot)], design.start)
     np.testing.assert_array_equal(mass, 1.0)
 
@@ -110,11 +111,11 @@ def check_tables(design: Design, scores: np.ndarray, uniform: float) -> None:
     probability += (1.0 - uniform - share) * (stratum >= 0) / len(row)
     total = np.bincount(stratum[row], probability[row])
     expected = (probability[row] / total[stratum[row]]).clip(0, 1)
-    # one word for every row, and one of rounding
+    # at least one word for every row, and an error of one by rounding
     off = np.abs(found[filled] - expected)
     per_row = count[stratum[row]] * 2.0**-32
     assert (off <= 2.01 * 2.0**-32 + expected * (per_row + 1e-9)).all()
-    # what is claimed is what is drawn, to the precision of float32
+    # the stated probabilities are those of the draws, to the precision of float32
     np.testing.assert_allclose(found[filled], claimed[row], rtol=1e-7)
 
 
@@ -179,13 +180,13 @@ def test_strata_are_even_and_sorted():
 
 
 def test_rows_found_at_every_draw_are_always_read():
-    """The removal of one row after the other, as a loop."""
+    """The removal of rows one by one, as a loop."""
     scores = np.sort(RNG.pareto(0.6, 5_000))[::-1]
     design = build(scores, None, 60, uniform=0.1)
     num_sure, left = 0, scores
     while 60 * (0.9 * left[0] / left.sum() + 0.1 / len(left)) >= 1.0:
         num_sure, left = num_sure + 1, left[1:]
-    assert 3 < num_sure < 60  # or the test is about nothing
+    assert 3 < num_sure < 60  # otherwise the test checks nothing
     np.testing.assert_array_equal(design.sure, np.arange(num_sure))
 
 
@@ -261,14 +262,14 @@ def test_settings_out_of_range(setting, say):
 
 
 def test_rounded_running_sums_of_a_very_uneven_distribution():
-    """Half of the rows have no score and next to no even share; all have a word."""
+    """Half of the rows have zero score and a tiny uniform part; all have a word."""
     scores = np.r_[np.zeros(70_000), RNG.pareto(0.3, 70_000)]
     design = build(scores, None, 2, uniform=1e-12, num_sure=0)
     check_tables(design, scores, 1e-12)
 
 
 def distribution_of_draws(design: Design, probability: np.ndarray) -> float:
-    """The p-value of many draws from a small design, by the probabilities it claims."""
+    """The p-value of many draws from a small design, given its stated probabilities."""
     rows, _ = jax.jit(draw, static_argnums=2)(design, random.key(3), 100_000)
     drawn = np.asarray(rows)[design.num_sure :].reshape(design.num_strata, -1)
     stratum, _ = stratum_of(design, len(probability))
@@ -293,7 +294,7 @@ def test_draws_follow_the_scores():
         left, 0.9 * scores / scores[left].sum() + 0.1 / left.sum(), 0
     )
     assert distribution_of_draws(design, probability) > 1e-6
-    # the check sees a scale of 1 in 30 on the thresholds, and rows out of place
+    # the check detects thresholds off by 1 in 30, and rows out of place
     wrong = with_columns(design, threshold=np.asarray(design.threshold) * 0.97)
     assert distribution_of_draws(wrong, probability) < 1e-6
     wrong = with_columns(design, alias=np.roll(design.alias, 1))
@@ -302,7 +303,8 @@ def test_draws_follow_the_scores():
 
 
 def test_a_million_rows_are_all_within_reach():
-    """Even draws of a large table are even, down to the last bits of the row."""
+    """Uniform draws from a large table are uniform, down to the last bits of the
+    row."""
     size = 1_000_003
     design = build(np.ones(size), None, 2, num_draws=2)
     rows, weights = jax.jit(draw, static_argnums=2)(design, random.key(1), 400_000)
@@ -341,7 +343,7 @@ def test_draws_under_vmap_and_jit():
 def check_totals(
     scheme: Scheme, design: Design, spoil: Callable[[Batch], Batch] = lambda b: b
 ) -> None:
-    """Unbiased, with the variance it reports, which is the exact one."""
+    """The estimate is unbiased, and its reported variance is exact."""
     values = jnp.asarray(VALUES, jnp.float32)
 
     @jax.jit
@@ -400,7 +402,7 @@ def test_the_check_of_totals_can_fail(spoil, what):
 
 
 def test_designs_compare_as_they_should():
-    """Each device takes away noise, on the scores' own kind of values."""
+    """Each technique reduces the noise, for values like the scores."""
     exact = {}
     for name, scheme in SCHEMES.items():
         scheme, design = designed(scheme)
@@ -412,10 +414,10 @@ def test_designs_compare_as_they_should():
 
 
 def test_a_rare_column_is_found():
-    """A few rows of many carry everything: they are read, and uniform rows miss them.
+    """If a few rows carry everything, they are read, and uniform batches miss them.
 
-    Uniform batches of 100 have the right mean, in all but 0.7% of them by being zero
-    with no variance at all.
+    Uniform batches of 100 are unbiased, but all except 0.7% of them estimate zero with
+    zero variance.
     """
     size = 200_000
     special = RNG.choice(size, 15, replace=False)
@@ -445,7 +447,7 @@ def test_a_rare_column_is_found():
     value, variance, _ = estimates(bound(batch.without_replacement(100), size), None)
     assert ((value == 0) & (variance == 0)).mean() > 0.95
 
-    # scores that know nothing: no row is lost, only the noise is large
+    # with uninformative scores no row is lost, only the noise is large
     blind = build(np.ones(size), None, 100)
     assert exact_variance(blind, values, 2) > 1e3 * np.square(values).sum()
 
@@ -477,7 +479,7 @@ def test_a_row_that_is_not_finite_is_never_a_finite_total(where, bad):
 
 
 def test_weights_of_even_draws_are_the_uniform_estimate():
-    """With even weights and one stratum, the estimate with replacement is left."""
+    """Equal weights and one stratum give the estimate with replacement."""
     rows = jnp.asarray(VALUES[:, :40], jnp.float32)
     weights = jnp.full(40, N / 40, jnp.float32)
     weighted = total(Batch(jnp.arange(40), 1.0, weights, 40), rows, N)
@@ -488,7 +490,7 @@ def test_weights_of_even_draws_are_the_uniform_estimate():
 
 
 def test_degrees_of_freedom():
-    """Those of the true variances, where the strata are many and normal."""
+    """The degrees of freedom of the true variances, for many normal strata."""
     num_strata = 2_000
 
     def found(scale, num_draws, key):
@@ -504,7 +506,7 @@ def test_degrees_of_freedom():
         expected = free * np.square(np.sum(scale**2)) / effective
         many = [found(scale, num_draws, k) for k in random.split(random.key(1), 50)]
         se = np.std(many) / np.sqrt(50)
-        # what the ratio of two estimates is off itself is second order: 1 / strata
+        # the error of a ratio of two estimates is of second order: 1 / strata
         assert abs(np.mean(many) - expected) < 4.5 * se + 20.0
         assert abs(np.mean(many) / expected - 1) < 0.05
     one = np.where(np.arange(num_strata) == 3, 1.0, 0.0)

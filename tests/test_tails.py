@@ -1,4 +1,4 @@
-"""Tails of the surrogate: what is measured of them, and rows that make them right."""
+"""Tails of the surrogate: their measurement, and the rows that correct them."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ def test_the_inefficiency_is_that_of_an_independence_sampler(skewness: float) ->
     square = (grid - mean) ** 2
     spread = target @ square**2 / target.sum() - (target @ square / target.sum()) ** 2
     simulated = total.var() / length / spread
-    # 4000 chains know a variance to 2.2% if it is that of a normal mean; it is a little
-    # less for a chain of finite length
+    # 4000 chains give the variance of a normal mean to 2.2%; it is slightly smaller for
+    # a chain of finite length
     assert simulated == pytest.approx(found, rel=0.13)
     assert found > 1.05
 
@@ -109,12 +109,12 @@ def test_rows_that_stand_in_for_all(few: int) -> None:
     places = rows.row + 700 * rows.plate
     assert len(set(places)) == few
     assert (multiples >= 1).all()
-    # by score in proportion to it: sums that go with the score are nearly exact
+    # drawn in proportion to the score, so sums proportional to it are nearly exact
     assert multiples @ both[places] == pytest.approx(both.sum(), rel=0.03)
     assert multiples.sum() == pytest.approx(750, rel=0.25)
 
 
-# a posterior with a skew --------------------------------------------------------------
+# a skewed posterior -------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -180,6 +180,6 @@ def test_a_run_of_a_skewed_posterior_is_right_in_its_tails(
         error = by_chain.std(0, ddof=1) / np.sqrt(len(by_chain))
         assert (np.abs(by_chain.mean(0) - right) < 4.5 * error).all()
         assert (error < 0.03).all()
-        # a chain of 1000 knows it as well as 200 independent draws, at least
+        # a chain of 1000 draws is at least as precise as 200 independent draws
         independent = power.std((0, 1)) / np.sqrt(200)
         assert (by_chain.std(0, ddof=1) < independent).all()

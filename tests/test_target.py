@@ -81,7 +81,7 @@ def extras(x, y):
 
 
 def nested(block):
-    """The subsampled plate inside a full plate and the reverse."""
+    """The subsampled plate inside a full plate, and the reverse."""
     with numpyro.plate("columns", 5, dim=-1):
         mu = numpyro.sample("mu", dist.Normal(0, 1))
         with numpyro.plate("data", N, subsample_size=M, dim=-2) as i:
@@ -191,8 +191,8 @@ def test_density_is_numpyros(name):
     terms = jax.jit(target.terms)(z, everything)
     ours = terms.known + sum(rows.sum() for rows in terms.rows.values())
 
-    # NumPyro's own plates told to draw all their rows in order; it warns that this is
-    # not their subsample_size
+    # NumPyro's own plates, set to draw all rows in order; it warns that this is not
+    # their subsample_size
     full = handlers.substitute(target.model, data={**everything, **target.frozen})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -273,7 +273,7 @@ def test_hand_written_target():
 
 
 def test_subsample_takes_rows_along_any_axis() -> None:
-    """In an inner plate, beside one that is whole, and of numbers side by side."""
+    """An inner plate next to a full plate, with vectors as observations."""
     x = np.random.default_rng(3).normal(size=(3, 40, 2))
 
     def model(x):

@@ -47,7 +47,7 @@ def study(
     :param kernel: makes the kernel of a model.
     :param runs: user runs, each of four chains.
     :param draws: draws of a chain, after as many of warmup.
-    :param seed: of the data and of the chains.
+    :param seed: seed of the data and of the chains.
     """
     data = family.data(seed)
     known = truth(family, data)
@@ -133,7 +133,7 @@ def _share(missed: np.ndarray) -> list[float]:
 
 
 def _true_ess(result: Any, known: dict[str, dict[str, float]]) -> dict[str, list]:
-    """Of four chains, by the squared errors of the means of all chains."""
+    """The ESS of four chains, from the squared errors of the means of all chains."""
     found: dict[str, list] = {"mean": [], "sd": []}
     for name, true in known.items():
         draws = np.asarray(result.posterior[name].values, np.float64)

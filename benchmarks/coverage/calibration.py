@@ -42,7 +42,7 @@ Data = tuple[np.ndarray, ...]
 class Problem(NamedTuple):
     """A model and its simulation.
 
-    :param words: what it is.
+    :param words: its description.
     :param model: the model of :data:`COPIES` independent copies.
     :param simulate: draws the parameters and, given them, the data.
     :param parameters: those whose ranks are taken, each of shape ``(COPIES,)``.

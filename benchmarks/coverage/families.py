@@ -26,12 +26,12 @@ Axis = tuple[str, float, float]  # transformation, and range in transformed coor
 class Family:
     """Posteriors of one kind.
 
-    :param words: what it is, for the page.
+    :param words: its description on the page.
     :param model: the NumPyro model.
     :param make: ``make(rng)`` gives the model's arguments.
     :param log_posterior: ``log_posterior(data, *parameters)``, up to a constant, for
         arrays of parameters that broadcast.
-    :param axes: of each parameter that is looked at, the axis of the quadrature.
+    :param axes: the axis of the quadrature for each examined parameter.
     """
 
     words: str
@@ -61,9 +61,9 @@ def truth(
 ) -> dict[str, dict[str, float]]:
     """Mean, standard deviation and 5% and 95% quantiles of each parameter.
 
-    The rectangle rule in coordinates in which the density vanishes at both ends, on a
-    grid around what a coarse one found. Its error falls faster than any power of the
-    distance of two points.
+    Uses the rectangle rule in coordinates in which the density vanishes at both ends,
+    on a grid around the region found by a coarse one. Its error falls faster than any
+    power of the spacing.
     """
     ranges = {name: axis[1:] for name, axis in family.axes.items()}
     many = points if len(ranges) > 1 else 40 * points

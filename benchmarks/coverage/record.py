@@ -11,7 +11,7 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def load(name: str) -> dict[str, Any]:
-    """What was recorded so far."""
+    """The recorded results."""
     if not (RESULTS / f"{name}.json").exists():
         return {}
     return record.load(name, RESULTS)

@@ -74,11 +74,11 @@ def details(families: dict[str, Any], kernel: str) -> str:
             ]
         )
     head = ["posterior", "skewness", *QUANTITIES.values(), "true ESS"]
-    return _table([*head, "said / true, means", "squares", "with advice"], rows)
+    return _table([*head, "reported / true, means", "squares", "with advice"], rows)
 
 
 def refusals(families: dict[str, Any]) -> str:
-    """What kernels said that did not run."""
+    """The messages of kernels that refused a family."""
     lines = [
         f"- {FAMILIES[name].words}: `{' '.join(found['refused'].split())}`"
         for name, kernels in families.items()
@@ -89,7 +89,7 @@ def refusals(families: dict[str, Any]) -> str:
 
 
 def advice(families: dict[str, Any]) -> str:
-    """What was advised, without numbers."""
+    """The advice of the runs, without numbers."""
     lines = [
         f"- {FAMILIES[name].words}, {kernel}, {_percent(found['with_advice'])} of the "
         f"runs: {'; '.join(found['advice'])}"
@@ -147,31 +147,33 @@ def page(results: dict[str, Any], ranks: dict[str, Any]) -> str:
 
 INTRODUCTION = """# Coverage of reported errors
 
-Do the numbers that a run reports hold on posteriors that are skewed, have heavy tails
-or lie at a bound? Each family below has one or two parameters whose posterior mean,
-standard deviation and 5% and 95% quantiles are known by quadrature. A user run is four
-chains of 1,000 + 1,000 draws at default settings, from the default start; its estimates
-and Monte Carlo errors are those of `diagnose(...).precision`. An interval misses if it
-does not contain the truth: 50%, 10% and 5% of them should.
+These simulations check the numbers that a run reports on posteriors that are skewed,
+have heavy tails or lie at a bound. Each family below has one or two parameters whose
+posterior mean, standard deviation and 5% and 95% quantiles are known by quadrature. A
+user run consists of four chains of 1,000 + 1,000 draws at default settings, from the
+default start. Its estimates and Monte Carlo errors are those of
+`diagnose(...).precision`. An interval misses if it does not contain the truth. If the
+errors are right, 50%, 10% and 5% of the intervals of level 50%, 90% and 95% miss.
 
-There are {families} families and {runs} runs of each by each kernel, on one data set a
-family, so that a share of 5% in one family has a standard error of 5 percentage
-points. The shares over all families have their standard errors, from the scatter
-between runs. The **true ESS** is that of four chains, by the squared errors of the
-means of all chains about the truth, with a relative error of about 16%. **Said / true**
-divides the median of what runs reported by it, for the parameter where it is largest.
+There are {families} families and {runs} runs of each by each kernel, on one data set
+per family. A share of 5% in one family therefore has a standard error of 5 percentage
+points. The standard errors of the shares over all families come from the scatter
+between runs. The **true ESS** is that of four chains. It is computed from the squared
+errors of the means of all chains about the truth, with a relative error of about 16%.
+**Reported / true** is the median ESS that runs reported, divided by the true ESS, for
+the parameter for which it is largest.
 
 Written by `python -m benchmarks.coverage.report`. `python -m benchmarks.coverage` makes
 the results; `--runs`, `--families`, `--kernels` and `--seed` choose among them. The
 kernels are `MinibatchMH(model, control_variate="taylor2")`, `AMAGOLD(model)` and
-NumPyro's `NUTS(model)`. NumPyro's result has fewer statistics, so that some advice
-cannot be given for NUTS. Of families without a row in a table there is no result yet.
+NumPyro's `NUTS(model)`. NumPyro's result has fewer statistics, so some advice cannot be
+given for NUTS. Families without a row in a table have no result yet.
 
-The hierarchy is beyond all three kernels at these lengths, and all of its runs advise:
-large standard deviations of the groups are visited too seldom. On the gamma family
-AMAGOLD overstates its effective sample sizes of squares by more than two, and advises
-on a fifth of the runs only. Chains share the random lengths of AMAGOLD's trajectories,
-so its true ESS is conditional on them."""
+At these lengths the hierarchy is too hard for all three kernels, and all of its runs
+give advice: large standard deviations of the groups are visited too rarely. On the
+gamma family AMAGOLD overstates its effective sample sizes of squares by a factor of
+more than two, and only a fifth of the runs give advice. Chains share the random lengths
+of AMAGOLD's trajectories, so its true ESS is conditional on them."""
 
 CALIBRATION = """## Simulation-based calibration
 
@@ -183,7 +185,7 @@ chain from the default start. MinibatchMH has a control variate and reads batche
 4,000 to 8,000 rows; AMAGOLD reads all of 20 to 40 rows; MINT and MHMinibatch sample a
 likelihood at temperature 50 from batches of 100 of 2,000 rows, whose data are simulated
 from its power 1 / 50. `python -m benchmarks.coverage.calibration` makes the results,
-and a test in `make verify` repeats one of them and sees a wrong prior fail.
+and a test in `make verify` repeats one of them and checks that a wrong prior fails.
 
 """
 

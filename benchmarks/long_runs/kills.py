@@ -2,7 +2,7 @@
 
     python -m benchmarks.long_runs.kills
 
-Runs with several chunk lengths and kinds of keys are started in processes of their own,
+Runs with several chunk lengths and kinds of keys are started in separate processes,
 killed (SIGKILL), opened, resumed and killed again; the activity of each at that moment
 is recorded. Each write is held open for five milliseconds, so that some kills hit it.
 At the end each run is finished and compared bit by bit with an uninterrupted one.

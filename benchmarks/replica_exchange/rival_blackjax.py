@@ -1,4 +1,4 @@
-"""Adaptive tempered sequential Monte Carlo of blackjax, in a process of its own.
+"""Adaptive tempered sequential Monte Carlo of blackjax, in a separate process.
 
 blackjax 1.7 has no parallel tempering; this is its tempering. It needs a proper initial
 distribution and goes from a normal distribution with standard deviation 6 to the

@@ -1,4 +1,4 @@
-"""Parallel tempering of TensorFlow Probability on JAX, in a process of its own.
+"""Parallel tempering of TensorFlow Probability on JAX, in a separate process.
 
 HMC at every rung, with alternating even and odd swaps. TensorFlow Probability 0.25
 needs a JAX older than 0.5; nothing of this package is imported.

@@ -4,7 +4,7 @@
 
 The target has the five modes without noise. All methods use the same ladder,
 Hamiltonian Monte Carlo with the same step size and number of steps at every rung, and
-chains started in the middle mode. Each method is a process of its own, in the
+chains started in the middle mode. Each method is a separate process, in the
 environment that has it. All counts are made here, from the draws and the rungs of the
 replicas, by one rule for all.
 
@@ -70,7 +70,7 @@ def scores(z: np.ndarray, rung: np.ndarray | None, found: dict[str, Any]) -> Any
 
 
 def measured(name: str, python: str, options: argparse.Namespace) -> dict[str, Any]:
-    """One method in a process of its own."""
+    """One method in a separate process."""
     where, method = METHODS[name]
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "draws.npz"

@@ -1,10 +1,10 @@
-"""Run the cases, each method in a process of its own, and write the table.
+"""Run the cases, each method in a separate process, and write the table.
 
 python -m benchmarks.several_modes
 python -m benchmarks.several_modes --cases tied light --rounds 3
 
-Processes are started one after the other, without compiled programs kept from before.
-Results are kept by case: a case that is run again replaces what was recorded of it.
+Processes are started one after the other, without stored compiled programs. Results are
+kept by case: a case that is run again replaces what was recorded of it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MODES = 12  # the setting of the control variate, in all cases
 
 
 def started(name: str, modes: int, rows: int, draws: int) -> dict[str, Any]:
-    """What a fresh process finds."""
+    """The result of a new process."""
     env = {k: v for k, v in os.environ.items() if "JAX_" not in k and k != "XLA_FLAGS"}
     command = [sys.executable, "-m", "benchmarks.several_modes.worker", "--case", name]
     command += ["--modes", str(modes), "--rows", str(rows), "--draws", str(draws)]

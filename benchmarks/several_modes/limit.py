@@ -4,10 +4,10 @@ python -m benchmarks.several_modes.limit
 
 Two thousand crude measurements of a number, and three precise ones that agree with each
 other and not with the crude ones. The stated error of a measurement is right, or 3,000
-times too small. Either the three errors are too small, which is a wide mode at the mean
-of the crude measurements, or they are right, which is a mode 250 times as narrow. A
-search ends in it only if it comes within some 0.01 of it. The distance between the two
-is such that the narrow mode has a mass of 0.2.
+times too small. If the three errors are too small, there is a wide mode at the mean of
+the crude measurements; if they are right, there is a mode 250 times as narrow. A search
+ends in the narrow mode only if it comes within about 0.01 of it. The distance between
+the two modes is chosen so that the narrow mode has a mass of 0.2.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from .worker import Clock, standard_error
 
 CRUDE, PRECISE = 2000, 3  # rows
 CRUDE_SD, PRECISE_SD, FACTOR = 20.0, 0.003, 3000.0
-OFFSETS = np.array([-1.0, 0.0, 1.0])  # of the precise ones, in their stated errors
+OFFSETS = np.array([-1.0, 0.0, 1.0])  # of the precise ones, in stated errors
 PRIOR_SD = 10.0
-MASS = 0.2  # of the narrow mode, about
+MASS = 0.2  # approximate mass of the narrow mode
 SETTING = "taylor2(modes=12)"
 
 
@@ -33,7 +33,7 @@ class Hidden(NamedTuple):
     """Data with a narrow mode.
 
     :param wide: the mean of the crude measurements.
-    :param seed: of the measurements.
+    :param seed: seed of the measurements.
     """
 
     wide: float = 1.2
@@ -45,13 +45,13 @@ class Hidden(NamedTuple):
 
     @property
     def narrow(self) -> float:
-        """Where the precise measurements are."""
+        """The position of the precise measurements."""
         ratio = MASS / (1 - MASS) / (PRECISE_SD / PRECISE**0.5 / self.wide_sd)
         nats = PRECISE * np.log(FACTOR) - 0.5 * np.square(OFFSETS).sum() - np.log(ratio)
         return float(self.wide - self.wide_sd * np.sqrt(2 * nats))
 
     def data(self) -> tuple[np.ndarray, np.ndarray]:
-        """Stated errors and measurements, whose mean is not left to chance."""
+        """Stated errors and measurements, with a fixed mean."""
         rng = np.random.default_rng(self.seed)
         crude = rng.normal(size=CRUDE)
         y = [
@@ -72,7 +72,8 @@ class Hidden(NamedTuple):
         white = np.linspace(-10, 10, points)
         grids = np.array([self.wide, self.narrow])[:, None] + sds[:, None] * white
         logs = np.array([[log_density(stated, y, at) for at in grid] for grid in grids])
-        # the part of the wide mode that is beneath the narrow one is counted in it
+        # the part of the wide mode under the narrow one counts as part of the narrow
+        # one
         weights = np.exp(logs - logs.max()) * sds[:, None]
         wide = np.abs(grids[0] - self.narrow) > 10 * sds[1]
         weights[0] *= wide
@@ -92,14 +93,14 @@ class Hidden(NamedTuple):
 
 
 def log_density(stated: np.ndarray, y: np.ndarray, mu: float) -> float:
-    """In double precision, up to a constant."""
+    """The log density in double precision, up to a constant."""
     square = np.square((y - mu) / stated)
     rows = np.logaddexp(-0.5 * square, -0.5 * square / FACTOR**2 - np.log(FACTOR))
     return float(rows.sum() - 0.5 * (mu / PRIOR_SD) ** 2)
 
 
 def model(stated: Any, y: Any) -> None:
-    """A stated error is right, or too small."""
+    """The model: the stated errors are right or too small."""
     import jax.numpy as jnp
     import numpyro
     import numpyro.distributions as dist
@@ -113,7 +114,7 @@ def model(stated: Any, y: Any) -> None:
 
 
 def searched(hidden: Hidden) -> dict[str, Any]:
-    """Which of the two modes the set-up finds."""
+    """The modes, of the two, that the set-up finds."""
     import jax
     import jax.numpy as jnp
 

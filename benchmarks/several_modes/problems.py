@@ -18,7 +18,7 @@ Draws = dict[str, np.ndarray]
 
 
 class Truth(NamedTuple):
-    """What is known of a posterior.
+    """The known properties of a posterior.
 
     :param masses: of each mode, in the order of the labels.
     :param moments: mean and standard deviation of some quantities, by name.
@@ -31,12 +31,12 @@ class Truth(NamedTuple):
 class Case(NamedTuple):
     """A posterior with several modes.
 
-    :param words: what it is, for a table.
+    :param words: its description in a table.
     :param rows: the number of rows.
     :param modes: the number of modes.
     :param model: the model, a function of the data.
     :param data: the data, by number of rows.
-    :param truth: the masses, by the data; moments as well where they are known.
+    :param truth: the masses, by the data, and moments if they are known.
     :param label: the mode of each draw.
     :param known: quantities whose moments can be compared, by the draws.
     """
@@ -206,15 +206,15 @@ class Nights(NamedTuple):
     :param nights: number of nights.
     :param spread: standard deviation of the times of a night, in days.
     :param highest: the prior of the frequency is uniform between zero and this.
-    :param frequency: that of the data.
+    :param frequency: the true frequency of the data.
     """
 
     nights: int
     spread: float
     highest: float
     frequency: float = 0.3
-    gain: float = 200.0  # nats of the wave over no wave
-    prior_sd: float = 0.5  # of the coefficients of sine and cosine
+    gain: float = 200.0  # log likelihood ratio of the wave to no wave, in nats
+    prior_sd: float = 0.5  # for the coefficients of sine and cosine
 
     def model(self, t: Any, y: Any) -> None:
         """Sine and cosine of an unknown frequency, and noise of variance one."""

@@ -15,7 +15,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "several-modes.md"
 
 
 def load(name: str) -> dict[str, Any]:
-    """What was recorded so far."""
+    """The recorded results."""
     if not (RESULTS / f"{name}.json").exists():
         return {}
     return record.load(name, RESULTS)

@@ -13,7 +13,7 @@ import numpy as np
 from .problems import CASES
 from .record import PAGE, load
 
-# what stands on the page between the two comments is written here
+# the part of the page between the two comments is written here
 BEGIN, END = "% written by benchmarks.several_modes.report: {}", "% end of {}"
 
 
@@ -44,7 +44,7 @@ def masses_of(case: dict[str, Any]) -> dict[str, Any]:
 
 
 def numbers(values: np.ndarray) -> str:
-    """Few in full, and of many the range."""
+    """Few values in full, or the range of many."""
     if len(values) <= 2:
         return ", ".join(f"{v:.3f}" for v in values)
     low, high = f"{values.min():.3f}", f"{values.max():.3f}"
@@ -111,7 +111,7 @@ def lines_of(name: str, case: dict[str, Any]) -> str:
 
 
 def tables() -> dict[str, str]:
-    """The tables by name, of what was recorded."""
+    """The tables of the recorded results, by name."""
     cases = load("cases")
     there = [name for name in CASES if name in cases]
     return {

@@ -1,4 +1,4 @@
-"""One method on one case, in a process of its own; started by the command line."""
+"""One method on one case, in a separate process; started by the command line."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Clock(NamedTuple):
 
 
 def measured(name: str, modes: int, size: int, draws: int = DRAWS) -> dict[str, Any]:
-    """Run one method, and say what it cost and what it found.
+    """Run one method, and return its cost and its results.
 
     :param name: the case.
     :param modes: the setting of the control variate; 1 for the ordinary one.
@@ -76,7 +76,7 @@ def measured(name: str, modes: int, size: int, draws: int = DRAWS) -> dict[str, 
 
     first, found = run(SEED)
     diagnosis = diagnose(to_inference_data(mcmc, constant_data=False))
-    # what the draws cost once all is compiled
+    # the cost of draws after compilation
     mcmc.post_warmup_state = mcmc.last_state
     more, _ = run(SEED + 1)
     keys = ("num_modes", "mode_found", "mode_masses", "mode_left_out", "residual_sd")
@@ -127,10 +127,10 @@ def compared(known: Any, found: Draws) -> dict[str, list[float]]:
 
 
 def standard_error(values: np.ndarray) -> float:
-    """Of the mean of draws of shape ``(chains, draws)``, by effective draws.
+    """The standard error of the mean of draws ``(chains, draws)``, by effective draws.
 
-    Where draws alternate there are more effective draws than draws; no more than these
-    are counted, as in :func:`numpyro_minibatch.diagnose`.
+    If draws alternate, the effective number can exceed the number of draws. It is
+    capped at that number, as in :func:`numpyro_minibatch.diagnose`.
     """
     from numpyro.diagnostics import effective_sample_size
 

@@ -4,7 +4,7 @@
 
 where PYTHON is the interpreter of an environment made from
 ``benchmarks/temperature_one/envs/old.txt``, because jax-sgmc does not run on a later
-JAX. Each measurement is a process of its own; the two take turns. Both run the
+JAX. Each measurement is a separate process; the two take turns. Both run the
 irreversible chain with the same step size, friction, batch size and number of steps, as
 one compiled ``lax.scan``. For jax-sgmc, only the solver is timed, without its driver,
 which compiles anew in every run; the data are on the device and all rows are one batch

@@ -240,7 +240,7 @@ interpreter of an environment that has jax-sgmc 0.1.5, which needs JAX 0.4.25. B
 packages run the irreversible chain with ten inner steps on a logistic regression, with
 the same step size, friction and batch size. *Small* has 1,000 rows, 15 columns and
 batches of 32; *tall* has 100,000 rows, 20 columns and batches of 1,000. Each
-measurement is a process of its own, and the two packages take turns; a process reports
+measurement is a separate process, and the two packages take turns; a process reports
 the fastest of ten runs. For jax-sgmc, only the solver is timed, without its driver. The
 two problems were run separately, with `--problems small --draws 3000` and
 `--problems tall --draws 100 --rounds 3`. ESS is the smallest effective sample size over

@@ -1,4 +1,4 @@
-"""Measure methods on problems, each pair in a process of its own.
+"""Measure methods on problems, each pair in a separate process.
 
     python -m benchmarks.temperature_one --data covertype --method nuts ours
     python -m benchmarks.temperature_one --all

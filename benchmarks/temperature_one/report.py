@@ -45,7 +45,7 @@ PAGE, FIGURE = "benchmarks-temperature-one.md", "_static/temperature_one.png"
 INTRODUCTION = f"""# Temperature one: speed and bias
 
 Written by `python -m benchmarks.temperature_one.report` from the results of
-`python -m benchmarks.temperature_one --all`. Every method runs in a process of its own,
+`python -m benchmarks.temperature_one --all`. Every method runs in a separate process,
 on the same data and in single precision, with one chain or with four chains vectorised
 in one program (`--chains 4`), as users run them to compute R-hat. Not every method was
 run on all data sets. With 10,000, 2 million and 10 million rows and on the larger
@@ -175,7 +175,7 @@ def page(results: dict[Key, dict[str, Any]], side_by_side_tables: list[str]) -> 
 
 
 SIDE_BY_SIDE = """
-## Side by side
+## The fastest settings on two cores
 
 This table compares methods on two cores, each with the number of chains and devices
 that suits it best: `python -m benchmarks.temperature_one.side_by_side --data NAME`. One

@@ -3,7 +3,7 @@
     python -m benchmarks.temperature_one.side_by_side --data logistic_2e5
     python -m benchmarks.temperature_one.side_by_side --data a9a --method nuts
 
-Each method runs in a process of its own, in each of its settings in `SETTINGS`: threads
+Each method runs in a separate process, in each of its settings in `SETTINGS`: threads
 of JAX's CPU runtime, devices among which its chains are divided, and chains. The time
 of sampling is the difference of two runs that differ only in their number of draws, so
 that set-up, compilation and warmup are excluded. Results are written to

@@ -1,4 +1,4 @@
-"""One method on one problem, in a process of its own; started by the command line.
+"""One method on one problem, in a separate process; started by the command line.
 
 Writes the draws and the times. It needs only NumPyro and the method's own package, so
 that every package can have an environment of its own.

@@ -36,7 +36,7 @@ def check_flag(who: str, name: str, value: Any) -> None:
 
 
 def check_positive(who: str, name: str, value: Any, *, zero: bool = False) -> None:
-    """Raise unless ``value`` is a positive, finite number, or ``zero`` allows it 0."""
+    """Raise unless ``value`` is positive and finite, or 0 if ``zero`` allows it."""
     if isinstance(value, bool) or not isinstance(value, int | float | np.number):
         raise TypeError(
             f"{who}({name}=...) must be a positive number, got {describe(value)} "

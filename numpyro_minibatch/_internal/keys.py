@@ -20,12 +20,12 @@ _LANES = 16  # a multiple of what any processor computes at once
 
 
 def wide(draw: Callable[[tuple[int, ...]], Array], shape: tuple[int, ...]) -> Array:
-    """Random numbers of a shape, drawn flat and a few more.
+    """Random numbers of a shape, drawn as a flat array that is slightly longer.
 
-    XLA unrolls the loops of the generator over short axes: those of 12 numbers take
-    almost twice as long to compile as those of 16. Each number depends on the key and
-    its place alone, so that those that are kept are those that JAX draws of the shape
-    itself, while ``jax_threefry_partitionable`` has its default.
+    XLA unrolls the generator's loops over short axes: 12 numbers take almost twice as
+    long to compile as 16. Each number depends only on the key and its place. So with
+    the default of ``jax_threefry_partitionable``, the numbers that are kept equal those
+    that JAX draws for the shape itself.
 
     :param draw: the numbers of a flat shape.
     :param shape: what to return.
@@ -47,8 +47,8 @@ def normal(key: Array, size: int, dtype: Any) -> Array:
 def unwrapped(key: Array) -> tuple[Array, Callable[[Array], Array]]:
     """The bits of keys, and a function that makes keys of such bits.
 
-    JAX's check for keys that are used twice takes a key for used when a vectorised loop
-    goes through it, or a vectorised branch closes over it. Bits are not watched.
+    JAX's check for reused keys counts a key as used if a vectorised loop runs through
+    it, or a vectorised branch closes over it. Bits are not checked.
 
     :param key: one key or several.
     """

@@ -43,7 +43,7 @@ _LEAST = 1024  # rows of a chunk, however large a row is
 
 
 def chunk_of(rows: int, row_size: int) -> int:
-    """The rows of a chunk, whose numbers are to stay in the processor's cache.
+    """The number of rows of a chunk that keeps its values in the processor's cache.
 
     :param rows: for rows of one likelihood each.
     :param row_size: likelihoods of a row.
@@ -124,7 +124,7 @@ class Chunks(NamedTuple):
 
     :param plates: the number of rows of each plate.
     :param widths: the rows of a chunk of each plate.
-    :param number: how many chunks there are, on all devices together.
+    :param number: the number of chunks on all devices together.
     """
 
     plates: Mapping[str, int]
@@ -198,7 +198,7 @@ class Chunks(NamedTuple):
         return chunks.reshape(-1)[: self.plates[name]]
 
 
-# before a run: programs of their own, for all devices --------------------------------
+# before a run: separate programs, for all devices ------------------------------------
 
 _SETUP: ContextVar[Mesh | None] = ContextVar("devices of a set-up", default=None)
 
@@ -207,8 +207,8 @@ _SETUP: ContextVar[Mesh | None] = ContextVar("devices of a set-up", default=None
 def using(mesh: Mesh | None) -> Iterator[None]:
     """Use these devices for the passes of kernels' set-ups.
 
-    :param mesh: the devices, with the one axis :data:`AXIS`; also those of other
-        processes, which then have to make the same passes.
+    :param mesh: the devices, with the one axis :data:`AXIS`. They may include those of
+        other processes, which must then make the same passes.
     """
     token = _SETUP.set(mesh)
     try:
@@ -218,7 +218,7 @@ def using(mesh: Mesh | None) -> Iterator[None]:
 
 
 def setup_devices(alike: bool) -> Mesh | None:
-    """The devices that a set-up is to use; ``None`` for the first one alone.
+    """The devices for a set-up; ``None`` for the first device alone.
 
     :param alike: whether the set-up is the same in every process; if not, a process
         uses only its own devices.
@@ -256,7 +256,7 @@ def everywhere(arguments: Any, mesh: Mesh) -> tuple[Any, Any]:
 
 
 def shared(fn: Callable, mesh: Mesh | None) -> Callable:
-    """Compile a function for some devices, among which its passes are divided.
+    """Compile a function whose passes are divided among some devices.
 
     :param fn: a function of trees of arrays; the first one is on every device.
     :param mesh: the devices; ``None`` for the default device.

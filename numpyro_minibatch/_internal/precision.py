@@ -1,4 +1,4 @@
-"""Double precision for a while."""
+"""A context with double precision."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["double"]
 
 @contextmanager
 def double() -> Iterator[None]:
-    """Double precision inside, whatever the setting outside."""
+    """Use double precision inside the context, whatever the global setting."""
     if hasattr(jax, "enable_x64"):
         wide = jax.enable_x64(True)
     else:  # jax < 0.8

@@ -1,4 +1,4 @@
-"""Progress of the work before the first draw."""
+"""Progress bars for the work before the first draw."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ def shown(yes: bool) -> Iterator[None]:
 
 
 def asked_by(driver: type) -> bool:
-    """Whether bars are to be shown: the setting of the driver that is running, if any.
+    """Whether to show bars: the setting of the running driver, if there is one.
 
-    NumPyro's driver does not tell a kernel whether it shows a bar, so that the callers
-    are asked.
+    NumPyro's driver does not pass this setting to a kernel, so it is read from the
+    calling frames.
 
     :param driver: a class with a method ``run`` and an attribute ``progress_bar``.
     """
-    # Only this method's frame: a frame whose locals were read once holds them until it
-    # returns, so that a caller who deletes the data would not free it.
+    # Only the frame of this method is read. A frame whose locals have been read holds
+    # them until it returns, so a caller could not free data by deleting it.
     run = driver.run.__code__  # type: ignore[attr-defined]
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code is not run:

@@ -201,8 +201,7 @@ class Confidence(SequentialTest):
                 more - math.log(share),
             )
             width += evidence.weight * evidence.sizes[name] * half
-            # rows that exceed the bound, up to rounding, do not decide: then all rows
-            # are read
+            # if rows exceed the bound (up to rounding), all rows are read
             square = rows.m2 / count + jnp.square(rows.mean)
             holds &= square <= jnp.square(1.001 * given[name])
         return holds & (distance >= width)
@@ -352,7 +351,7 @@ def average_epsilon(
     if not (np.isfinite(deltas).all() and np.isfinite(sds).all() and (sds >= 0).all()):
         raise ValueError(
             "average_epsilon: log ratios and standard deviations must be finite, and "
-            "standard deviations not negative. Leave out moves to positions where the "
+            "standard deviations non-negative. Leave out moves to positions where the "
             "density is zero."
         )
     which = np.arange(4000) % deltas.size
@@ -443,7 +442,8 @@ def confidence(
         ``"serfling"``, the empirical Bernstein-Serfling bound [3], which gets narrower
         as few rows are left: ``(7 / 3 + 3 / sqrt(2)) 2 C`` in place of ``6 C``,
         ``log(5 / delta_k)``, and a factor of about ``1 - t / N`` in the root.
-    :raises TypeError: if ``bound`` is missing or no function, or ``delta`` no number.
+    :raises TypeError: if ``bound`` is missing or not a function, or ``delta`` is not a
+        number.
     :raises ValueError: if a number is out of range.
 
     **References:**

@@ -54,7 +54,7 @@ def check_rows(name: str, value: object, minimum: int) -> int:
     :param value: the argument that the user gave.
     :param minimum: the smallest number allowed.
     :return: the value as an ``int``.
-    :raises TypeError: the value is no integer.
+    :raises TypeError: the value is not an integer.
     :raises ValueError: it is too small.
     """
     if not isinstance(value, Integral) or isinstance(value, bool):
@@ -175,16 +175,16 @@ class Scheme:
         reached: ArrayLike,
         max_variance: ArrayLike,
     ) -> tuple[dict[str, Array], ArrayLike]:
-        """The rows to read next, once those asked for have been read.
+        """The rows to read next, once the requested ones have been read.
 
         :param counts: rows read so far of each plate.
         :param variances: each plate's part of the estimate's variance, without the
             finite-population correction.
         :param plates: the number of rows of each plate.
-        :param reached: how often all rows asked for had been read before.
+        :param reached: how often all requested rows had been read before.
         :param max_variance: the largest variance that the acceptance test tolerates.
-        :return: the rows asked for from now on, and whether to start over with
-            fresh ones.
+        :return: the rows requested from now on, and whether to start over with fresh
+            ones.
         """
         return dict(counts), False
 

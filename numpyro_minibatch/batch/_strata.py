@@ -222,7 +222,7 @@ def build(
     inverse = np.ones(len(threshold), np.float32)
     inverse[slot] = _WHOLE / weight[slot]
     return Design(
-        # converted by NumPy: each conversion by JAX would be a program of its own
+        # NumPy converts, because JAX would compile a program for each conversion
         sure=jax.device_put(np.sort(sure).astype(np.int32)),
         start=jax.device_put(np.asarray(start[:-1], np.int32)),
         shift=jax.device_put(np.asarray(32 - bits, np.uint32)),

@@ -1,10 +1,10 @@
-"""What is known of every row without reading it: Taylor expansions of the likelihood.
+"""Control variates: Taylor expansions of the log likelihood of every row.
 
 A row's log likelihood is a polynomial in the distance from a centre plus a residual.
-The polynomials of all rows add up to one polynomial, computed once; only the
-residuals are estimated from a batch. That is a change of the target and of nothing
-else: its rows become residuals and the sum of the polynomials joins what is known
-exactly, so that every estimator, gradient and kernel works on it as it is.
+The polynomials of all rows sum to one polynomial, which is computed once, and a batch
+estimates only the sum of the residuals. Only the target changes: its rows become
+residuals, and the sum of the polynomials is part of the terms that are known exactly.
+Every estimator, gradient and kernel works on this target without change.
 """
 
 from numpyro_minibatch.control_variate._expand import (

@@ -1,4 +1,4 @@
-"""In which coordinates the rows of a target are expanded."""
+"""The choice of the coordinates in which rows are expanded."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ __all__ = ["choose_coordinates"]
 def choose_coordinates(
     target: Target, example: Any, sites: tuple[str, ...] | None
 ) -> Coordinates:
-    """Choose what the rows of a target are expanded in.
+    """Choose the coordinates of the expansion.
 
     :param target: the target.
     :param example: a position.
-    :param sites: what the user asked for.
+    :param sites: the sites that the user chose, or ``None``.
     :raises Refused: the sites do not determine the likelihood of a row.
     """
     if not isinstance(target, ModelTarget):
@@ -72,7 +72,7 @@ def choose_coordinates(
 
     plain = used(())[0]
     latents, deterministic = used(tuple(values))
-    # fewer numbers behind the same likelihood: the sites in between screen it off
+    # the deterministic sites have fewer elements and determine the likelihood
     if size(latents, deterministic) < size(plain, set()):
         return Coordinates(tuple(sorted(latents)), tuple(sorted(deterministic)))
     return Coordinates() if plain == every else Coordinates(tuple(sorted(plain)))

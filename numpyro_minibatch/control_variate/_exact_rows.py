@@ -1,4 +1,4 @@
-"""Which rows the surrogate has as they are, and what they stand for."""
+"""The choice of the exact rows of a surrogate, and of the rows they represent."""
 
 from __future__ import annotations
 
@@ -46,17 +46,17 @@ __all__ = [
     "without",
 ]
 
-_WORTH = 0.9  # of the residual that exact rows may leave
-_FITTING = 200  # draws by which rows are found to be alike, and as many that judge
-_CANDIDATES = 2048  # rows of which some are taken that others are like
-_SMALL = 0.1  # of the middle of all scores that a representative has to have
-_GAIN = 1e-4  # of all that a representative explains, or it is left out
-_CURVED = 0.9  # of the curvature that the exact rows may take
-_EXACT = (16, 32, 64, 128, 256, 512, 1024, 2048)  # how many that may be
+_WORTH = 0.9  # largest share of the residual that exact rows may leave
+_FITTING = 200  # draws that compare rows, and as many that judge the choice
+_CANDIDATES = 2048  # rows among which representatives are chosen
+_SMALL = 0.1  # smallest score of a representative, relative to a weighted median
+_GAIN = 1e-4  # smallest share of the total that a representative must explain
+_CURVED = 0.9  # largest share of the curvature that exact rows may take
+_EXACT = (16, 32, 64, 128, 256, 512, 1024, 2048)  # numbers of exact rows to try
 
 
 def check_exact_rows(problem: Problem, taylor: Taylor, needs: Needs) -> None:
-    """Refuse exact rows that the user asked for where they are of no use.
+    """Refuse exact rows that the user requested but that would be of no use.
 
     :raises Refused: the kernel's moves do not follow the surrogate, or the data are on
         the host.
@@ -77,19 +77,19 @@ def check_exact_rows(problem: Problem, taylor: Taylor, needs: Needs) -> None:
 def with_exact_rows(
     problem: Problem, taylor: Taylor, pilot: Pilot, posterior: SurrogatePosterior
 ) -> SurrogatePosterior:
-    """The posterior of a surrogate that has as they are the rows that it should.
+    """The posterior of the surrogate with exact rows, if they improve it.
 
     :param problem: the target and its coordinates.
     :param taylor: the control variate.
     :param pilot: what was measured with the polynomials of all rows.
     :param posterior: that of the surrogate with these polynomials.
     :return: the same one where there are no such rows.
-    :raises Refused: the user asked for rows with which it cannot be sampled.
+    :raises Refused: the user requested exact rows, and with them it cannot be sampled.
     """
     exact = _chosen_rows(problem, taylor, pilot, posterior)
     if not exact:
         return posterior
-    stage("rows that the surrogate has as they are")
+    stage("exact rows")
     expansion = without(problem, posterior.expansion, exact)
     changed = refined(problem, posterior, expansion)
     if changed is not None:
@@ -103,7 +103,7 @@ def with_exact_rows(
 
 
 def may_be_exact(problem: Problem, chosen: Chosen, needs: Needs) -> bool:
-    """Whether the surrogate may evaluate all rows exactly: so few are read anyway."""
+    """Whether the surrogate may evaluate all rows, as every decision does anyway."""
     rows, asked = sum(problem.plates.values()), chosen.taylor.exact_rows
     if not needs.follows or problem.on_host:
         return False
@@ -112,7 +112,7 @@ def may_be_exact(problem: Problem, chosen: Chosen, needs: Needs) -> bool:
 
 
 def every_row(problem: Problem, center: np.ndarray) -> Expansion:
-    """The expansion of no row: the surrogate is the target.
+    """An expansion in which all rows are exact, so that the surrogate is the target.
 
     :param center: any point at which the rows are finite, ``(d,)``.
     """
@@ -126,12 +126,12 @@ def every_row(problem: Problem, center: np.ndarray) -> Expansion:
 def _chosen_rows(
     problem: Problem, taylor: Taylor, pilot: Pilot, posterior: SurrogatePosterior
 ) -> dict[str, ExactRows]:
-    """The rows that the surrogate had better have as they are, by plate; maybe none.
+    """The rows that the surrogate should evaluate exactly, by plate; maybe none.
 
-    Where an expansion is coarse, a few rows carry much of what it leaves over, or rows
-    are like each other. The exact ones are the same for every batch, so that chains
-    in parallel share them, and once they belong to the surrogate, trajectories follow
-    what they say.
+    If an expansion is coarse, either a few rows carry much of the summed residual, or
+    many rows have similar residuals. Exact rows are the same for every batch, so
+    vectorised chains share them. Once they belong to the surrogate, trajectories follow
+    them.
 
     :param problem: the target and its coordinates.
     :param taylor: the control variate.
@@ -144,7 +144,7 @@ def _chosen_rows(
     if not counts[-1]:
         return {}
     scan, by_plate = pilot.scan, pilot.scores
-    if taylor.order < 2:  # the surrogate is of second order all the same
+    if taylor.order < 2:  # the surrogate is still of second order
         scan = ResidualScan(problem, 2, pilot.form, expansion)
         by_plate, _ = scan.scores(draws[:SCORING])
     scores = np.concatenate([by_plate[name] for name in sizes])
@@ -171,27 +171,27 @@ def _chosen_rows(
     if taylor.exact_rows is None and left[-1] > _WORTH * before:
         found = {}
 
-    # too many matter: rather some that stand for others, as far as these are alike
+    # too many rows matter, so some represent others, as far as these are similar
     representatives = rows.take(
         _representatives(scan, fitting, rows, scores, counts[-1])
     )
-    leading = _represented(
+    representing = _represented(
         problem, scan, fitting, expansion, representatives.alone(sizes)
     )
-    weights = np.concatenate([kept.weights for kept in leading.values()])
+    weights = np.concatenate([kept.weights for kept in representing.values()])
     after = weight * (sums - scan.of_rows(judging, representatives) @ weights).std(
         ddof=1
     )
     if not after <= _WORTH * min(left[-1], before):
         return found
-    # a representative's rounding error is multiplied as it is
-    surrogate = without(problem, expansion, leading)
+    # a representative's rounding error is multiplied by its weight
+    surrogate = without(problem, expansion, representing)
     error = rounding_error(problem, surrogate, judging[:IN_DOUBLE])
-    return leading if error <= FLOAT_ERROR else found
+    return representing if error <= FLOAT_ERROR else found
 
 
 def _counts(problem: Problem, taylor: Taylor, pilot: Pilot) -> list[int]:
-    """How many exact rows there may be, in increasing order."""
+    """The numbers of exact rows to consider, in increasing order."""
     number, of_batch = sum(problem.plates.values()), sum(pilot.sizes.values())
     full = isinstance(pilot.scheme, FullBatch)
     if taylor.exact_rows is not None:
@@ -199,9 +199,9 @@ def _counts(problem: Problem, taylor: Taylor, pilot: Pilot) -> list[int]:
     if pilot.residual_sd <= COARSE or problem.on_host:
         return [0]
     if not (full or isinstance(pilot.scheme, Weighted)):
-        return [0]  # somebody wants to see what such batches do
+        return [0]  # the user chose an unweighted scheme
     if full and number <= _EXACT[-1]:
-        return [number]  # they are all read anyway
+        return [number]  # every decision reads them all anyway
     # more than half a batch would cost more than they save
     most = max(of_batch // 2, _EXACT[0])
     return [0, *(count for count in _EXACT if count <= most)]
@@ -210,16 +210,17 @@ def _counts(problem: Problem, taylor: Taylor, pilot: Pilot) -> list[int]:
 def _representatives(
     scan: ResidualScan, draws: np.ndarray, rows: Rows, scores: np.ndarray, many: int
 ) -> np.ndarray:
-    """Which rows are most like all others, sorted; a greedy search among some.
+    """The rows that best represent all others, sorted; a greedy search among a sample.
 
-    Each step takes the one that adds most to what the best of those taken explains of
-    each row, the square of a positive correlation times the row's score.
+    A row explains the square of a positive correlation times the score of the other
+    row. Each step adds the row that most increases the total explained by the best
+    representative of each row.
 
     :param scan: of the residuals.
     :param draws: draws of the surrogate's posterior, ``(K, D)``.
     :param rows: all rows.
     :param scores: how much each matters.
-    :param many: how many to take, at most.
+    :param many: the largest number of rows to choose.
     """
     some, represents = _sample(scores, max(_CANDIDATES, many))
     candidates = rows.take(some)
@@ -229,7 +230,7 @@ def _representatives(
     residuals = (residuals / np.where(norms > 0, norms, np.inf)).astype(np.float32)
     like = np.square(np.maximum(residuals.T @ residuals, 0.0))  # row, representative
     like *= candidates.plate == candidates.plate[:, None]
-    # one that hardly has a residual would lead by huge multiples of it
+    # a row with a tiny residual would represent others by huge multiples of it
     by_score = np.argsort(scores[some])
     middle = np.searchsorted(represents[by_score].cumsum(), 0.5 * represents.sum())
     like *= scores[some] >= _SMALL * scores[some][by_score[middle]]
@@ -247,13 +248,13 @@ def _representatives(
 
 
 def _sample(scores: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows without replacement, about in proportion to their scores; sorted.
+    """Sample rows without replacement, about in proportion to their scores; sorted.
 
     :param scores: how much each row matters.
     :param count: how many rows.
-    :return: the rows, and of which score each is the unbiased estimate.
+    :return: the rows, and an unbiased estimate of the total score that each stands for.
     """
-    # each rings after a time with this rate; the first so many
+    # exponential times with the scores as rates; the rows with the smallest are chosen
     with np.errstate(divide="ignore"):
         times = np.random.default_rng(34).exponential(size=len(scores)) / scores
     order = np.argsort(times, kind="stable")
@@ -271,13 +272,13 @@ def _represented(
     expansion: Expansion,
     alone: dict[str, ExactRows],
 ) -> dict[str, ExactRows]:
-    """These rows, each of which stands for those that it leads.
+    """Exact rows together with the rows that each represents.
 
     :param problem: the target and its coordinates.
     :param scan: of the residuals.
     :param draws: draws of the surrogate's posterior, ``(K, D)``.
-    :param expansion: of all rows.
-    :param alone: the rows.
+    :param expansion: the expansion of all rows.
+    :param alone: the exact rows, without represented rows.
     """
     fitted = scan.represented(draws, alone)
 
@@ -295,12 +296,12 @@ def _represented(
             )
         return new
 
-    # What polynomials are left, and the prior, must have a maximum: without it the
-    # surrogate, which follows a representative where it is flat, would have no tails.
+    # The remaining polynomials times the prior must have a maximum. Otherwise the
+    # surrogate has no tails where the representatives are flat.
     before = without(problem, expansion, alone).hessian
     taken = without(problem, expansion, scaled(1.0)).hessian - before
     curvature = 1e-6 * np.mean(-np.diag(before)) * np.eye(len(before)) - before
-    if problem.in_own_coordinates:  # the prior has these coordinates, too
+    if problem.in_own_coordinates:  # the prior has the same coordinates
         weight = problem.likelihood_weight
         with double():
             at = jnp.asarray(expansion.center, jnp.float64)
@@ -308,7 +309,7 @@ def _represented(
             curvature = curvature - known / weight
     try:
         highest = eigh(taken, curvature, eigvals_only=True)[-1]
-    except (np.linalg.LinAlgError, ValueError):  # it had none before, or is not finite
+    except (np.linalg.LinAlgError, ValueError):  # no maximum before, or not finite
         return alone
     return scaled(min(1.0, _CURVED / highest) if highest > 0 else 1.0)
 
@@ -340,9 +341,9 @@ def _weighted(
 def without(
     problem: Problem, expansion: Expansion, exact: Mapping[str, ExactRows]
 ) -> Expansion:
-    """The same expansion with these rows as they are, in place of their polynomials.
+    """The same expansion with these rows exact, in place of their polynomials.
 
-    :param exact: the rows of each plate.
+    :param exact: the exact rows of each plate.
     """
     indices = expansion._replace(exact=exact).exact_rows
     weights = {n: np.asarray(e.weights) for n, e in exact.items() if len(e.rows)}

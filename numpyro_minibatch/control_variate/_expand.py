@@ -40,23 +40,24 @@ __all__ = [
 
 
 class ExactRows(NamedTuple):
-    """Rows of a plate that the surrogate has as they are.
+    """Rows of a plate that the surrogate evaluates exactly.
 
-    Each stands for itself, and maybe for others like it: the residual of such a row is
-    a multiple of its representative's, up to an error which a batch estimates. That is
-    a control variate again, and no approximation.
+    An exact row can also represent similar rows. The residual of a represented row is
+    predicted by a multiple of its representative's residual, and a batch estimates the
+    error of this prediction. This is a second control variate, not an approximation.
 
-    :param rows: which, int32, ``(S,)``; may be none.
-    :param weights: the sum of the multiples of those that each leads, 1 for itself
-        included, ``(S,)``.
+    :param rows: their indices, int32, ``(S,)``; may be empty.
+    :param weights: for each exact row, the sum of the coefficients of the rows that it
+        represents, itself included with 1, ``(S,)``.
     :param at_center: their log likelihoods at the centre of the expansion, ``(S,)``.
-    :param others: whether a row is none of them, ``(N,)``.
+    :param others: false for the exact rows and true for all others, ``(N,)``.
     :param representative: for each row of the plate, which of ``rows`` represents it,
-        ``(N,)``; ``None`` if all stand for themselves alone.
-    :param coefficient: the multiple, ``(N,)``; ``None`` as well.
-    :param surplus: multiples of their residuals that belong to the surrogate although
-        batches estimate the residuals of all rows, ``(S,)``: they are subtracted
-        exactly. ``None`` where there are none.
+        ``(N,)``; ``None`` if no row represents another.
+    :param coefficient: the multiple of the representative's residual, ``(N,)``;
+        ``None`` under the same condition.
+    :param surplus: multiples of the residuals of :attr:`rows` that the surrogate
+        contains while batches still estimate the residuals of all rows, ``(S,)``. They
+        are subtracted exactly. ``None`` if there are none.
     """
 
     rows: Array
@@ -69,7 +70,7 @@ class ExactRows(NamedTuple):
 
     @classmethod
     def alone(cls, rows: np.ndarray, size: int) -> ExactRows:
-        """These rows of a plate of ``size`` rows, and no other."""
+        """Exact rows of a plate of ``size`` rows that represent no others."""
         return cls(
             jax.device_put(np.asarray(rows, np.int32)),
             jax.device_put(np.ones(len(rows), jnp.result_type(float))),
@@ -79,12 +80,12 @@ class ExactRows(NamedTuple):
 
     @classmethod
     def representing(cls, rows: ArrayLike, weights: ArrayLike, size: int) -> ExactRows:
-        """These rows of a plate of ``size`` rows, weighted to represent all of them.
+        """Exact rows of a plate of ``size`` rows, weighted to represent all of them.
 
-        :param rows: which, ``(S,)``.
-        :param weights: multiples of their residuals whose sum is close to that of the
-            residuals of all rows, ``(S,)``.
-        :param size: rows of the plate.
+        :param rows: their indices, ``(S,)``.
+        :param weights: multiples of their residuals that sum to about the sum of all
+            rows' residuals, ``(S,)``.
+        :param size: the number of rows of the plate.
         """
         return cls(
             jnp.asarray(rows, jnp.int32),
@@ -96,30 +97,31 @@ class ExactRows(NamedTuple):
 
     @property
     def every(self) -> bool:
-        """Whether these are all rows of the plate, each as it is."""
+        """Whether every row of the plate is exact and represents only itself."""
         whole = self.rows.shape[-1] == self.others.shape[-1]
         return whole and self.surplus is None
 
     @property
     def in_residuals(self) -> bool:
-        """Whether the residuals of these rows are part of what is left."""
+        """Whether remaining residuals depend on the residuals of these rows."""
         return self.coefficient is not None or self.surplus is not None
 
     def values(self, rows: Array) -> Array:
-        """What their log likelihoods add to the surrogate; zero at the centre.
+        """The contribution of each row to the surrogate; zero at the centre.
 
-        :param rows: the log likelihoods, ``(S,)``.
+        :param rows: the log likelihoods of the rows, ``(S,)``.
         """
         return self.weights * (rows - self.at_center)
 
     def unexplained(
         self, residual: Array, index: Array, of_rows: Array | None
     ) -> Array:
-        """What is left of the residuals of some rows.
+        """The residuals of some rows after the exact rows are taken into account.
 
-        :param residual: theirs, ``(m,)``.
-        :param index: which rows, ``(m,)``.
-        :param of_rows: the residuals of :attr:`rows`, ``(S,)``, where these lead.
+        :param residual: their residuals from the polynomials, ``(m,)``.
+        :param index: the indices of the rows, ``(m,)``.
+        :param of_rows: the residuals of :attr:`rows`, ``(S,)``, if these represent
+            others.
         """
         if self.coefficient is not None:
             assert self.representative is not None and of_rows is not None
@@ -133,16 +135,15 @@ class Expansion(NamedTuple):
     """The sum of the rows' polynomials; part of a chain's state.
 
     :param center: the centre, flat, in the coordinates of the expansion, ``(d,)``.
-    :param gradient: gradient of the summed log likelihood there, ``(d,)``.
-    :param hessian: its Hessian there, ``(d, d)``.
-    :param value: the summed log likelihood there, a scalar.
-    :param exact: rows that the surrogate has as they are, by plate; their polynomials,
-        times their weights, are not part of gradient and Hessian. Empty where it has
-        none.
-    :param offset: what the summed log likelihood at the centre has beyond ``value``,
-        where that is the value of several expansions; ``None`` with one.
+    :param gradient: gradient of the summed log likelihood at the centre, ``(d,)``.
+    :param hessian: its Hessian at the centre, ``(d, d)``.
+    :param value: the summed log likelihood at the centre, a scalar.
+    :param exact: the exact rows, by plate. Their polynomials, times their weights, are
+        not part of the gradient and the Hessian. Empty if there are none.
+    :param offset: the summed log likelihood at the centre minus ``value``, if several
+        expansions share ``value``; ``None`` with one expansion.
     :param rows: the polynomial of each row, by plate, as :func:`coefficients` writes
-        it, ``(N, P)``. Empty where polynomials are derived anew at each evaluation.
+        it, ``(N, P)``. Empty if each evaluation computes the polynomials again.
     """
 
     center: Array
@@ -154,11 +155,11 @@ class Expansion(NamedTuple):
     rows: Mapping[str, Array] = {}
 
     def at(self, flat: Array) -> Expansion:
-        """The expansion that a position belongs to: this one, of several one."""
+        """The expansion that a position belongs to; here the only one."""
         return self
 
     def polynomial(self, displacement: Array, order: int = 2) -> Array:
-        """The sum of all rows' polynomials of an order, up to ``value``."""
+        """The sum of all rows' polynomials of the given order, without ``value``."""
         slope = self.gradient
         if order > 1:
             slope = slope + 0.5 * (self.hessian @ displacement)
@@ -172,19 +173,19 @@ class Expansion(NamedTuple):
             floating = jnp.issubdtype(jnp.result_type(x), jnp.floating)
             if isinstance(x, jax.core.Tracer) or not floating:
                 return jnp.asarray(x, dtype if floating else None)
-            # by NumPy: each conversion by JAX would be a program of its own
+            # NumPy converts, because JAX would compile a program for each conversion
             return jax.device_put(np.asarray(x, dtype))
 
         return jax.tree.map(array, self)
 
     @property
     def num_exact(self) -> int:
-        """How many rows the surrogate has as they are."""
+        """The number of exact rows."""
         return sum(len(kept.rows) for kept in self.exact.values())
 
     @property
-    def num_leading(self) -> int:
-        """How many of them a decision on the residuals alone evaluates."""
+    def num_in_residuals(self) -> int:
+        """The number of exact rows that the remaining residuals depend on."""
         kept = self.exact.values()
         return sum(len(each.rows) for each in kept if each.in_residuals)
 
@@ -200,7 +201,7 @@ class Expansion(NamedTuple):
         return {n: e.rows if len(e.rows) else one for n, e in self.exact.items()}
 
     def exact_values(self, rows: Mapping[str, Array]) -> list[Array]:
-        """What the exact rows add to the surrogate, by plate.
+        """The contribution of the exact rows to the surrogate, by plate.
 
         :param rows: those of :attr:`exact_rows`, by plate.
         """
@@ -211,15 +212,17 @@ class Expansion(NamedTuple):
 class Expansions(NamedTuple):
     """Sums of the rows' polynomials about several modes; part of a chain's state.
 
-    It has the interface of an :class:`Expansion` without exact rows. What evaluates
-    one asks for :meth:`at` first: the expansion of the mode that a position belongs
-    to. A log ratio is exact for any rule, see ``docs/several-modes.md``.
+    It has the interface of an :class:`Expansion` without exact rows. Callers first
+    select the expansion of the mode that a position belongs to, with :meth:`at`. Log
+    ratios are exact whatever rule assigns positions to modes, see
+    ``docs/several-modes.md``.
 
-    :param each: the expansions, with a leading axis of modes. Their ``value`` is that
-        of the first, and ``offset`` is what is added to it.
-    :param modes: normal approximations of the posterior there, which are the rule.
-    :param prior: the log prior there, from which the rule at another temperature
-        follows.
+    :param each: the expansions, with a leading axis of modes. They share the ``value``
+        of the first and differ in ``offset``.
+    :param modes: normal approximations of the posterior at the modes. They define the
+        rule.
+    :param prior: the log prior at the modes, which gives the rule at another
+        temperature.
     """
 
     each: Expansion
@@ -232,12 +235,12 @@ class Expansions(NamedTuple):
     ) -> Expansions:
         """Expansions about some points, in double precision.
 
-        The differences between their values decide on the masses of the modes, and
-        are taken before they are rounded.
+        The differences between their values determine the masses of the modes, so they
+        are computed before rounding to working precision.
 
         :param expansions: one for each mode, without exact rows.
-        :param modes: the normal approximations, by NumPy.
-        :param prior: the log prior at their means, by NumPy.
+        :param modes: the normal approximations, as NumPy arrays.
+        :param prior: the log prior at their means, as NumPy arrays.
         """
         base = np.asarray(expansions[0].value, np.float64)
         parts = [
@@ -252,7 +255,7 @@ class Expansions(NamedTuple):
         return cls(stacked, modes, prior)
 
     def tempered(self, weights: Weights) -> Expansions:
-        """The same expansions, with the rule of another temperature.
+        """The same expansions, with the rule for another temperature.
 
         :param weights: the powers of the prior and of the likelihood; both are one for
             the posterior that was expanded.
@@ -291,12 +294,12 @@ class Expansions(NamedTuple):
 
     @property
     def num_exact(self) -> int:
-        """How many rows these are."""
+        """The number of exact rows."""
         return 0
 
     @property
-    def num_leading(self) -> int:
-        """How many of them a decision on the residuals alone evaluates."""
+    def num_in_residuals(self) -> int:
+        """The number of exact rows that the remaining residuals depend on."""
         return 0
 
     @property
@@ -307,13 +310,13 @@ class Expansions(NamedTuple):
 
 @dataclass(frozen=True)
 class Coordinates:
-    """In which coordinates the rows are expanded: not always those that are sampled.
+    """The coordinates of the expansion, which can differ from the sampled ones.
 
-    The likelihood of a hierarchical model is close to a parabola in the group effects
-    themselves, and far from one in the standardised effects and their scale.
+    The log likelihood of a hierarchical model is approximately quadratic in the group
+    effects themselves, but not in the standardised effects and their scale.
 
-    :param latents: latent sites, in their unconstrained coordinates; ``None`` for
-        all of the position.
+    :param latents: latent sites, in their unconstrained coordinates; ``None`` for the
+        whole position.
     :param values: deterministic sites, by their values.
     """
 
@@ -334,7 +337,7 @@ class Coordinates:
     def rows(self, target: Target, phi: Any, z: Position, indices: Any) -> Any:
         """The log likelihood of rows at the coordinates ``phi``.
 
-        :param z: a position for the latent sites that no row depends on.
+        :param z: a position; it supplies the latent sites that no row depends on.
         """
         if self.latents is None:
             return target.rows(phi, indices)
@@ -354,19 +357,19 @@ def expand(
     """The target whose rows are residuals.
 
     :param target: the target.
-    :param coordinates: what the rows are expanded in.
+    :param coordinates: the coordinates of the expansion.
     :param order: order of the polynomials.
-    :param form: ``"direct"`` subtracts each row's polynomial from it;
-        ``"remainder"`` integrates the next derivative along the displacement, whose
-        rounding errors are relative to the residual and not to the log likelihood.
+    :param form: ``"direct"`` subtracts each row's polynomial from it; ``"remainder"``
+        integrates the next derivative along the displacement, so that rounding errors
+        are relative to the residual and not to the log likelihood.
     :param expansions: the summed polynomial, or those of several modes.
-    :param unravel: from a flat position to the target's.
-    :param residual_only: only what the target has beyond :func:`log_surrogate`: the
-        residuals, and at order 1 what their polynomials lack of the surrogate's.
-        Plates whose rows are all exact need no indices.
+    :param unravel: a function from a flat position to the target's.
+    :param residual_only: whether to return only the difference between the target and
+        :func:`log_surrogate`: the residuals and, at order 1, the second-order terms of
+        the surrogate. Plates whose rows are all exact need no indices.
     :return: ``evaluate(flat, indices)``, the terms at a flat position.
     """
-    one = jnp.zeros(1, jnp.int32)  # of a plate that nobody asks for
+    one = jnp.zeros(1, jnp.int32)  # for plates that are not requested
 
     def evaluate(flat: Array, asked: Mapping[str, Array]) -> Terms:
         z, expansion = unravel(flat), expansions.at(flat)
@@ -385,7 +388,7 @@ def expand(
             if expansion.rows:
                 kept = {n: expansion.rows[n][indices[n]] for n in values}
                 return _minus_kept(values, kept, displacement, order)
-            # at the centre itself, which positions side by side have in common: what
+            # at the centre itself, which vectorised positions have in common: whatever
             # does not depend on the displacement is computed once for all of them
             at_center = _derivatives(rows, displacement, order)(expansion.center)
             return _minus_polynomial(values, at_center)
@@ -410,13 +413,13 @@ def expand(
                 for name, rows in residual.items()
             }
         residual = {name: residual[name] for name in asked}
-        # the value apart, so that it cancels exactly in a difference
+        # the value is kept separate, so that it cancels exactly in a difference
         if residual_only:
             likelihood = [expansion.value, *surplus]
             if order == 1:
                 likelihood.append(polynomial - expansion.polynomial(displacement))
             return Terms(prior=(), rows=residual, likelihood=likelihood)
-        # not summed yet: differences of rows come first
+        # not summed yet, because rows are subtracted from each other first
         whole = [terms.likelihood, polynomial, expansion.value, exact, surplus]
         return terms._replace(rows=residual, likelihood=whole)
 
@@ -430,10 +433,10 @@ def log_surrogate(
     weights: Weights,
     unravel: Callable[[Array], Position],
 ) -> Callable[[Array], Array]:
-    """The surrogate's density: the prior as it is, the likelihood expanded.
+    """The surrogate's log density: the exact prior and the expanded likelihood.
 
-    Always to second order: a straight line has no posterior. It needs no data but the
-    expansion's exact rows, where it has some.
+    The expansion is always of second order, because a linear log likelihood has no
+    proper posterior. The only data it needs are those of exact rows, if there are any.
 
     :return: a function of a flat position, up to a constant.
     """
@@ -443,7 +446,7 @@ def log_surrogate(
     def density(flat: Array) -> Array:
         z, expansion = unravel(flat), expansions.at(flat)
         phi, _ = ravel_pytree(coordinates.of(target, z))
-        # without exact rows there are none to integrate
+        # without exact rows there is nothing to integrate
         with nullcontext() if expansion.exact else without_integrals():
             terms = target.terms(z, some)
         polynomial = expansion.polynomial(phi - expansion.center)
@@ -484,14 +487,14 @@ def _minus_polynomial(rows: Any, derivatives: list[Any]) -> Any:
 
 
 def num_coefficients(dim: int) -> int:
-    """How many numbers a polynomial of second order in so many coordinates has."""
+    """The number of coefficients of a second-order polynomial in ``dim`` variables."""
     return 1 + dim + dim * (dim + 1) // 2
 
 
 def coefficients(value: Array, gradient: Array, hessian: Array) -> Array:
     """The polynomial with these derivatives as one array, ``(P,)``.
 
-    The value, the gradient, and the factor of each product of two coordinates.
+    It holds the value, the gradient, and the factor of each product of two coordinates.
     """
     first, second = np.triu_indices(gradient.shape[-1])
     factor = np.where(first == second, 0.5, 1.0)
@@ -513,7 +516,7 @@ def _minus_kept(
     displacement: Array,
     order: int,
 ) -> dict[str, Array]:
-    """Rows without their polynomials; what is large in both is subtracted first."""
+    """Rows minus their polynomials; the large common terms are subtracted first."""
     first, second = np.triu_indices(displacement.size)
     products = displacement[first] * displacement[second]
     of_order = [displacement, products][:order]
@@ -531,7 +534,7 @@ def _remainder(
     """The residual as an integral: Gauss-Jacobi quadrature of the next derivative.
 
     ``r = integral over [0, 1] of (1 - t) ** q / q! * l^(q + 1)(t)`` along the straight
-    line from the centre; three nodes are exact where that derivative is a polynomial of
+    line from the centre. Three nodes are exact if that derivative is a polynomial of
     degree five in ``t``.
     """
     nodes, weights = gauss_jacobi(order)

@@ -1,9 +1,9 @@
-"""What a control variate leaves over, measured on all rows before a run relies on it.
+"""The residuals of a control variate, measured on all rows before a run relies on it.
 
-The residuals of a few rows can carry nearly all of what a decision needs, and a batch
-that misses them has too little scatter to show it. So a few draws of the surrogate's
-posterior are compared on every row: which rows matter, how noisy a batch really is,
-and whether the expansion holds at all.
+A few rows can carry nearly all of the summed residual. A batch that misses them
+underestimates its own noise. So the pilot evaluates every row at a few draws of the
+surrogate's posterior. It finds out which rows matter, how noisy a batch is, and whether
+the expansion is accurate enough.
 """
 
 from __future__ import annotations
@@ -56,31 +56,31 @@ __all__ = [
 SCORING = 24  # draws that score the rows
 HELD_OUT = 32  # draws that judge the design, in pairs
 IN_DOUBLE = 8  # draws on which the precisions are compared
-FLOAT_ERROR = 0.05  # error of a summed residual, in units of the log ratio
-_MIN_BATCH = 100  # rows that make an estimate normal and its variance known
-COARSE = 0.5  # residual above which the surrogate should have some rows exactly
-_FEW_BLOCKS = 4  # of as many draws, which settle what is clear
-_ALL_ROWS = 2**14  # so many rows are read at every draw, of more a weighted sample
-QUIET = 0.25  # noise of a log ratio at which neither matters
+FLOAT_ERROR = 0.05  # largest rounding error of a summed residual, as a log ratio
+_MIN_BATCH = 100  # enough rows for a normal estimate with a known variance
+COARSE = 0.5  # residual above which the surrogate should have exact rows
+_FEW_BLOCKS = 4  # blocks of draws, enough for a clear decision
+_ALL_ROWS = 2**14  # up to so many rows are all read; of more, a weighted sample
+QUIET = 0.25  # noise of a log ratio that has no effect on decisions
 
 
 class Pilot(NamedTuple):
-    """What the pilot measured; all in units of the log ratio of a decision.
+    """The results of the pilot, in units of the log ratio of a decision.
 
     :param form: how residuals are computed.
     :param sizes: rows of a batch, by plate.
     :param scheme: how they are drawn, bound to these sizes.
-    :param designs: the tables by which they are drawn, by plate.
+    :param designs: the tables from which the rows are drawn, by plate.
     :param batch_sd: median over pairs of draws of the true standard deviation of a
         batch's log ratio.
     :param batch_sd_95: its 95% quantile.
     :param uniform_sd: the median for as many rows drawn uniformly.
     :param residual_sd: standard deviation over draws of the sum of all residuals.
-    :param residual_sd_error: its standard error, of these draws and of the rows that
-        were read at them.
-    :param num_draws: how many draws.
-    :param importance_ess: share of independent draws that importance weights with
-        this sum leave.
+    :param residual_sd_error: its standard error, which includes the sampling of draws
+        and of rows.
+    :param num_draws: the number of draws.
+    :param importance_ess: effective share of independent draws with importance weights
+        given by this sum.
     :param float_error: standard deviation of the sum's rounding error.
     :param effective_rows: number of rows that carry the mean square of the residuals.
     :param scores: how much each row matters, by plate.
@@ -105,7 +105,7 @@ class Pilot(NamedTuple):
 
     @classmethod
     def of_every_row(cls, problem: Problem, chosen: Chosen) -> Pilot:
-        """What there is to know where the surrogate evaluates every row exactly."""
+        """The results if the surrogate evaluates every row exactly."""
         sizes = dict(problem.plates)
         scheme = chosen.scheme.bound(sizes, problem.plates)
         numbers = dict.fromkeys(cls._fields, 0.0)
@@ -122,7 +122,7 @@ class Pilot(NamedTuple):
         return cls(**(numbers | values))  # type: ignore[arg-type]
 
     def without_residuals(self) -> Pilot:
-        """What is measured where no row is expanded."""
+        """The measured values if no row is expanded."""
         return self._replace(
             batch_sd=0.0,
             batch_sd_95=0.0,
@@ -136,7 +136,7 @@ class Pilot(NamedTuple):
 
     @property
     def report(self) -> dict[str, Any]:
-        """Everything but the tables, and the noise below which neither matters."""
+        """All results but the tables, and the noise below which it has no effect."""
         tables = "scheme", "designs", "scores", "scan"
         measured = {k: v for k, v in self._asdict().items() if k not in tables}
         return {**measured, "quiet_sd": QUIET}
@@ -149,15 +149,14 @@ def run_pilot(
     posterior: SurrogatePosterior,
     before: Pilot | None = None,
 ) -> Pilot:
-    """Measure what the expansion leaves over, and design the batches by it.
+    """Measure the residuals of the expansion, and design the batches from them.
 
     :param problem: the target and its coordinates.
     :param chosen: the user's choices.
     :param needs: what the kernel needs.
     :param posterior: that of the surrogate.
-    :param before: what was measured with the polynomials of all rows, where some are
-        exact now.
-    :raises Refused: the expansion or the precision is not good enough.
+    :param before: the results with the polynomials of all rows, if some are exact now.
+    :raises Refused: the expansion is too coarse, or the precision too low.
     """
     taylor, exact = chosen.taylor, posterior.expansion.exact
     scoring = posterior.draws[:SCORING]
@@ -179,7 +178,7 @@ def run_pilot(
     stage("pilot: noise of a batch")
     second = scan
     if taylor.order < 2:
-        # the surrogate's posterior is of second order all the same
+        # the surrogate's posterior still uses the second order
         second = ResidualScan(problem, 2, scan.form, scan.expansion).keeping(exact)
         sums, _ = second.sums(held_out)
     weight = problem.likelihood_weight
@@ -210,7 +209,7 @@ def run_pilot(
 
 
 def compile_pilot(problem: Problem, taylor: Taylor, dim: int) -> None:
-    """Have the model's passes of :func:`run_pilot` compiled during the search.
+    """Compile the model's passes for :func:`run_pilot` during the search.
 
     :param problem: the target and its coordinates.
     :param taylor: the control variate.
@@ -233,12 +232,12 @@ def compile_pilot(problem: Problem, taylor: Taylor, dim: int) -> None:
 
 
 def _zeros(*shape: int) -> Array:
-    # by NumPy, for that is no program of its own
+    # NumPy converts, so that nothing is compiled for it
     return jax.device_put(np.zeros(shape, np.float32))
 
 
 class _Sizes(NamedTuple):
-    """Rows of a batch, how they are drawn, and the noise of each pair of draws."""
+    """Batch sizes, the design of the batches, and the noise of each pair of draws."""
 
     sizes: dict[str, int]
     designs: dict[str, Design]
@@ -254,17 +253,17 @@ def _choose_sizes(
     draws: np.ndarray,
     uniform: Mapping[str, np.ndarray],
 ) -> _Sizes:
-    """As few rows as the noise allows.
+    """Choose the smallest batch that the noise allows.
 
-    A batch is kept whose noise is nothing that a decision would notice; else it has
-    enough rows for its mean to be normal, and for a noise that a decision can take.
+    A batch is kept if its noise is too small to affect a decision. Otherwise it has
+    enough rows for its mean to be normal and for its noise to be acceptable.
 
     :param scan: of the residuals.
     :param asked: the user's choices.
     :param needs: what the kernel needs.
-    :param scores: how much each row matters, and what to sort them by.
-    :param draws: draws that judge, in pairs.
-    :param uniform: variance over the rows of the differences of each pair.
+    :param scores: how much each row matters, and the values to sort them by.
+    :param draws: pairs of draws that judge the batches.
+    :param uniform: the variance over rows of the difference between each pair.
     """
     plates, weight = scan.problem.plates, scan.problem.likelihood_weight
     chosen = {
@@ -276,7 +275,7 @@ def _choose_sizes(
         plain = np.zeros(len(draws) // 2)
         for name, size in plates.items():
             rows = chosen[name]
-            # rounding can make a variance of nearly nothing negative
+            # rounding can make a tiny variance negative
             among = np.maximum(uniform[name], 0.0)
             plain = plain + size**2 * among / rows * (1 - rows / size)
         designs: dict[str, Design] = {}
@@ -308,17 +307,18 @@ def _choose_sizes(
 def _not_finite(which: str) -> str:
     return (
         f"the log likelihood of {which} is not finite within the posterior of "
-        "the surrogate, so it has no expansion there. Bound the parameters by their "
-        "priors to where all rows are possible, or sample without a control variate."
+        "the surrogate, so it has no expansion there. Choose priors that restrict the "
+        "parameters to values under which every row has positive likelihood, or "
+        "sample without a control variate."
     )
 
 
 def check_residuals(
     problem: Problem, taylor: Taylor, posterior: SurrogatePosterior, pilot: Pilot
 ) -> None:
-    """Refuse an expansion that is too coarse, after all that can be done about it.
+    """Refuse an expansion that is too coarse after all possible improvements.
 
-    :raises Refused: what it leaves is above the user's limit.
+    :raises Refused: the residual is above the user's limit.
     """
     found, limit = pilot.residual_sd, taylor.max_residual_sd
     if found <= limit:
@@ -348,7 +348,7 @@ def check_residuals(
         "the expansion of the likelihood does not hold over the posterior: the "
         f"standard deviation of the sum of the residuals is {told}{some}, and "
         f"max_residual_sd={limit:g} is the limit. Write {'; or '.join(ways)}."
-        + ("" if several else " For several separate modes no expansion is right.")
+        + ("" if several else " No single expansion fits several separate modes.")
     )
 
 
@@ -367,19 +367,19 @@ def _spread(
     sums: np.ndarray,
     limit: float,
 ) -> _Spread:
-    """How far the surrogate is from the target, from as many draws as decide it.
+    """Measure how far the surrogate is from the target, with as few draws as needed.
 
-    The sum of residuals has heavy tails, so that its standard deviation from a few
-    draws says little. Two limits are decided by it: :data:`COARSE`, above which some
-    rows are evaluated exactly, and the user's. It is read from 160 draws where it is
-    not within a factor of two of either, and else from all 2,000. A standard error is
-    then 3.4% if the kurtosis of the sum is 10: a decision is wrong with probability
-    0.0015 where the true value is 10% from the limit.
+    The sum of residuals has heavy tails, so its standard deviation over a few draws is
+    imprecise. It is compared with two limits: :data:`COARSE`, above which some rows are
+    evaluated exactly, and the user's. If the estimate from 160 draws is not within a
+    factor of two of either limit, it is final. Otherwise all 2,000 draws are used. A
+    standard error is then 3.4% if the kurtosis of the sum is 10: a decision is wrong
+    with probability 0.0015 where the true value is 10% from the limit.
 
-    :param scan: of the residuals, of second order.
+    :param scan: passes over the residuals of second order.
     :param scores: how much each row matters.
     :param draws: draws of the surrogate's posterior, ``(K, D)``.
-    :param sums: the sums at the draws that were held out.
+    :param sums: the sums at the held-out draws.
     :param limit: the largest standard deviation that is accepted.
     """
     weight = scan.problem.likelihood_weight
@@ -394,7 +394,7 @@ def _spread(
         limits = COARSE, limit
         if used and all(abs(sd - x) > max(4 * error, x / 2) for x in limits):
             break
-        # blocks of one size, which one program reads
+        # blocks of equal size need one compiled program
         while used + HELD_OUT <= min(until * HELD_OUT, len(rest)):
             found, variance = few.sums(rest[used : used + HELD_OUT])
             sums, noise = np.append(sums, found), np.append(noise, variance)
@@ -404,20 +404,21 @@ def _spread(
 
 
 def _sd_of(sums: np.ndarray, noise: np.ndarray) -> tuple[float, float]:
-    """The standard deviation of sums less that of their noise, and its error."""
+    """The standard deviation of sums, corrected for their noise, and its error."""
     with np.errstate(invalid="ignore", over="ignore"):
         away = np.square(sums - sums.mean())
         variance = max(away.sum() / (len(sums) - 1) - noise.mean(), 0.0)
         sd = np.sqrt(variance)
-        # of the variance, by the delta method
+        # standard error of the variance; that of its root follows by the delta method
         error = np.std(away, ddof=1) / np.sqrt(len(sums)) / (2 * max(sd, 1e-30))
     return float(sd) if np.isfinite(sums).all() else np.inf, float(error)
 
 
 class _Estimated:
-    """Sums of all residuals, from all rows or from some of known noise.
+    """Sums of all residuals, exact or estimated from some rows with known noise.
 
-    Some are drawn in proportion to their scores, the same ones for all draws.
+    If rows are sampled, they are drawn in proportion to their scores, the same rows for
+    all draws.
 
     :param scan: of the residuals.
     :param scores: how much each row matters.
@@ -445,7 +446,7 @@ class _Estimated:
             sums, _ = self.scan.sums(draws)
             return sums, np.zeros(len(draws))
         parts = self.scan.of_rows(draws, self.rows, left=True) * self.weights
-        # an error that all draws share moves none of them away from the others
+        # an error that all draws share cancels in their differences
         apart = parts - parts.mean(0)
         sums = parts.sum(1) - self.scan.of_surplus(draws)
         return sums, parts.shape[1] * apart.var(1, ddof=1)
@@ -454,7 +455,7 @@ class _Estimated:
 def _choose_form(
     problem: Problem, taylor: Taylor, posterior: SurrogatePosterior, draws: np.ndarray
 ) -> tuple[ResidualScan, Any, float]:
-    """The first form whose rounding errors do not matter, and its sums at the draws."""
+    """The first form with negligible rounding error, and its sums at the draws."""
     expansion = posterior.expansion
     auto = taylor.form == "auto"
     forms: tuple[Form, ...] = ("direct", "remainder") if auto else (taylor.form,)
@@ -476,13 +477,13 @@ def _choose_form(
             return scan, found, errors[-1]
     if not np.isfinite(errors).any():
         raise Refused(
-            "the log likelihood of some row overflows in single precision within the "
-            "posterior of the surrogate, and does not in double precision. Call "
+            "within the posterior of the surrogate, the log likelihood of some row "
+            "overflows in single precision but not in double precision. Call "
             "numpyro.enable_x64() before the run, or standardise the data."
         )
     raise Refused(
         "in single precision the sum of the residuals is off by "
-        f"{np.nanmin(errors):.2g}, and {FLOAT_ERROR} is the limit: an error that all "
-        "rows share is multiplied by their number. Call numpyro.enable_x64() before "
-        "the run, or standardise the data."
+        f"{np.nanmin(errors):.2g}, and {FLOAT_ERROR} is the limit. Rounding errors "
+        "that all rows share are multiplied by the number of rows. Call "
+        "numpyro.enable_x64() before the run, or standardise the data."
     )

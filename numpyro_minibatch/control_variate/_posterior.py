@@ -1,4 +1,4 @@
-"""The posterior of the surrogate: what can be drawn before any row is read."""
+"""Draws from the posterior of the surrogate, before any batch is read."""
 
 from __future__ import annotations
 
@@ -36,29 +36,30 @@ __all__ = [
 ]
 
 _CHAINS = 4  # of NUTS on the surrogate
-_POOL = 2000  # draws of the surrogate that all this is chosen from
-_DIVERGING = 0.1  # share of diverging trajectories that the surrogate may have
-_NUM_STEPS = (1, 2, 4, 8, 16, 32, 64)  # steps of a trajectory that are tried
-_HELD = 0.1  # acceptance probability below which a draw holds the chain
-_STUCK = 0.001  # share of draws that may hold it
-_FEW_DRAWS = 200  # effective ones that resampling must leave of all
-_STEPS_TO_START = 100  # at most, to where NUTS starts
-_NEARLY = 0.1  # of the log density, which NUTS may still gain from there
-_JUDGING = 56  # draws that judge whether it is normal
+_POOL = 2000  # draws of the surrogate for all later stages
+_DIVERGING = 0.1  # largest share of divergent trajectories
+_NUM_STEPS = (1, 2, 4, 8, 16, 32, 64)  # numbers of steps of a trajectory to try
+_HELD = 0.1  # acceptance probability below which a chain sticks at a draw
+_STUCK = 0.001  # largest share of draws at which it may stick
+_FEW_DRAWS = 200  # smallest effective number of draws after resampling
+_STEPS_TO_START = 100  # at most, to the starting point of NUTS
+_NEARLY = 0.1  # gain of the log density below which the steps end
+_JUDGING = 56  # draws that judge whether the posterior is normal
 
 
 class SurrogatePosterior(NamedTuple):
-    """The posterior of the surrogate: what is known before any decision reads a row.
+    """The posterior of the surrogate, known before any decision reads a row.
 
     :param expansion: the surrogate's, in double precision.
-    :param location: about its mean, flat, ``(D,)``.
-    :param root: the transpose of a root of about its covariance, ``(D, D)``.
-    :param draws: draws of it, ``(K, D)``.
-    :param gaussian: whether it is normal, as far as decisions could tell.
+    :param location: approximately its mean, flat, ``(D,)``.
+    :param root: the transpose of a root of its approximate covariance, ``(D, D)``.
+    :param draws: draws from it, ``(K, D)``.
+    :param gaussian: whether it is normal, up to differences too small for a decision.
     :param rhat: the largest R-hat of its draws; 1 where they are independent.
-    :param num_steps: steps that a quarter of a period of its dynamics takes; none
-        where it is normal.
-    :param stuck: share of its draws that such trajectories hardly ever leave.
+    :param num_steps: the number of steps for a quarter of a period of its dynamics; 0
+        if it is normal.
+    :param stuck: the share of its draws from which such trajectories are rarely
+        accepted.
     """
 
     expansion: Expansion
@@ -77,15 +78,16 @@ def surrogate_posterior(
     start: np.ndarray,
     known_hessian: np.ndarray | None = None,
 ) -> SurrogatePosterior:
-    """Draw from the posterior of the surrogate; this reads no data.
+    """Draw from the posterior of the surrogate, without reading data.
 
-    It is normal where the prior nearly is, and else is sampled with NUTS.
+    If the prior is nearly normal, a normal distribution stands for the posterior.
+    Otherwise NUTS samples it.
 
     :param problem: the target and its coordinates.
     :param expansion: the expansion about the centre, in double precision.
     :param start: where NUTS starts, flat.
-    :param known_hessian: the Hessian of all that is not expanded at the centre, where
-        it is known already.
+    :param known_hessian: the Hessian of all that is not expanded at the centre, if it
+        is already known.
     :raises Refused: it is not proper, or trajectories diverge.
     """
     stage("posterior of the surrogate")
@@ -103,7 +105,8 @@ def surrogate_posterior(
                 precision = -(known_hessian + weight * np.asarray(expansion.hessian))
             smallest = np.linalg.eigvalsh(precision).min()
             if not smallest > 0:
-                # a ridge made the search end, and is not part of the posterior
+                # the search converged because of a ridge, which is not part of the
+                # posterior
                 raise Refused(not_definite(smallest))
             root = np.asarray(np.linalg.cholesky(np.linalg.inv(precision)).T)
             draws = center + normal @ root
@@ -119,11 +122,11 @@ def surrogate_posterior(
 def _sampled(
     problem: Problem, expansion: Expansion, starts: np.ndarray
 ) -> SurrogatePosterior:
-    """The posterior of a surrogate, from NUTS."""
+    """Sample the posterior of a surrogate with NUTS."""
     cast = expansion.cast(problem.dtype)
     draws, rhat = _by_nuts(problem, cast, starts)
     covariance = np.atleast_2d(np.cov(draws.T))
-    # shrunk towards its diagonal, since it comes from a finite number of draws
+    # shrunk towards the diagonal, because the number of draws is finite
     covariance = 0.98 * covariance + 0.02 * np.diag(np.diag(covariance))
     root = np.asarray(np.linalg.cholesky(covariance).T, np.float64)
     location = draws.mean(0)
@@ -137,12 +140,13 @@ def _sampled(
 def starting_point(
     problem: Problem, expansion: Expansion, start: np.ndarray
 ) -> np.ndarray:
-    """A position from which NUTS gets into the bulk of the surrogate's posterior.
+    """A position from which NUTS reaches the bulk of the surrogate's posterior.
 
-    Gauss-Newton steps towards the mode given the sites that are both sampled and
-    expanded, which stay at the centre: a centred hierarchy as a whole has no mode, for
-    its density grows without bound where all effects become equal. The first step
-    explains effects by what is linear in them, not by a huge scale of small ones.
+    Gauss-Newton steps lead towards the conditional mode given the sites that are both
+    sampled and expanded, which stay at the centre. A centred hierarchy has no joint
+    mode, because its density grows without bound as all effects become equal. The first
+    step explains the effects by the sites on which they depend linearly, not by a huge
+    scale of small effects.
 
     :param problem: the target and its coordinates.
     :param expansion: the expansion about the centre, in double precision.
@@ -192,9 +196,9 @@ def _phi_of(problem: Problem) -> Any:
 
 
 def unflatten(flat: Any, example: Any) -> Any:
-    """A tree of the host's arrays with the shapes of another.
+    """A tree of NumPy arrays with the shapes of another tree.
 
-    :param flat: the numbers, maybe with leading axes that all leaves get.
+    :param flat: the numbers; leading axes become leading axes of all leaves.
     :param example: a tree of arrays or shapes.
     """
     leaves, treedef = jax.tree.flatten(example)
@@ -215,7 +219,7 @@ def flatten(tree: Any) -> np.ndarray:
 def _gauss_newton(
     problem: Problem, arrays: list[Any], expansion: Expansion, flat: Array
 ) -> tuple[Array, Array, Array]:
-    """The surrogate's log density, its gradient, and its curvature for straight phi."""
+    """The surrogate's log density, its gradient, and its Gauss-Newton curvature."""
     density = partial(_log_density, problem, arrays, expansion)
     value, slope = jax.value_and_grad(density)(flat)
     known = jax.hessian(lambda z: problem.known(arrays, z))(flat)
@@ -230,7 +234,7 @@ def _by_nuts(
     """Draws of the surrogate's posterior, ``(K, D)``, and their largest R-hat.
 
     :param problem: the target and its coordinates.
-    :param expansion: the surrogate's, in working precision.
+    :param expansion: the expansion of the surrogate, in working precision.
     :param starts: a flat position for each chain.
     :raises Refused: trajectories diverge.
     """
@@ -247,15 +251,15 @@ def _by_nuts(
         raise Refused(
             "NUTS could not sample the surrogate of the control variate (the exact "
             f"prior and the expanded likelihood) of {', '.join(names)}: a chain "
-            f"{'left all bounds' if not np.isfinite(draws).all() else 'did not move'}. "
-            "The expansion has no maximum where these chains went: the parameters are "
-            "not determined by the data and the prior, or its centre is far from "
-            "their posterior. Give them proper priors, pass "
+            f"{'did not move' if np.isfinite(draws).all() else 'became infinite'}. "
+            "The expansion has no maximum in the region that these chains reached. "
+            "Either the data and the prior do not determine the parameters, or the "
+            "centre is far from the posterior. Give them proper priors, pass "
             "control_variate.taylor2(center={...}), or use NumPyro's NUTS."
         )
     if share > _DIVERGING:
         form = (
-            "Sample the effects themselves where their groups have many rows"
+            "Sample the effects themselves (centred) if their groups have many rows"
             if problem.coordinates.values
             else "Sample the effects in their non-centred form, with "
             'numpyro.deterministic("theta", mu + tau * eta)'
@@ -263,8 +267,8 @@ def _by_nuts(
         raise Refused(
             "NUTS could not sample the surrogate of the control variate (the exact "
             f"prior and the expanded likelihood): {share:.0%} of its trajectories "
-            f"diverged, and {_DIVERGING:.0%} is the limit. The scale of its posterior "
-            f"changes too much from place to place, as in a funnel. {form}, or use "
+            f"diverged, and {_DIVERGING:.0%} is the limit. The local scale of its "
+            f"posterior varies too much, as in a funnel. {form}, or use "
             "NumPyro's NUTS."
         )
     rhat = np.sqrt(1 + between / within).max()
@@ -274,7 +278,7 @@ def _by_nuts(
 def _nuts(
     problem: Problem, arrays: list[Any], expansion: Expansion, starts: Array
 ) -> tuple[Array, Array]:
-    """Draws of NUTS after a warmup of as many, and which trajectories diverged."""
+    """Draws from NUTS after an equally long warmup, and which trajectories diverged."""
 
     def chain(key: Array, start: Array) -> Any:
         init, step = hmc(
@@ -334,7 +338,7 @@ def log_surrogate_at(
     """The log density of the surrogate at some positions.
 
     :param problem: the target and its coordinates.
-    :param expansion: the surrogate's.
+    :param expansion: the expansion of the surrogate.
     :param draws: positions, ``(K, D)``.
     """
     at = jnp.asarray(draws, problem.dtype)
@@ -363,15 +367,16 @@ def rounding_error(problem: Problem, expansion: Expansion, draws: np.ndarray) ->
 def refined(
     problem: Problem, posterior: SurrogatePosterior, expansion: Expansion
 ) -> SurrogatePosterior | None:
-    """The posterior of a surrogate that has been changed a little.
+    """The posterior of a slightly changed surrogate.
 
-    Its draws are resampled from those of the one before, or new where this would leave
-    few. It keeps the location and the root: they scale moves, and a covariance of
-    resampled draws has more noise than the two posteriors differ by.
+    Its draws are resampled from those of the previous surrogate. If this would leave
+    too few effective draws, NUTS makes new ones. The location and the root stay the
+    same. They only scale moves, and the covariance of resampled draws has more noise
+    than the difference between the two posteriors.
 
     :param problem: the target and its coordinates.
-    :param posterior: that of the surrogate before.
-    :param expansion: the one after the change, in double precision.
+    :param posterior: the posterior of the previous surrogate.
+    :param expansion: the changed expansion, in double precision.
     :return: ``None`` if it cannot be sampled.
     """
     both = tuple(e.cast(problem.dtype) for e in (posterior.expansion, expansion))
@@ -423,11 +428,11 @@ def _short_steps(
     location: np.ndarray,
     root: np.ndarray,
 ) -> tuple[int, float]:
-    """Steps short enough for the tails, and the share of draws that hold.
+    """Find steps short enough for the tails, and the share of draws that stick.
 
-    Steps that are too long for a tail are rejected in it. The chain is reversible, so
-    that it then hardly enters it either, for as long as a run lasts: an acceptance
-    rate of 0.82 can go with a variance that is a tenth too small.
+    In a tail, steps that are too long are rejected. The chain is reversible, so it also
+    rarely enters such a tail during a run. An acceptance rate of 0.82 can go together
+    with a variance that is a tenth too small.
     """
     momenta = np.random.default_rng(33).normal(size=draws.shape)
     data = [jnp.asarray(x, problem.dtype) for x in (location, root, draws, momenta)]
@@ -450,7 +455,7 @@ def _acceptance(
     momenta: Array,
     num_steps: Array,
 ) -> Array:
-    """How likely trajectories from some draws would be accepted."""
+    """The acceptance probabilities of trajectories from some draws."""
 
     def unread(_: Array) -> Array:
         raise AssertionError("the surrogate has its own gradient")

@@ -1,4 +1,4 @@
-"""What a set-up starts from: the data, the user's choices, the kernel's needs.
+"""The inputs of a set-up: the data, the user's choices, the kernel's needs.
 
 Each stage of a set-up is a function of these values and of what earlier stages
 returned; none of them changes.
@@ -56,20 +56,19 @@ _MOST_POLYNOMIALS = 2**24  # numbers of the polynomials of all rows that are kep
 
 
 class Refused(ValueError):
-    """A control variate is of no use here; the message says why and what to do.
+    """The control variate cannot be used; the message gives the reason and a remedy.
 
-    A stage leaves the kernel's name to
-    :func:`~numpyro_minibatch.control_variate._setup.prepare`.
+    :func:`~numpyro_minibatch.control_variate._setup.prepare` adds the kernel's name.
     """
 
 
 class Chosen(NamedTuple):
-    """What the user chose.
+    """The choices of the user.
 
     :param taylor: the control variate.
     :param scheme: how rows are drawn.
-    :param sizes: rows of a batch, by plate; ``None`` where the pilot is to choose.
-    :param start: where the first chain is to start, or ``None``.
+    :param sizes: rows of a batch, by plate; ``None`` if the pilot chooses.
+    :param start: the starting point of the first chain, or ``None``.
     """
 
     taylor: Taylor
@@ -79,10 +78,10 @@ class Chosen(NamedTuple):
 
 
 class Needs(NamedTuple):
-    """What a kernel needs of a control variate.
+    """The needs of a kernel with a control variate.
 
-    :param smallest: rows of a batch for the pilot to try first.
-    :param follows: whether moves follow the surrogate, so that what it knows pays.
+    :param smallest: the batch size that the pilot tries first.
+    :param follows: whether moves follow the surrogate, so that an accurate one pays.
     """
 
     smallest: int
@@ -90,7 +89,7 @@ class Needs(NamedTuple):
 
 
 class _Compiled:
-    """A function that JAX compiles, and what is being compiled of it meanwhile."""
+    """A function for JAX to compile, with its compilations in progress."""
 
     def __init__(self, fn: Callable) -> None:
         self.fn = fn
@@ -110,16 +109,16 @@ class Program:
     arrays: list[Any]
 
     def __call__(self, *rest: Any) -> Any:
-        """Call it, once it is compiled if it is being compiled."""
+        """Call the function, after any compilation in progress has finished."""
         while self.compiled.pending:
             self.compiled.pending.pop().exception()
         return self.compiled.fn(self.arrays, *rest)
 
     def ahead(self, *rest: Any) -> None:
-        """Compile it for a call like this, on another thread.
+        """Compile the function for arguments of these shapes on another thread.
 
-        The model is traced on this one: NumPyro's handlers are the same for all
-        threads.
+        The model is traced on the calling thread, because all threads share NumPyro's
+        handlers.
         """
         shapes = tuple((x.shape, str(x.dtype)) for x in jax.tree.leaves(rest))
         if shapes in self.compiled.asked or not hasattr(self.compiled.fn, "lower"):
@@ -140,21 +139,21 @@ _MOST_PROBLEMS = 8
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """A target whose arrays are handed over, and its plates.
+    """A target with its data as explicit arrays, and its plates.
 
     :param target_of: the target with these arrays as its data.
     :param arrays: the data, in working precision.
     :param plates: the number of rows of each data plate.
     :param weights: the powers of the prior and of the likelihood.
     :param example: a position, for its structure and shapes.
-    :param coordinates: what the rows are expanded in; by default the position.
+    :param coordinates: the coordinates of the expansion; by default the position
+        itself.
     :param dtype: the working precision.
     :param mesh: devices that share the passes over all rows; ``None`` for one.
     :param placed: the data on each of them.
-    :param on_host: whether rows stay in the host's memory, or in files.
-    :param identity: what everything but the data is told by, so that other data of the
-        same shapes find the programs that were compiled; ``None`` where it is not
-        known.
+    :param on_host: whether rows stay in host memory or in files.
+    :param identity: a key for everything but the data, so that compiled programs are
+        found again for other data of the same shapes; ``None`` if there is no such key.
     """
 
     target_of: Callable[[list[Any]], Target]
@@ -170,7 +169,7 @@ class Problem:
     identity: Hashable = None
 
     def over_rows(self, fn: Callable, *static: Hashable) -> Program:
-        """A function that makes passes over all rows, compiled once for all who ask.
+        """A function that makes passes over all rows, compiled once and then shared.
 
         :param fn: a function of a module, ``fn(problem, *static, arrays, ...)``.
         :param static: what else its program depends on.
@@ -197,7 +196,7 @@ class Problem:
         )
 
     def compiled(self, fn: Callable, *static: Hashable) -> Program:
-        """A function of this problem, compiled once for all who ask.
+        """A function of this problem, compiled once and then shared.
 
         :param fn: a function of a module, ``fn(problem, *static, arrays, ...)``.
         :param static: what else its program depends on.
@@ -206,7 +205,7 @@ class Problem:
         return Program(self._program(fn, static, None), self.arrays)
 
     def once_over_rows(self, fn: Callable) -> Callable:
-        """A function that makes passes over all rows, compiled for this once.
+        """A function that makes passes over all rows, compiled for a single use.
 
         :param fn: a function of the data and of other trees of arrays.
         :return: a function of the others.
@@ -220,7 +219,7 @@ class Problem:
     ) -> _Compiled:
         key = fn, static, mesh
         if key not in self._programs:
-            # without the data, which a program that is kept would keep as well
+            # without the data, which the stored program would keep in memory
             bare = replace(self, arrays=[], placed=None)
             shared = passes.shared(partial(fn, bare, *static), mesh)
             self._programs[key] = _Compiled(shared)
@@ -228,7 +227,7 @@ class Problem:
 
     @cached_property
     def _programs(self) -> dict[Hashable, _Compiled]:
-        """The programs of this problem, and of all that differ in their data alone."""
+        """The programs of this problem and of all that differ only in their data."""
         if self.identity is None:
             return {}
         key = self.identity, self.coordinates, self.dtype
@@ -240,8 +239,8 @@ class Problem:
 
     @property
     def one_row(self) -> dict[str, Array]:
-        """One row of each plate: enough for everything that is not a row."""
-        # an array of NumPy's, for that is no program of its own
+        """One row of each plate, enough to evaluate everything but the rows."""
+        # a NumPy array, so that nothing is compiled for it
         return {name: jax.device_put(np.zeros(1, np.int32)) for name in self.plates}
 
     @property
@@ -251,7 +250,7 @@ class Problem:
 
     @property
     def likelihood_weight(self) -> np.ndarray:
-        """The power of the likelihood, as a number of the host."""
+        """The power of the likelihood, as a NumPy number."""
         return np.asarray(self.weights.likelihood, float)
 
     def known(self, arrays: list[Any], flat: Array) -> Array:
@@ -268,9 +267,9 @@ class Problem:
 def row_sums(problem: Problem, counts: Mapping[str, int], derivatives: int) -> Callable:
     """A function of ``phi``: the summed log likelihood and its derivatives.
 
-    :param counts: rows that are read of each plate; fewer than all are a random
-        subset, scaled up.
-    :param derivatives: how many of value, gradient and Hessian; two or three.
+    :param counts: the number of rows to read of each plate. If it is not the whole
+        plate, a random subset is read and its sum is scaled up.
+    :param derivatives: 2 for value and gradient, 3 for the Hessian as well.
     """
     return problem.over_rows(sums_of_rows, tuple(counts.items()), derivatives)
 
@@ -280,7 +279,7 @@ def _rows_of(
 ) -> tuple[Callable[[Array, Mapping[str, Array]], Any], Chunks]:
     """Log likelihoods of rows as a function of ``phi``, and chunks to read them in."""
     target = problem.target_of(arrays)
-    # some 2 ** 22 numbers at once, whatever the dimension
+    # about 2 ** 22 numbers at once, whatever the dimension
     most = max(256, min(2**14, 2**22 // (phi.size + 1)))
     most = chunk_of(most, target.row_size)
     z = jax.tree.map(lambda x: jnp.zeros(jnp.shape(x), phi.dtype), problem.example)
@@ -325,10 +324,10 @@ def sums_of_rows(
 
 
 def keeps_polynomials(problem: Problem, dim: int) -> bool:
-    """Whether the polynomial of each row is computed once and kept.
+    """Whether the polynomial of each row is computed once and stored.
 
-    The derivatives of a row that is an integral hold its quadrature several times, in
-    every program that has them. For other rows they are cheaper than memory.
+    If a row is an integral, every program with its derivatives contains the quadrature
+    several times. For other rows, derivatives are cheaper than memory.
 
     :param problem: the target and its coordinates.
     :param dim: the number of coordinates of the expansion.
@@ -377,11 +376,11 @@ def known_hessian(problem: Problem, arrays: list[Any], flat: Array) -> Array:
 def value_and_derivatives(
     fn: Callable[[Array], Array], x: Array, derivatives: int = 3
 ) -> tuple[Array, ...]:
-    """A function's value, gradient and Hessian; it is at one place of the program.
+    """A function's value, gradient and Hessian, with one copy of it in the program.
 
     :param fn: a function of a flat position.
     :param x: the position, shape ``(D,)``.
-    :param derivatives: two without the Hessian, else three.
+    :param derivatives: 2 without the Hessian, otherwise 3.
     """
     both = jax.value_and_grad(fn)
     if derivatives == 2:

@@ -1,4 +1,4 @@
-"""Passes over what a control variate leaves of the rows, at some draws."""
+"""Passes over the residuals of all rows at some draws."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ __all__ = [
     "sums_in_double_ahead",
 ]
 
-_WIDTH = 2**13  # rows that are read at once, at as many draws as score and judge
+_WIDTH = 2**13  # rows per chunk, for up to as many draws as the pilot uses
 _DRAWS = 32
-_MOST_KEPT = 2**25  # residuals of all rows at some draws that are kept in memory
-_KEPT = 2  # sets of draws: those that score the rows, and those that judge the design
+_MOST_KEPT = 2**25  # largest number of residuals (rows times draws) kept in memory
+_KEPT = 2  # sets of draws: one scores the rows, the other judges the design
 
 
 class Evaluated(NamedTuple):
     """The residuals of all rows at some draws, computed by one program.
 
-    Passes over them contain no model. So the likelihood of a row is compiled once for
-    all of these passes, and it is evaluated once at each draw.
+    Passes over these values do not contain the model. So the likelihood of a row is
+    compiled once for all passes, and it is evaluated once at each draw.
 
-    :param rows: by plate, before exact rows are taken out, ``(N, K)``.
+    :param rows: the residuals by plate, before exact rows are removed, ``(N, K)``.
     """
 
     rows: Mapping[str, Array]
@@ -53,19 +53,19 @@ class Evaluated(NamedTuple):
 class Rows(NamedTuple):
     """Rows of several plates.
 
-    :param plate: the number of the plate of each.
-    :param row: which row of it.
+    :param plate: the number of the plate of each row.
+    :param row: the index of each row in its plate.
     """
 
     plate: np.ndarray
     row: np.ndarray
 
     def take(self, which: Any) -> Rows:
-        """Some of them."""
+        """A subset of the rows."""
         return Rows(self.plate[which], self.row[which])
 
     def alone(self, sizes: Mapping[str, int]) -> dict[str, ExactRows]:
-        """These as exact rows, sorted, that stand for themselves."""
+        """These rows, sorted, as exact rows that represent no others."""
         return {
             name: ExactRows.alone(np.sort(self.row[self.plate == k]), size)
             for k, (name, size) in enumerate(sizes.items())
@@ -80,8 +80,8 @@ def sums_in_double(
 ) -> np.ndarray:
     """The sums of all residuals at some draws in double precision, ``(K,)``.
 
-    The polynomials of all rows have a known sum. So the rows are evaluated at the
-    draws alone, and no derivative is compiled.
+    The sum of all polynomials is known. So only the rows themselves are evaluated at
+    the draws, and no derivative is compiled.
 
     :param order: the order of the polynomials.
     :param expansion: without exact rows.
@@ -98,7 +98,7 @@ def sums_in_double_ahead(
     expansion: Expansion | Expansions,
     draws: np.ndarray,
 ) -> None:
-    """Have the program of :func:`sums_in_double` compiled on another thread."""
+    """Compile the program of :func:`sums_in_double` on another thread."""
     with double():
         program, args = _in_double(problem, order, expansion, draws)
         program.ahead(*args)
@@ -118,7 +118,7 @@ def _in_double(
 
 
 def _parts(draws: Array, num_rows: int) -> list[Array]:
-    """Draws, a few after the other where there are many rows."""
+    """The draws in parts, which are smaller if there are many rows."""
     few = max(1, _WIDTH * _DRAWS // max(num_rows, 1))
     return [draws[k : k + few] for k in range(0, len(draws), few)]
 
@@ -126,8 +126,8 @@ def _parts(draws: Array, num_rows: int) -> list[Array]:
 class ResidualScan:
     """Passes over the residuals of all rows at some draws.
 
-    Each pass is compiled once, also for :meth:`keeping` some rows out of it and for
-    other data of the same shape, and once more where these rows lead others.
+    Each pass is compiled once. :meth:`keeping` and other data of the same shape use the
+    same program. If exact rows represent others, the pass is compiled once more.
     """
 
     def __init__(
@@ -154,10 +154,10 @@ class ResidualScan:
         return scan
 
     def keeping(self, exact: Mapping[str, ExactRows]) -> ResidualScan:
-        """The same passes over what these rows leave of the residuals."""
+        """The same passes over the residuals that remain with these exact rows."""
         scan = copy.copy(self)
         scan.exact = {
-            # of these, what is no part of a pass is left out
+            # fields that the passes do not read are left out
             name: exact.get(name, none)._replace(
                 rows=none.rows,
                 weights=none.weights,
@@ -166,8 +166,8 @@ class ResidualScan:
             )
             for name, none in self.exact.items()
         }
-        leads = {n: kept for n, kept in exact.items() if kept.coefficient is not None}
-        scan.representatives = {n: np.asarray(kept.rows) for n, kept in leads.items()}
+        fitted = {n: kept for n, kept in exact.items() if kept.coefficient is not None}
+        scan.representatives = {n: np.asarray(kept.rows) for n, kept in fitted.items()}
         scan.surplus = {
             n: (np.asarray(kept.rows), np.asarray(kept.surplus, np.float64))
             for n, kept in exact.items()
@@ -178,7 +178,7 @@ class ResidualScan:
     def _at(
         self, draws: np.ndarray | Array
     ) -> tuple[Expansion | Expansions, Any, Array]:
-        """What every pass depends on but the data."""
+        """The arguments of a pass, except for the data."""
         kept = {
             name: (exact, self._of_rows(draws, name, self.representatives[name]))
             if name in self.representatives
@@ -190,19 +190,19 @@ class ResidualScan:
     def _pass_at(
         self, draws: np.ndarray
     ) -> tuple[Expansion | Expansions | Evaluated, Any, Array]:
-        """The same, with the residuals instead of the expansion where they are kept."""
+        """The same, with stored residuals instead of the expansion if there are any."""
         expansion, kept, flat = self._at(draws)
         found = self._evaluated(draws)
         return expansion if found is None else found, kept, flat
 
     def _keeps(self, num_draws: int) -> bool:
-        """Whether the residuals of all rows at so many draws are kept."""
+        """Whether the residuals of all rows at so many draws are stored."""
         return num_draws * sum(self.problem.plates.values()) <= _MOST_KEPT
 
     def _evaluated(self, draws: np.ndarray) -> Evaluated | None:
         """The residuals of all rows at some draws."""
         draws = np.asarray(draws, self.dtype)
-        # a multiple of one number of draws, so that one program is compiled
+        # padded to a multiple of a fixed number of draws, so that one program suffices
         count = -(-len(draws) // _DRAWS) * _DRAWS
         if not self._keeps(count):
             return None
@@ -217,10 +217,10 @@ class ResidualScan:
         return found
 
     def ahead(self, num_draws: int, dim: int) -> None:
-        """Have the pass that evaluates the model compiled on another thread.
+        """Compile the pass that evaluates the model on another thread.
 
-        :param num_draws: as many draws as :meth:`sums` will be asked for.
-        :param dim: numbers of a position.
+        :param num_draws: the number of draws that :meth:`sums` will receive.
+        :param dim: the dimension of a position.
         """
         draws = np.zeros((num_draws, dim), self.dtype)
         if self._keeps(num_draws):
@@ -237,7 +237,7 @@ class ResidualScan:
     ) -> Array:
         """The residuals of a few rows of a plate, ``(K, number of rows)``."""
         rows = np.asarray(rows)
-        # in the plate's order: a model need not look at the order of all of its rows
+        # in the order of the plate, so that a model need not handle other orders
         order = np.argsort(rows, kind="stable")
         indices = self.problem.one_row | {name: np.asarray(rows[order], np.int32)}
         masks = {n: np.ones(len(i), bool) for n, i in indices.items()}
@@ -252,7 +252,7 @@ class ResidualScan:
     def of_rows(self, draws: np.ndarray, rows: Rows, left: bool = False) -> np.ndarray:
         """The residuals of a few rows, ``(K, number of rows)``.
 
-        :param left: whether as far as the exact rows leave them.
+        :param left: whether to subtract what the exact rows explain.
         """
         left = left and any(not kept.others.all() for kept in self.exact.values())
         found = np.zeros((len(draws), len(rows.row)))
@@ -265,16 +265,17 @@ class ResidualScan:
     def represented(
         self, draws: np.ndarray, exact: Mapping[str, ExactRows]
     ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        """Which exact row of its plate each row is most like, and its multiple of it.
+        """The exact row that represents each row of its plate best, and coefficients.
 
-        A multiple is not negative: weights that are would make of a log likelihood that
-        falls one that rises. It is zero where the likeness may well be chance.
+        Coefficients are not negative, because a negative weight would turn a decreasing
+        log likelihood into an increasing one. A coefficient is zero if the correlation
+        may be due to chance.
         """
         representatives = {n: kept.rows for n, kept in exact.items() if len(kept.rows)}
         found = {
             n: self._of_rows(draws, n, rows) for n, rows in representatives.items()
         }
-        # the largest square of so many correlations is about this where all are chance
+        # about the largest square of so many correlations if all are due to chance
         chance = {
             n: 2 * np.log(2 * len(r)) / len(draws) for n, r in representatives.items()
         }
@@ -311,7 +312,7 @@ class ResidualScan:
         for name, (whole, square) in found.items():
             size = self.problem.plates[name]
             whole = np.asarray(whole, np.float64)
-            with np.errstate(invalid="ignore"):  # infinite ones are refused later
+            with np.errstate(invalid="ignore"):  # infinite sums are refused later
                 sums += whole
                 mean = (whole[1::2] - whole[::2]) / size
                 variances[name] = np.asarray(square, np.float64) / size - mean**2
@@ -360,7 +361,7 @@ def _chunks(
     draws: Array,
     counts: Mapping[str, int] | None = None,
 ) -> Chunks:
-    """How the program that is being traced goes through the rows."""
+    """The chunks of rows for the program that is being traced."""
     counts = problem.plates if counts is None else counts
     width = _WIDTH * _DRAWS // max(len(draws), _DRAWS)
     if not isinstance(expansion, Evaluated):
@@ -379,7 +380,7 @@ def residuals(
     indices: Mapping[str, Array],
     masks: Mapping[str, Array],
 ) -> dict[str, Array]:
-    """What is left of some rows, ``(K, width)``; zero where they are masked."""
+    """The remaining residuals of some rows, ``(K, width)``; zero where masked."""
     if isinstance(expansion, Evaluated):
         rows = {n: r[indices[n]].T[: len(draws)] for n, r in expansion.rows.items()}
     else:
@@ -410,7 +411,7 @@ def _beyond_polynomial(
     expansion: Expansion | Expansions,
     draws: Array,
 ) -> Array:
-    """What the log likelihood has beyond the summed polynomial, ``(K,)``."""
+    """The log likelihood minus the summed polynomial, ``(K,)``."""
     target = problem.target_of(arrays)
     chunks = _chunks(problem, arrays, expansion, draws)
 
@@ -465,7 +466,7 @@ def _represented(
     of_exact: Any,
     draws: Array,
 ) -> Any:
-    """The representative of each row, and its multiple."""
+    """The representative of each row, and its coefficient."""
     chunks = _chunks(problem, arrays, expansion, draws)
     unit = {n: r - r.mean(0) for n, r in of_exact.items()}
     norms = {n: jnp.linalg.norm(r, axis=0) for n, r in unit.items()}
@@ -489,7 +490,7 @@ def _represented(
 
 
 def _joined(chunks: Chunks, of_chunk: Callable[[Array], Any]) -> Any:
-    """Numbers of all rows, by plate, from those of chunks."""
+    """Values of all rows, by plate, from the values of chunks."""
     return tuple(
         {n: chunks.joined(n, part) for n, part in found.items()}
         for found in chunks.map(of_chunk)
@@ -505,9 +506,9 @@ def _gram(
     kept: Any,
     draws: Array,
 ) -> Any:
-    """Inner products over rows of the residuals of each two draws."""
+    """Inner products over rows of the residuals at each pair of draws."""
     plates = problem.plates
-    # pieces of the data, the same ones on any number of devices
+    # the data in pieces that do not depend on the number of devices
     strides = {n: -(-size // _WIDTH) // 16 for n, size in plates.items()}
     counts = {n: min(size, 16 * _WIDTH) for n, size in plates.items()}
     chunks = _chunks(problem, arrays, expansion, draws, counts)
@@ -536,7 +537,7 @@ def _score(
     draws: Array,
     leading: Any,
 ) -> Any:
-    """The scatter of each row's residual, and its part along a direction."""
+    """The scatter of each row's residual, and its projection onto a direction."""
     chunks = _chunks(problem, arrays, expansion, draws)
 
     def of_chunk(i: Array) -> Any:
@@ -588,7 +589,7 @@ def _of_strata(
     draws: Array,
     tables: Any,
 ) -> Any:
-    """Sums over the rows of strata, of differences of pairs and of their squares."""
+    """Sums over each stratum of the differences between pairs, and of their squares."""
     chunks = _chunks(problem, arrays, expansion, draws)
 
     def of_chunk(i: Array) -> Any:
@@ -596,7 +597,8 @@ def _of_strata(
         rows = residuals(problem, order, form, arrays, expansion, kept, draws, *read)
         sums = {}
         for name, count in strata:
-            # rows that are none count for the last stratum, as the sure ones
+            # padding counts for the last stratum, which holds the rows that are always
+            # drawn
             stratum, probability = (t[indices[name]] for t in tables[name])
             stratum = jnp.where(masks[name], stratum, count - 1)
             pairs = (rows[name][1::2] - rows[name][::2]).T

@@ -1,13 +1,14 @@
-"""Tails: whether the surrogate has those of the target, and rows that give it them.
+"""The tails of the surrogate, and the representative rows that correct them.
 
-Moves follow the surrogate and are corrected for the target, so that the weight
-``w = target / surrogate`` says how long a chain stays at a position: about ``w`` steps
-where ``w > 1``. A chain of independent draws of the surrogate is uniformly ergodic if
-and only if ``w`` is bounded [1]_. In a skewed posterior the log of the weight is a
-cubic, which draws of the surrogate hardly show: excursions into the heavier tail are
-rare, and last. So the tails are measured where the target has them and the surrogate
-does not, and where they are too heavy the surrogate gets representative rows: a few
-rows of the data, with weights, whose residuals sum to about those of all rows.
+Moves follow the surrogate and are corrected for the target. So the weight
+``w = target / surrogate`` determines how long a chain stays at a position: about ``w``
+steps if ``w > 1``. A chain of independent draws of the surrogate is uniformly ergodic
+if and only if ``w`` is bounded [1]_. In a skewed posterior the log weight is
+approximately cubic. Draws from the surrogate hardly show this, because excursions into
+the heavier tail are rare but long. So the weight is measured in the tails, where the
+target has mass that the surrogate lacks. If a tail is too heavy, the surrogate gets
+representative rows: a few rows of the data with weights, such that their weighted
+residuals sum to about the sum over all rows.
 
 References:
     1. Mengersen, K. L. and Tweedie, R. L. (1996). *Rates of convergence of the Hastings
@@ -51,21 +52,22 @@ __all__ = [
     "with_representatives",
 ]
 
-MAX_INEFFICIENCY = 1.5  # of squares, above which tails need representative rows
-# Standard deviation of the residual below which tails need not be measured: if it were
-# all a cubic of one parameter, its skewness would be 0.155, and the inefficiency 1.3.
+MAX_INEFFICIENCY = 1.5  # of squares; above it tails need representative rows
+# Standard deviation of the residual below which tails need not be measured. If the
+# residual were a cubic of one parameter, its skewness would be 0.155 and the
+# inefficiency 1.3.
 _NORMAL = 0.1
 _KNOTS = np.array([-4.5, -3.0, -1.5, 0.0, 1.5, 3.0, 4.5])  # standard deviations
 _GRID = np.linspace(-4.5, 4.5, 151)
-_MOST_VALUES = 2**22  # residuals that are computed at the knots
-_FEWEST_ROWS, _MOST_ROWS = 512, 2048  # of those that stand in for all
-_WIDTHS = (1.0, 1.5, 2.0)  # of the draws that representatives are fitted to
-_FITTING = 768  # how many such draws
-_JUDGING = 64  # draws of the surrogate that judge them
-_WORTH = 0.9  # of the residual that they may leave
-_TOLERANCE = 0.02  # weighted root mean square of what they leave of the log weight
+_MOST_VALUES = 2**22  # largest number of residuals computed at the knots
+_FEWEST_ROWS, _MOST_ROWS = 512, 2048  # of the sample that stands in for all rows
+_WIDTHS = (1.0, 1.5, 2.0)  # scales of the draws for the fit of representatives
+_FITTING = 768  # number of such draws
+_JUDGING = 64  # draws of the surrogate that judge the representatives
+_WORTH = 0.9  # largest share of the residual that they may leave
+_TOLERANCE = 0.02  # weighted root mean square of the remaining log weight
 _MOST_REPRESENTATIVES = 512
-_CURVED = 0.999  # of the curvature that they may take
+_CURVED = 0.999  # largest share of the curvature that they may take
 
 
 class Tails(NamedTuple):
@@ -77,11 +79,11 @@ class Tails(NamedTuple):
 
     :param inefficiency: the largest integrated autocorrelation time of the squares,
         which is 1 for independent draws of the target.
-    :param parameter: which element of the flat position has it.
+    :param parameter: the index in the flat position of the parameter that has it.
     :param log_surrogate: the surrogate along the lines, ``(D, 7)``.
-    :param rows: rows that stand in for all.
-    :param multiples: the inverse of the probability with which each was chosen.
-    :param residuals: theirs along the lines, ``(D, 7, m)``.
+    :param rows: a sample that stands in for all rows.
+    :param multiples: the inverse inclusion probability of each sampled row.
+    :param residuals: their residuals along the lines, ``(D, 7, m)``.
     """
 
     inefficiency: float
@@ -93,11 +95,11 @@ class Tails(NamedTuple):
 
 
 def may_represent(problem: Problem, taylor: Taylor, pilot: Pilot) -> bool:
-    """Whether tails are worth measuring, and representative rows can mend them.
+    """Whether tails are worth measuring and representative rows can correct them.
 
     :param problem: the target and its coordinates.
     :param taylor: the control variate.
-    :param pilot: how rows are drawn.
+    :param pilot: the pilot, with the scheme by which rows are drawn.
     """
     if problem.on_host or taylor.order < 2 or taylor.exact_rows is not None:
         return False
@@ -108,7 +110,7 @@ def may_represent(problem: Problem, taylor: Taylor, pilot: Pilot) -> bool:
 def measure_tails(
     problem: Problem, pilot: Pilot, posterior: SurrogatePosterior
 ) -> Tails:
-    """Measure the tails; deterministic but for which rows stand in for all.
+    """Measure the tails; deterministic except for the sample of rows.
 
     :param problem: the target and its coordinates.
     :param pilot: the scores of all rows.
@@ -130,7 +132,7 @@ def measure_tails(
 
 
 def _standing_in(problem: Problem, pilot: Pilot, few: int) -> tuple[Rows, np.ndarray]:
-    """Rows in proportion to their scores, systematically, and inverse probabilities."""
+    """A systematic sample of rows with probabilities proportional to their scores."""
     sizes = problem.plates
     plate = np.repeat(np.arange(len(sizes)), list(sizes.values()))
     row = np.concatenate([np.arange(size) for size in sizes.values()])
@@ -138,7 +140,7 @@ def _standing_in(problem: Problem, pilot: Pilot, few: int) -> tuple[Rows, np.nda
         return Rows(plate, row), np.ones(len(row))
     scores = np.concatenate([pilot.scores[name] for name in sizes]).astype(float)
     chance = few * (0.2 / len(row) + 0.8 * scores / max(scores.sum(), 1e-300))
-    while (chance > 1).any():  # none twice; what they leave is for the others
+    while (chance > 1).any():  # no row is drawn twice; the rest is redistributed
         sure = chance >= 1
         chance[~sure] *= (few - sure.sum()) / chance[~sure].sum()
         chance[sure] = 1.0
@@ -150,7 +152,7 @@ def _standing_in(problem: Problem, pilot: Pilot, few: int) -> tuple[Rows, np.nda
 
 
 def _worst(log_surrogate: np.ndarray, log_weights: np.ndarray) -> tuple[float, int]:
-    """The largest autocorrelation time of squares along all lines, and whose it is."""
+    """The largest autocorrelation time of squares, and the parameter that has it."""
     found = [
         squares_inefficiency(*both)
         for both in zip(log_surrogate, log_weights, strict=True)
@@ -162,9 +164,10 @@ def _worst(log_surrogate: np.ndarray, log_weights: np.ndarray) -> tuple[float, i
 def squares_inefficiency(log_surrogate: np.ndarray, log_weight: np.ndarray) -> float:
     """The autocorrelation time of squares in an independence sampler on a line.
 
-    :param log_surrogate: the log density that proposals are drawn from at 0, 1.5, 3 and
-        4.5 standard deviations to both sides, ``(7,)``.
-    :param log_weight: the log of the target's ratio to it there, ``(7,)``.
+    :param log_surrogate: the log density of the proposals at 0, 1.5, 3 and 4.5 standard
+        deviations to both sides, ``(7,)``.
+    :param log_weight: the log ratio of the target to this density at the same points,
+        ``(7,)``.
     """
     from scipy.interpolate import CubicSpline  # slow to import
 
@@ -182,7 +185,7 @@ def squares_inefficiency(log_surrogate: np.ndarray, log_weight: np.ndarray) -> f
     weight = on_grid(log_weight)
     target = proposed * np.exp(weight - weight[proposed > 0].max())
     target /= target.sum()
-    # a chain on the grid: its transitions, and the sum of its autocorrelations
+    # a chain on the grid: its transition matrix, and the sum of its autocorrelations
     possible = (proposed > 0) & (target > 0)
     proposed, target, grid = proposed[possible], target[possible], _GRID[possible]
     proposed /= proposed.sum()
@@ -204,15 +207,15 @@ def with_representatives(
 ) -> tuple[SurrogatePosterior, Tails]:
     """The posterior of a surrogate with representative rows, and its tails.
 
-    The rows are found among those that stand in for all by non-negative least squares:
-    their weighted residuals are fitted to the sum of all at draws of several widths and
-    along the lines of the tails.
+    The representatives come from the sample that stands in for all rows. Non-negative
+    least squares fits their weighted residuals to the sum of all residuals, at draws of
+    several widths and along the lines of the tails.
 
     :param problem: the target and its coordinates.
-    :param pilot: what was measured without them.
-    :param posterior: that of the surrogate without them.
-    :param tails: of that surrogate.
-    :return: the same ones where representative rows do not improve them.
+    :param pilot: the pilot of the surrogate without them.
+    :param posterior: the posterior of the surrogate without them.
+    :param tails: the tails of that surrogate.
+    :return: the unchanged arguments if representative rows do not improve them.
     """
     same = posterior, tails
     stage("representative rows")
@@ -267,7 +270,7 @@ def with_representatives(
 def _representing(
     problem: Problem, rows: Rows, weights: np.ndarray
 ) -> dict[str, ExactRows]:
-    """These rows with their weights, by plate."""
+    """The representative rows with their weights, by plate."""
     exact = {}
     for k, (name, size) in enumerate(problem.plates.items()):
         mine = np.flatnonzero(rows.plate == k)
@@ -279,21 +282,21 @@ def _representing(
 
 
 def _scale(problem: Problem, before: Expansion, after: Expansion) -> float:
-    """A factor for the weights with which the polynomials that are left have a maximum.
+    """A factor for the weights such that the remaining polynomials have a maximum.
 
-    Where representative rows are flat the surrogate is the prior times what is left of
-    the polynomials, which needs a maximum for the surrogate to be proper.
+    Where the representative rows are flat, the surrogate is the prior times the
+    remaining polynomials. It is proper only if these have a maximum.
     """
     taken = np.asarray(after.hessian - before.hessian)
     curvature = -np.asarray(before.hessian)
-    if problem.in_own_coordinates:  # the prior has these coordinates, too
+    if problem.in_own_coordinates:  # the prior has the same coordinates
         with double():
             at = jnp.asarray(before.center, jnp.float64)
             prior = np.asarray(problem.compiled(known_hessian)(at))
         curvature = curvature - prior / problem.likelihood_weight
     try:
         highest = eigh(taken, curvature, eigvals_only=True)[-1]
-    except (np.linalg.LinAlgError, ValueError):  # it had none before, or is not finite
+    except (np.linalg.LinAlgError, ValueError):  # no maximum before, or not finite
         return 1.0
     return float(min(1.0, _CURVED / highest)) if highest > 0 else 1.0
 
@@ -317,13 +320,13 @@ def _scaled(before: Expansion, after: Expansion, scale: float) -> Expansion:
 def nonnegative_fit(
     columns: np.ndarray, sums: np.ndarray, tolerance: float, most: int
 ) -> np.ndarray:
-    """Non-negative least squares with few columns: Lawson and Hanson's, stopped early.
+    """Non-negative least squares with few columns, by Lawson and Hanson, stopped early.
 
     :param columns: shape ``(K, m)``.
-    :param sums: what multiples of the columns should sum to, ``(K,)``.
-    :param tolerance: root mean square of what is left at which to stop.
-    :param most: how many columns may have a multiple.
-    :return: the multiples, ``(m,)``, nearly all of them zero.
+    :param sums: the vector to fit by multiples of the columns, ``(K,)``.
+    :param tolerance: root mean square of the residual at which to stop.
+    :param most: the largest number of columns with a non-zero multiple.
+    :return: the multiples, ``(m,)``, nearly all zero.
     """
     norms = np.linalg.norm(columns, axis=0)
     norms = np.where(norms > 0, norms, 1.0)
@@ -347,7 +350,7 @@ def nonnegative_fit(
                 found[:] = 0
                 found[active] = solved
                 break
-            # as far towards it as all stay positive
+            # move towards the solution as far as all multiples stay positive
             old = found[active]
             falling = solved <= 0
             with np.errstate(divide="ignore", invalid="ignore"):

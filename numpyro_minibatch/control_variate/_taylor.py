@@ -1,4 +1,4 @@
-"""What users choose: the order of an expansion, its coordinates, its limits."""
+"""The settings of a control variate: order, coordinates and limits."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ Form = Literal["auto", "direct", "remainder"]
 
 @dataclass(frozen=True)
 class Taylor:
-    """What :func:`taylor1` and :func:`taylor2` build.
+    """A Taylor control variate, as :func:`taylor1` and :func:`taylor2` return it.
 
     :param order: order of the polynomial.
     :param sites: the coordinates of the expansion, see :func:`taylor2`.
     :param center: values of these coordinates, as a sorted tuple of pairs.
     :param ridge: precision of the ridge.
     :param form: how a residual is computed.
-    :param max_residual_sd: what the pilot accepts.
-    :param exact_rows: rows that are not expanded; ``None`` for as many as pay.
-    :param modes: at how many modes rows are expanded at most.
+    :param max_residual_sd: the largest residual that the pilot accepts.
+    :param exact_rows: the largest number of exact rows; ``None`` to choose it.
+    :param modes: the largest number of modes to expand about.
     """
 
     order: int
@@ -59,7 +59,7 @@ class Taylor:
                 continue
             if not isinstance(value, Real) or not value >= 0:
                 raise ValueError(
-                    f"{who}({name}={value!r}) must be a number that is not negative."
+                    f"{who}({name}={value!r}) must be a non-negative number."
                 )
         number = self.exact_rows
         if number is not None:
@@ -132,10 +132,10 @@ def taylor1(
     max_residual_sd: float = 2.0,
     exact_rows: int | None = None,
 ) -> Taylor:
-    """First-order control variates: what rows do beyond a straight line is estimated.
+    """First-order control variates: each row is expanded to a linear function.
 
-    The parameters are those of :func:`taylor2`, which is nearly always better where
-    the number of parameters allows a Hessian, but ``modes``.
+    The parameters are those of :func:`taylor2`, except for ``modes``. Second order is
+    nearly always better if the number of parameters allows a Hessian.
 
     **Example**
 
@@ -164,44 +164,48 @@ def taylor2(
     of the log ratio of a random-walk step at temperature 1, read from 100 uniform rows,
     from 71 to 0.016.
 
-    Where the likelihood depends on deterministic sites that have fewer numbers than
-    the latent sites behind them (the effects of a hierarchical model in its
-    non-centred form), it is expanded in these, whatever is sampled.
+    If the likelihood depends on deterministic sites that have fewer elements than the
+    latent sites that determine them (the effects of a non-centred hierarchical model),
+    it is expanded in the deterministic sites, whatever is sampled.
 
     :param sites: latent sites (expanded in their unconstrained coordinates) and
         deterministic sites (in their values) that determine the likelihood of every
         row; found by default.
-    :param center: values of these coordinates to expand about; by default the mode
-        of the posterior, or, where the coordinates are not those that are sampled,
-        the mode of the likelihood with a ridge.
-    :param ridge: precision of a ridge that is added to the log likelihood where the
-        centre is looked for, ``-ridge / 2 * phi ** 2``. It moves the centre and
-        nothing else. By default 0 where the coordinates are those that are sampled.
-        Else each coordinate has a ridge about the median of its prior, as wide as the
-        prior's quartiles; where the expansion is coarse there, its centre moves to the
-        mean of the surrogate's posterior.
-    :param form: ``"direct"``, or ``"remainder"``, the residual as an integral of the
-        next derivative, which rounds less; by default the first of these whose sum
-        in working precision is within 0.05 of the sum in double precision.
+    :param center: values of these coordinates to expand about. By default this is the
+        mode of the posterior, or, if the coordinates differ from the sampled ones, the
+        mode of the likelihood with a ridge.
+    :param ridge: precision of a ridge, ``-ridge / 2 * phi ** 2``, that is added to the
+        log likelihood during the search for the centre. It changes only the centre. By
+        default it is 0 if the coordinates are the sampled ones. Otherwise each
+        coordinate has a ridge about the median of its prior, as wide as the prior's
+        quartiles; if the expansion there is coarse, its centre moves to the mean of the
+        surrogate's posterior.
+    :param form: ``"direct"``, or ``"remainder"``, which computes the residual as an
+        integral of the next derivative and has smaller rounding errors. By default, the
+        first of these whose sum in working precision is within 0.05 of the sum in
+        double precision.
     :param max_residual_sd: the standard deviation over the posterior of the summed
         residual above which the expansion is refused, with exact rows where they pay.
-        With ``s`` about a share ``erfc(s / 2)`` of independent proposals is accepted:
-        16% at 2, 3% at 3.
+        At a standard deviation ``s``, about a share ``erfc(s / 2)`` of independent
+        proposals is accepted: 16% at 2, 3% at 3.
     :param exact_rows: with a proposal that follows the surrogate, the largest number of
         rows that are not expanded. The surrogate evaluates these rows exactly, and
-        every evaluation of it reads them. They are the rows that matter most. If these
-        alone leave more than 0.5, they are representative rows: for each row that one
-        represents, a multiple of its residual is part of the surrogate, too. By default
-        none, if the expansion leaves a summed residual of standard deviation 0.5 at
-        most over the posterior. Otherwise as many as make it so, but no more than 16 or
-        half of a batch; if batches have all of at most 2048 rows, all of them.
+        every evaluation of it reads them. They are the rows that matter most. If the
+        summed residual still has a standard deviation above 0.5, they become
+        representative rows, and the surrogate also contains predictions for the
+        residuals of the rows that they represent. By default there are no exact rows if
+        the standard deviation over the posterior of the summed residual is at most 0.5.
+        Otherwise there are as many as this takes, up to the larger of 16 and half a
+        batch. If batches hold all rows and these are at most 2048, all rows are exact.
     :param modes: the largest number of modes to expand about. By default 1: the
-        expansion is about the best mode of a few searches, and another one is reported
-        if a search ends there. Above 1, for :class:`~numpyro_minibatch.MinibatchMH`,
-        many searches look for modes, the rows are expanded about each, and
+        expansion is about the best mode that a few searches find, and any other mode
+        that they find is reported. Above 1, for
+        :class:`~numpyro_minibatch.MinibatchMH`, many searches look for modes, the rows
+        are expanded about each, and
         :func:`proposal.across_modes` also moves between them. The expansion is then in
-        all latent sites, without exact rows: not together with ``sites``, ``center``
-        or ``exact_rows``. Where one mode is found, the rest is as with 1.
+        all latent sites and has no exact rows, so ``sites``, ``center`` and
+        ``exact_rows`` are not allowed. If only one mode is found, the set-up continues
+        as with 1.
     :raises TypeError: ``sites`` or ``center`` is of the wrong kind.
     :raises ValueError: an argument is out of range.
 
@@ -224,5 +228,5 @@ def taylor2(
 
 
 def named(control_variate: str) -> Taylor | None:
-    """The control variate of that name, if there is one."""
+    """The control variate with this name, if there is one."""
     return {"taylor1": taylor1(), "taylor2": taylor2()}.get(control_variate)

@@ -92,7 +92,7 @@ def _advise_noise(run: Run) -> Iterator[str]:
     if not (limit > 0 and d.unreliable > 1 - _RELIABLE) or is_frozen(run):
         return
     if d.acceptance_rate == 0 and run.flag("start_given"):
-        return  # the noise comes from a start far outside of the posterior
+        return  # the noise is due to a start far outside of the posterior
     high = d.noise_sd_95**2 / (2 if run.flag("keeps_estimate") else 1)
     seen = f"{d.unreliable:.0%} of the decisions were unreliable: "
     if not high > limit:
@@ -236,7 +236,7 @@ def _advise_frozen(run: Run) -> Iterator[str]:
 
 
 def _advise_small_batch(run: Run) -> Iterator[str]:
-    # where the pilot measured little noise on all rows, nothing need be estimated
+    # if the pilot measured little noise on all rows, no variance has to be estimated
     quiet = run.pilot.get("batch_sd_95", math.inf) <= run.pilot.get("quiet_sd", 0.25)
     if quiet or not run.decides_on_batches:
         return
@@ -260,7 +260,7 @@ def _advise_acceptance(run: Run) -> Iterator[str]:
     if not run.flag("decides") or math.isnan(rate) or is_frozen(run):
         return
     if not run.flag("has_step_size", True):
-        return  # there is nothing to set, and a higher rate is better
+        return  # there is no setting to change, and a higher rate is better
     highest, wanted = (
         run.number("highest_accept_prob"),
         run.number("target_accept_prob"),

@@ -21,8 +21,8 @@ REPARAMETRISE = (
     'centred where they have many, numpyro.sample("theta", dist.Normal(mu, tau)). Or '
     "give scales a prior that keeps them away from zero."
 )
-_QUADRATURE = 0.05  # posterior standard deviations that means may be moved by
-_CHANGE = 0.03  # the change of an acceptance probability from which it matters
+_QUADRATURE = 0.05  # largest shift of means, in posterior standard deviations
+_CHANGE = 0.03  # smallest relevant change of an acceptance probability
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +32,8 @@ class Checks(Numbers):
     :param check_rms_error: with a control variate, the root mean square error of the
         log ratios that were checked on all rows.
     :param check_rms_z: the same in units of the noise that the batches reported.
-    :param check_change: by how much that changes the probability with which a move
-        between equally likely positions is accepted.
+    :param check_change: the resulting change of the acceptance probability of a move
+        between equally likely positions.
     """
 
     check_rms_error: float

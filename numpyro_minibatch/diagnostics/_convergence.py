@@ -28,7 +28,7 @@ __all__ = ["FAMILY", "Convergence"]
 
 _ESS_PER_CHAIN = 100
 _MAX_RHAT = 1.01
-_PARTS = {  # of a distribution, by the number that measures how well it is known
+_PARTS = {  # parts of a distribution, and the effective sample size of each
     "bulk": "the bulk effective sample size",
     "sd": "the effective sample size of squares about the mean",
     "tail": "the tail effective sample size",
@@ -56,8 +56,9 @@ class Convergence(Numbers):
     :param min_ess_tail_name: the parameter that has it.
     :param mcse_mean: the largest Monte Carlo standard error of a mean, in standard
         deviations of its parameter.
-    :param mcse_sd: that of a standard deviation, as a fraction of it.
-    :param mcse_quantile: that of a 5% or 95% quantile, in standard deviations.
+    :param mcse_sd: the largest error of a standard deviation, relative to it.
+    :param mcse_quantile: the largest error of a 5% or 95% quantile, in standard
+        deviations.
     :param precision: an ``xarray.Dataset`` with all of these for each parameter: see
         :func:`~numpyro_minibatch.diagnostics.precision`.
     """
@@ -132,7 +133,8 @@ def _mixing(run: Run) -> dict[str, Any]:
     for key in ("bulk", "tail"):
         values = _arviz("ess", columns, method=key) if draws >= 4 else None
         if values is not None:
-            # ArviZ gives a constant all its draws, and NaN nothing at all
+            # for a constant ArviZ returns the number of draws, and for NaN it returns
+            # NaN
             values = np.where(stuck | np.isnan(values), 0.0, values)
             values = np.minimum(values, chains * draws)
             known[f"ess_{key}"] = ("parameter", values)
@@ -170,11 +172,11 @@ def _worst(
 
 
 def _arviz(function: str, columns: np.ndarray, **options: Any) -> np.ndarray:
-    import arviz as az  # here because it takes long and announces ArviZ 1
+    import arviz as az  # a slow import, which also prints an announcement of ArviZ 1
 
     data = xr.Dataset({"x": (("chain", "draw", "parameter"), columns)})
     with warnings.catch_warnings(), np.errstate(all="ignore"):
-        warnings.simplefilter("ignore")  # of constants and NaN, which are dealt with
+        warnings.simplefilter("ignore")  # about constants and NaN, which are handled
         return getattr(az, function)(data, **options)["x"].values
 
 
@@ -246,7 +248,7 @@ def _advise_more_draws(run: Run) -> Iterator[str]:
     wanted = _ESS_PER_CHAIN * setup.num_chains
     sizes = {key: getattr(d, f"min_ess_{key}") for key in _PARTS}
     part = min(sizes, key=lambda key: sizes[key])
-    # the advice names the mean where that is about as bad as the worst
+    # the advice names the mean if it is about as bad as the worst
     part = "bulk" if sizes["bulk"] < 1.25 * sizes[part] else part
     ess = sizes[part]
     if not 0 < ess < wanted:

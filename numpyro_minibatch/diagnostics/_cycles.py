@@ -19,7 +19,7 @@ __all__ = ["FAMILY", "Cycles"]
 class Cycles(Numbers):
     """The cycles of a cyclical kernel.
 
-    :param num_cycles: of a cyclical kernel, the cycles of all chains.
+    :param num_cycles: the number of cycles of all chains.
     :param samples_per_cycle: the draws of a whole cycle.
     :param between_cycles: the largest share of a parameter's variance that is between
         the means of cycles; if cycles agree, about one over the draws of a cycle.
@@ -96,7 +96,7 @@ def _advise_cut_short(run: Run) -> Iterator[str]:
 
 
 def _note_visits(run: Run) -> Iterator[str]:
-    """Cycles are visits: they find modes, and do not weight them."""
+    """Cycles find modes but do not weight them by their masses."""
     d = run.measured(Cycles)
     if not d.num_cycles >= 1:
         return

@@ -21,8 +21,8 @@ def diagnose(
 ) -> Diagnosis:
     """Summarise a run in numbers, and say what to change.
 
-    :param idata: what :func:`~numpyro_minibatch.to_inference_data` returned, also read
-        back from a file.
+    :param idata: the result of :func:`~numpyro_minibatch.to_inference_data`, which may
+        have been saved and read back.
     :param var_names: the parameters whose R-hat and effective sample size are computed,
         by default all; some are enough for a large network.
     :return: the numbers and the advice.

@@ -1,4 +1,4 @@
-"""A diagnosis: the numbers of all families, the advice, and how they are printed."""
+"""A diagnosis: the numbers of all families, the advice, and the printed report."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from numpyro_minibatch.diagnostics._run import Family, Run
 
 __all__ = ["FAMILIES", "Diagnosis", "advice_table", "diagnosed"]
 
-# in the order of the printed lines and of the advice
+# in the order of the printed lines and the advice
 FAMILIES: tuple[Family, ...] = (
     _setup.FAMILY,
     _acceptance.FAMILY,

@@ -125,7 +125,7 @@ def _error_of_quantile(
 ) -> np.ndarray:
     known = np.nan_to_num(ess, nan=1.0)
     number = len(ordered)
-    # of a standard normal variable, within one of zero
+    # at the probabilities of a standard normal variable below -1 and below 1
     levels = (
         betaincinv(known * share + 1, known * (1 - share) + 1, p)
         for p in (0.158655, 0.841345)

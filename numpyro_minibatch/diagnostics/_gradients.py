@@ -19,9 +19,9 @@ __all__ = ["FAMILY", "Gradients"]
 class Gradients(Numbers):
     """The noise of minibatch gradients.
 
-    :param noise_ratio: the variance of the noise that gradient steps inject over
-        that of their gradients, where it is smallest; its inverse is about the relative
-        error of the temperature that nothing corrects.
+    :param noise_ratio: the variance of the noise that gradient steps inject, divided by
+        the variance of their gradient noise, at its smallest. The inverse is
+        approximately the relative error of the temperature, which nothing corrects.
     """
 
     noise_ratio: float
@@ -43,7 +43,7 @@ class Gradients(Numbers):
 
 
 def _advise_gradient_noise(run: Run) -> Iterator[str]:
-    """Gradient noise that nothing corrects raises the temperature of the draws."""
+    """Uncorrected gradient noise raises the temperature of the draws."""
     ratio = run.measured(Gradients).noise_ratio
     uncorrected = run.flag("gradient_steps") and not run.flag("decides")
     if not uncorrected or not ratio < 10:

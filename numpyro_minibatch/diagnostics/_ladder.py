@@ -29,8 +29,8 @@ _RELIABLE = 0.9  # the least share of swaps inside the test's domain
 class Ladder(Numbers):
     """The swaps of a ladder of temperatures.
 
-    :param swap_rates: of replica exchange, the mean acceptance rate of each pair of
-        neighbouring rungs, from the coldest.
+    :param swap_rates: the mean acceptance rate of swaps for each pair of neighbouring
+        rungs, from the coldest.
     :param unreliable_swaps: the share of the draws' swaps whose noise was outside the
         domain of the test.
     :param round_trips: how often replicas went from the coldest rung to the hottest
@@ -56,7 +56,7 @@ class Ladder(Numbers):
         return sum(1.0 - rate for rate in self.swap_rates if rate == rate)
 
     def lines(self) -> Iterator[tuple[str, str]]:
-        # only pairs that were tried in the draws that were kept
+        # only pairs with a recorded try
         tried = [rate for rate in self.swap_rates if rate == rate] or [math.nan]
         yield (
             "swaps",
@@ -87,13 +87,13 @@ def mean_rates(stats: xr.Dataset, name: str) -> tuple[float, ...]:
 
 
 def _worst_pair(rates: tuple[float, ...]) -> int:
-    # nothing is known of a pair if thinning kept no draw that tried it
+    # a pair has no rate if thinning kept no draw in which it was tried
     tried = [pair for pair, rate in enumerate(rates) if rate == rate]
     return min(tried, key=lambda pair: rates[pair], default=0)
 
 
 def _num_replicas(run: Run) -> int:
-    """Rungs that suit the rates of the swaps."""
+    """The number of rungs that the swap rates suggest."""
     return max(2, math.ceil(2 * run.measured(Ladder).barrier) + 1)
 
 
@@ -133,7 +133,7 @@ def _advise_noisy_swaps(run: Run) -> Iterator[str]:
         yield (
             f"{d.unreliable_swaps:.0%} of the swaps had more noise than their test "
             "tolerates. Write swap_batch=batch.growing(500), which grows as far as "
-            'each swap needs, swap="exact", or rungs that are closer together.'
+            'each swap needs, or swap="exact", or choose rungs closer together.'
         )
 
 

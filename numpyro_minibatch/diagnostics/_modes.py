@@ -14,12 +14,12 @@ from numpyro_minibatch.diagnostics._run import Family, Numbers, Rule, Run, show
 
 __all__ = ["FAMILY", "Masses"]
 
-_FEW_MOVES = 20  # below which masses rest on hardly any moves
-_NOTABLE = 0.01  # mass by the Laplace approximation of a mode that moves should reach
-_LEFT_OUT = 0.001  # mass that modes left out may have without a word
-_LOW = 0.05  # share of moves between modes that should be accepted
+_FEW_MOVES = 20  # number of moves below which masses are poorly known
+_NOTABLE = 0.01  # Laplace mass from which moves should reach a mode
+_LEFT_OUT = 0.001  # largest mass of omitted modes without advice
+_LOW = 0.05  # smallest acceptance rate of moves between modes
 _MAX_ERROR = 0.03  # of a mass
-_EXPECTED = 100  # draws that a mode should have, so that none at all is an error
+_EXPECTED = 100  # expected draws in a mode, from which having none is an error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,9 +30,9 @@ class Masses(Numbers):
         ``kernel.pilot["mode_masses"]``; empty without several modes.
     :param mode_mass_error: the largest Monte Carlo standard error of these masses.
     :param mode_moves: the number of moves from one mode to another, in all chains; in a
-        ladder those of the coldest rung, by swaps as well.
-    :param mode_acceptance: the share of the moves to another mode that were accepted,
-        of those that were tried; without swaps.
+        ladder, the moves of the coldest rung, including those by swaps.
+    :param mode_acceptance: the acceptance rate of the attempted moves to another mode,
+        without swaps.
     """
 
     mode_masses: tuple[float, ...]

@@ -28,14 +28,14 @@ __all__ = ["Normality", "log_ratio_rows", "normal_error_bound", "normality"]
 
 
 class Normality(NamedTuple):
-    """The distance of batch means from normal; see :func:`normality`.
+    """The distance of batch means from normality; see :func:`normality`.
 
     :param distance: the largest difference between the distribution functions of the
         standardised means and of the standard normal distribution.
     :param resolution: the 95% quantile of ``distance`` if the means are normal. It
         is above 0 because the distance is measured on finitely many batches.
-    :param skewness: of the means.
-    :param excess_kurtosis: of the means.
+    :param skewness: skewness of the means.
+    :param excess_kurtosis: excess kurtosis of the means.
     """
 
     distance: float
@@ -78,14 +78,14 @@ def normal_error_bound(rows: Any, batch_size: int | None = None) -> float:
     be intended: their left side does not change with the scale of the rows, but the
     right side does, and for small numbers it is below the true distance.
 
-    This is a guarantee for independent rows and not an estimate: for normal rows and
-    ``m = 100`` it is 1.18, which says nothing, where the distance is 0.0016. It falls
-    below 0.05 at 56,000 rows. :func:`normality` measures the distance.
+    The bound is a guarantee for independent rows, not an estimate. For normal rows and
+    ``m = 100`` it is 1.18, which is no restriction, while the distance is 0.0016. It
+    falls below 0.05 at 56,000 rows. :func:`normality` measures the distance.
 
     :param rows: a number for each row, for example from :func:`log_ratio_rows`, or for
         each row of a batch.
     :param batch_size: the batch size ``m``; by default the number of ``rows``.
-    :return: the bound, at times above 1.
+    :return: the bound, which can exceed 1.
     :raises ValueError: a number is not finite, all are equal, or ``batch_size`` is not
         positive.
 
@@ -126,9 +126,9 @@ def normality(
 
     :param rows: a number for each row of the data, for example from
         :func:`log_ratio_rows`.
-    :param batch_size: the rows of a batch, fewer than there are.
+    :param batch_size: the number of rows of a batch, fewer than all rows.
     :param key: a JAX random key.
-    :param num_batches: the batches that are drawn.
+    :param num_batches: the number of batches to draw.
     :return: the distance from the normal distribution, its resolution, and moments.
     :raises TypeError: ``batch_size`` is not an integer.
     :raises ValueError: a number is not finite, all are equal, or ``batch_size`` is not
@@ -201,13 +201,13 @@ def log_ratio_rows(
     :func:`normality` and :func:`normal_error_bound`.
 
     :param model_or_target: a NumPyro model or a :class:`~numpyro_minibatch.Target`.
-    :param z: the current position: for a model constrained values by site, such as one
-        draw of ``mcmc.get_samples()``; for a target what its functions take.
+    :param z: the current position: for a model, constrained values by site, such as one
+        draw of ``mcmc.get_samples()``; for a target, the argument of its functions.
     :param z_new: the proposed position.
     :param model_args: positional arguments of the model.
     :param model_kwargs: keyword arguments of the model.
     :param plate: the data plate, if there is more than one.
-    :param chunk_size: how many log likelihoods are computed at a time.
+    :param chunk_size: the number of log likelihoods to compute at a time.
     :return: ``log likelihood(z_new) - log likelihood(z)`` of each row, at temperature
         1, shape ``(N,)``.
     :raises ValueError: there is no such plate or more than one, or a position lacks a

@@ -1,4 +1,4 @@
-"""Facts about a kernel whose result is older than the recording of facts."""
+"""Facts about a kernel for results from versions that did not record facts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NUMBERS = (
 
 
 def facts_of_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Facts from the printed form of the package's own parts, the only source there is.
+    """Facts from the printed form of the package's own parts, their only source.
 
     :param settings: the recorded settings, in which parts are printed.
     """

@@ -1,4 +1,4 @@
-"""Energy rings: the jumps of an equi-energy sampler, and where they lead."""
+"""Energy rings: the jumps of an equi-energy sampler, and their targets."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ __all__ = ["FAMILY", "Rings", "ring_occupancy"]
 class Rings(Numbers):
     """The jumps of an equi-energy sampler.
 
-    :param jump_rates: of the equi-energy sampler, the mean acceptance rate of each
-        chain's jumps to states of the next hotter one, from the coldest.
+    :param jump_rates: the mean acceptance rate of each chain's jumps to states of the
+        next hotter chain, from the coldest.
     :param jump_tries: the share of the draws with a jump, accepted or not.
     :param energy_noise: the median noise of each chain's energies, in temperatures.
     :param ring_occupancy: for each chain the share of its draws in each ring, the
@@ -93,8 +93,8 @@ def ring_occupancy(idata: InferenceData) -> xr.DataArray:
     hardly visits cannot jump. The share of the coldest chain in ring ``j`` divided by
     that of the next one measures how old the states are that it jumps to.
 
-    :param idata: what :func:`~numpyro_minibatch.to_inference_data` or
-        :func:`~numpyro_minibatch.sample` returned for a run of ``MINTEE``.
+    :param idata: the result of :func:`~numpyro_minibatch.to_inference_data` or
+        :func:`~numpyro_minibatch.sample` for a run of ``MINTEE``.
     :return: dimensions ``ladder``, the coldest chain first, and ``ring``, the lowest
         energies first; with the coordinates ``temperature`` and ``rows``, those of each
         chain's batch, and ``energy``, the lower end of each ring.
@@ -196,7 +196,7 @@ def _advise_jumps(run: Run) -> Iterator[str]:
 
 
 def _advise_rings(run: Run) -> Iterator[str]:
-    """Jumps that lead to the same few states, however often they are accepted."""
+    """Jumps that lead to the same few states, even if they are often accepted."""
     occupancy = run.measured(Rings).ring_occupancy
     stale = [
         (seldom / often, chain, ring, often, seldom)

@@ -54,11 +54,11 @@ class Rule(NamedTuple):
 
 
 class Family(NamedTuple):
-    """Diagnoses that belong together: one file holds their numbers, rules and texts.
+    """A family of diagnoses; one file holds its numbers, rules and texts.
 
     :param numbers: what is measured.
     :param rules: what can be wrong.
-    :param notes: functions from a run to what to keep in mind.
+    :param notes: functions from a run to remarks.
     """
 
     numbers: type[Numbers]

@@ -24,8 +24,8 @@ class Setup(Numbers):
     :param batch_sizes: the rows of one draw of each data plate.
     :param num_chains: the number of chains.
     :param num_draws: the number of draws of each chain.
-    :param moved_starts: the number of chains whose start was far outside of the
-        surrogate's posterior, and which began their warmup at a draw from it.
+    :param moved_starts: the number of chains that started far outside of the
+        surrogate's posterior and therefore began their warmup at a draw from it.
     :param start_distance: how far away the farthest of them was, in standard deviations
         of that posterior; NaN if none was.
     """

@@ -4,9 +4,9 @@ Consider a chain whose proposals hardly depend on its position, such as one that
 by a surrogate of the posterior. It stays at a position for a number of draws that is
 about the position's weight w, the density of the target over that of the proposals.
 Where weights grow towards the tails, excursions into the tails are few and long [1]. A
-run then contains too few of them to estimate standard deviations, and the diagnostics
-of a run without any look excellent. The growth of the weights is visible in the bulk
-already, where there are many draws to measure it with.
+run then contains too few of them to estimate standard deviations, and if it contains
+none, its diagnostics look excellent. But the weights already grow in the bulk, where
+there are enough draws to measure them.
 
 **References:**
 
@@ -33,9 +33,10 @@ __all__ = ["FAMILY", "Stays"]
 _OUTER = 1.2
 _FAR = 2.5  # sds from the mean at which the weight is estimated
 _NEAR = 4.0  # sds at which positions are clipped for that estimate
-# What separates good runs from bad ones: logistic regressions with few ones among 5,000
-# to 40,000 zeros, 60 to 100 runs of 4 x 1,000 draws each. With 40 and more ones 95%
-# intervals of the sds miss in 2 to 8% of the runs, with 5 to 20 in 8 to 38%.
+# These limits separate good runs from bad ones. They were found on logistic regressions
+# with few ones among 5,000 to 40,000 zeros, in 60 to 100 runs of 4 x 1,000 draws each.
+# With 40 or more ones, the 95% intervals of the sds miss in 2 to 8% of the runs; with 5
+# to 20, in 8 to 38%.
 _MAX_TAIL_STAY = 1.12
 _MAX_TAIL_WEIGHT = 2.25
 _MAX_SHARE = 0.05
@@ -43,20 +44,19 @@ _MAX_SHARE = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class Stays(Numbers):
-    """The lengths of stays, and where chains stand still.
+    """The lengths of stays, and the regions in which chains stand still.
 
     :param staying: the share of the draws that repeat the draw before.
     :param longest_stay: the largest number of draws that a chain stood still for.
     :param usual_stay: a bound that the longest stay exceeds in 1 of 100 runs if moves
         are accepted with the same probability everywhere.
     :param long_stays: the share of the draws in stays longer than that.
-    :param tail_stay: how many times longer than average stays are that are farther than
-        1.2 standard deviations from the mean of a parameter; the largest of all
-        parameters.
+    :param tail_stay: the mean length of stays farther than 1.2 standard deviations from
+        the mean of a parameter, relative to the average; the largest of all parameters.
     :param tail_stay_name: the parameter.
-    :param tail_weight: for a kernel that moves by a surrogate, how many times larger
-        the ratio of posterior to surrogate is 2.5 standard deviations from the mean of
-        a parameter than at the mean; the largest of all parameters.
+    :param tail_weight: for a kernel that moves by a surrogate, the ratio of posterior
+        to surrogate 2.5 standard deviations from the mean of a parameter, relative to
+        the ratio at the mean; the largest of all parameters.
     :param tail_weight_name: the parameter.
     :param stay_share: the largest share of a single stay in the variance of an
         estimated variance, according to its effective sample size.
@@ -138,7 +138,7 @@ class _Stays(NamedTuple):
 def _stays(z: np.ndarray) -> _Stays:
     moved = np.ones(z.shape[:2], bool)
     moved[:, 1:] = (z[:, 1:] != z[:, :-1]).any(-1)
-    starts = np.flatnonzero(moved)  # each chain begins with one
+    starts = np.flatnonzero(moved)  # each chain begins with a stay
     lengths = np.diff(np.append(starts, moved.size))
     return _Stays(z.reshape(-1, z.shape[-1])[starts], lengths)
 

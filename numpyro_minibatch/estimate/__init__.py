@@ -2,7 +2,7 @@
 
 Every accept/reject step compares log likelihoods summed over all rows of the data, but
 reads only a few rows. Such a sum is an :class:`Estimate`, a value with its variance. An
-exact sum has ``variance == 0`` and needs no mode of its own.
+exact sum has ``variance == 0`` and needs no special case.
 """
 
 from numpyro_minibatch.estimate._comparison import (

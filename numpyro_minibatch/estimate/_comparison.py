@@ -91,7 +91,7 @@ class Shared:
 
         def rows_of(indices: Mapping[str, Array]) -> tuple[Any, dict[str, Array]]:
             current, new = reader.evaluate_both(z, z_new, indices)
-            # float32: per-row and per-term differences first, sums afterwards
+            # subtract per row and per term before summing, for the sake of float32
             change = jax.tree.map(jnp.subtract, new, current)
             known = [reader.weights.known(part) for part in (change, current)]
             rows = {n: _pair(r, current.rows[n]) for n, r in change.rows.items()}
@@ -177,7 +177,7 @@ class Exact:
             terms = everything.evaluate(z, indices)
             sums = jnp.zeros(3, z.dtype)
             for name, row in terms.rows.items():
-                # float32: differences of rows first, sums afterwards
+                # subtract per row before summing, for the sake of float32
                 three = jnp.stack([row - kept[name], kept[name], row])
                 sums += jnp.where(masks[name], three, 0.0).sum(-1)
             return terms._replace(rows={}), (terms.rows, sums)

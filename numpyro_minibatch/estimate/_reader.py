@@ -56,8 +56,9 @@ class Reader(NamedTuple):
     :param designs: for a scheme that weights rows, the design of each plate.
     :param active: whether a scheme that reads in rounds reads anything. It may differ
         between vectorised chains, for which a branch would run in all.
-    :param known_rows: rows that each evaluation includes whatever is asked for.
-    :param row_size: likelihoods that one row's takes.
+    :param known_rows: rows that each evaluation includes in addition to the requested
+        ones.
+    :param row_size: likelihood evaluations that one row takes.
     """
 
     evaluate: Callable[[Array, Mapping[str, Array]], Terms]
@@ -111,8 +112,8 @@ class Reader(NamedTuple):
 
         :param key: PRNG key of this decision's rows.
         :param rows_of: as for :meth:`read`.
-        :param enough: ``enough(extra, sums, moments, number)`` returns, whenever the
-            rows asked for have been read, whether they are enough.
+        :param enough: ``enough(extra, sums, moments, number)`` is called whenever the
+            requested rows have been read, and returns whether they are enough.
         :return: what :meth:`read` returns, and whether the rows were enough; all rows
             always are.
         """
@@ -143,7 +144,8 @@ class Reader(NamedTuple):
 
         def one_round(state: _Rounds) -> _Rounds:
             stream = jax.tree.map(lambda k: k[state.stream], streams)
-            # cloned on purpose: every round reads the next rows of one permutation
+            # cloned deliberately, because every round reads the next rows of one
+            # permutation
             keys = scheme.plate_keys(jax.random.clone(stream))
             indices, fresh = {}, {}
             for name, width in widths.items():
@@ -237,12 +239,12 @@ class Reader(NamedTuple):
         :param z_new: another.
         :param indices: the rows of each data plate.
         """
-        # a function of its own, which is traced and lowered once for both
+        # a separate function, which is traced and lowered once for both
         evaluate = jax.jit(lambda x: self.evaluate(x, indices))
         loop = isinstance(self.scheme, FullBatch)
         if not loop and _size(jax.make_jaxpr(evaluate)(z).jaxpr) <= _LARGE:
             return evaluate(z), evaluate(z_new)
-        # a loop is slower to start than a few rows are read, but XLA compiles it once
+        # for a few rows a loop is slower, but XLA compiles its body only once
         both = jax.lax.map(evaluate, jnp.stack([z, z_new]))
         first, second = (jax.tree.map(lambda x, k=k: x[k], both) for k in (0, 1))
         return first, second
@@ -264,7 +266,7 @@ class Reader(NamedTuple):
         def of_chunk(i: Array) -> Array:
             indices, masks = chunks.at(i)
             current, new = reader.evaluate_both(z, z_new, indices)
-            # float32: per-row and per-term differences first, sums afterwards
+            # subtract per row and per term before summing, for the sake of float32
             change = jax.tree.map(jnp.subtract, new, current)
             parts = [
                 jnp.where(masks[name], row, 0.0).sum()
@@ -342,7 +344,7 @@ class Reader(NamedTuple):
         """The variance of what :meth:`gradient` returns, per coordinate.
 
         :param key: PRNG key of the rows.
-        :param number: the number of gradients, each from rows of its own.
+        :param number: the number of gradients, each from a separate batch.
         :param z: a flat position, shape ``(D,)``.
         :param mapping: a linear map that is applied to the gradients first.
         """
@@ -362,7 +364,7 @@ def _size(jaxpr: Any) -> int:
 
 class _Rounds(NamedTuple):
     stream: Array  # which of the two key streams: the pilot's or the fresh one
-    reached: Array  # how often all rows asked for were read
+    reached: Array  # how often all requested rows were read
     moments: dict[str, Moments]
     needed: dict[str, Array]
     num_rows: Array

@@ -18,7 +18,7 @@ __all__ = ["MOST_STEPS", "AdaptState", "Adaptation", "AdaptedKernel", "advanced"
 # logarithm of the step size by more than one at every draw.
 _GAMMA = 0.5
 
-# The longest trajectory, in steps. NUTS stops at as many.
+# The longest trajectory, in steps, as in NUTS.
 MOST_STEPS = 1000
 
 # A trajectory of length t on a standard normal has turned back if t > pi. Lengths are
@@ -27,12 +27,12 @@ MOST_STEPS = 1000
 # dimensions, and 1 / 2 in one; a mean of 0.55 has T between 0.9 and 1.3 times pi.
 _MEAN_DIRECTION = 0.55
 _FIRST_STEPS = 10
-_LENGTHS = 618  # the key of the lengths
+_LENGTHS = 618  # seed of the lengths
 
-# With fewer steps of such a trajectory the step size is that of the bulk alone: where
-# the curvature is larger in the tail of a skewed posterior, all trajectories are
-# rejected there. With as few as the acceptance rate allowed, the rate of six
-# exponential rows had 37 effective draws of its square in 4,000; it has 1,600 now.
+# With fewer steps per trajectory, the step size would suit only the bulk. All
+# trajectories would be rejected in the tail of a skewed posterior if the curvature is
+# larger there. With as few steps as the acceptance rate allowed, the square of the rate
+# of six exponential rows had 37 effective draws in 4,000; now it has 1,600.
 _FEWEST_STEPS = 6
 
 
@@ -116,7 +116,7 @@ class Adaptation(NamedTuple):
         """The first draw of the windows, and the last one of each."""
         start, stop = self.num_warmup // 10, self.num_warmup - self.num_warmup // 3
         ends, width = [start - 1], max(25, start)
-        while stop - ends[-1] - 1 >= 3 * width:  # leave room for a longer last one
+        while stop - ends[-1] - 1 >= 3 * width:  # leave room for a longer last window
             ends.append(ends[-1] + width)
             width *= 2
         return np.array([*ends, stop - 1])
@@ -145,14 +145,14 @@ class Adaptation(NamedTuple):
         state: AdaptState,
         progress: Array | None = None,
     ) -> AdaptState:
-        """Learn from one draw.
+        """Adapt to one draw.
 
         :param t: the draw's number in the warmup, from 0.
         :param accept_prob: its acceptance probability.
         :param z: the position after it, shape ``(D,)``.
         :param state: the state before it.
-        :param progress: of a trajectory, the inner product of its displacement and its
-            last momentum: half the rate at which the squared displacement grows.
+        :param progress: for a trajectory, the inner product of its displacement and its
+            last momentum, which is half the growth rate of the squared displacement.
         """
         _, update_step = dual_averaging(gamma=_GAMMA)
         if self.adapt_length:
@@ -190,9 +190,9 @@ class Adaptation(NamedTuple):
     def _with_length(
         self, t: Array, accept_prob: Array, progress: Any, state: AdaptState
     ) -> AdaptState:
-        """Trajectories that are as long as they can be before they turn back."""
+        """Adapt the length, so that trajectories end about where they turn back."""
         _, update_length = dual_averaging(gamma=_GAMMA)
-        # a trajectory that was rejected tells little, one that diverged nothing
+        # a rejected trajectory carries little information, a divergent one none
         known = jnp.isfinite(progress) & jnp.isfinite(accept_prob)
         weight = jnp.where(known, accept_prob, 0.0)
         excess = _MEAN_DIRECTION - jnp.where(known, jnp.sign(progress), 0.0)

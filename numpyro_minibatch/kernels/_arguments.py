@@ -141,7 +141,7 @@ def read_rows(name: str, given: Any, target: Any) -> RowAxes | None:
     :param name: the kernel's name.
     :param given: ``{argument: axis}``, or ``None``.
     :param target: a target written by hand, or ``None``.
-    :raises TypeError: it is no mapping from names to axes.
+    :raises TypeError: it is not a mapping from names to axes.
     :raises ValueError: a target written by hand takes no arguments.
     """
     if given is not None and target is not None:

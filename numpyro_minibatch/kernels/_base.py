@@ -195,7 +195,7 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
         self._init_strategy = init_strategy
         self._rows = read_rows(name, rows, target)
 
-    # to be written --------------------------------------------------------------------
+    # required methods -----------------------------------------------------------------
 
     @abstractmethod
     def first_state(self, start: Start) -> Any:
@@ -276,8 +276,8 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
     def model(self) -> Callable | None:
         """The NumPyro model; after a run, one that reads all rows of its plates.
 
-        What runs the model of a kernel, such as ``arviz.from_numpyro``, ``Predictive``
-        and ``numpyro.infer.log_likelihood``, has no use for a ``subsample_size``.
+        Functions that run the model of a kernel, such as ``arviz.from_numpyro``,
+        ``Predictive`` and ``numpyro.infer.log_likelihood``, need no ``subsample_size``.
         """
         layout, model = self._run.layout, self._sampled_model
         if model is None or layout is None or not layout.subsampled:
@@ -291,7 +291,7 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
 
     @property
     def batch(self) -> Scheme:
-        """The scheme that draws rows, as it was given."""
+        """The scheme that draws rows, as the user gave it."""
         return self._batch
 
     @property
@@ -345,7 +345,7 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
 
     @property
     def slices(self) -> Slices | None:
-        """The rows among the model's arguments, where it takes none by indices."""
+        """The rows among the model's arguments, if the model does not index them."""
         return self.layout.slices
 
     @property
@@ -386,7 +386,8 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
 
         :param target: the target.
         :param unravel: from a flat position to the latent sites.
-        :param surrogate: that of the state; with a control variate rows are residuals.
+        :param surrogate: the surrogate of the state; with a control variate, rows are
+            residuals.
         :param residual_only: whether to read only the residual of the target over the
             surrogate.
         """
@@ -411,12 +412,14 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
             plan.scheme,
             self._weights,
             surrogate.designs,
-            known_rows=expansion.num_leading if residual_only else expansion.num_exact,
+            known_rows=expansion.num_in_residuals
+            if residual_only
+            else expansion.num_exact,
             row_size=target.row_size,
         )
 
     def plain_reader(self, target: Target, unravel: Callable[[Array], Any]) -> Reader:
-        """The target's rows as they are, with a control variate too.
+        """The target's rows themselves, even with a control variate.
 
         :param target: the target.
         :param unravel: from a flat position to the latent sites.
@@ -524,7 +527,7 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
         """Prepare the run from a pass over all rows.
 
         :param problem: the target and its data.
-        :param init: where the first chain is to start, or ``None``.
+        :param init: the starting point of the first chain, or ``None``.
         """
         return expand_likelihood(self, problem, init)
 

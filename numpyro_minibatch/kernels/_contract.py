@@ -105,20 +105,20 @@ class KernelState(NamedTuple):
 
 @runtime_checkable
 class Approximated(Protocol):
-    """A model whose log likelihood is an approximation, and that can tell its error.
+    """A model whose log likelihood is an approximation with a measurable error.
 
     :func:`~numpyro_minibatch.marginalize` returns one.
     """
 
     @property
     def approximation_advice(self) -> str:
-        """A sentence for set-ups that fail, which a coarse approximation can cause."""
+        """Advice for a failed set-up, which a coarse approximation can cause."""
         ...
 
     def approximation(
         self, draws: Mapping[str, Any], args: tuple, kwargs: Mapping[str, Any]
     ) -> dict[str, float]:
-        """What the set-up of a kernel reports of the approximation.
+        """The error of the approximation, for the set-up of a kernel.
 
         :param draws: constrained values of the parameters, along a first axis.
         :param args: positional arguments of the model.
@@ -131,9 +131,10 @@ class Approximated(Protocol):
     def refined(self, report: Mapping[str, float]) -> Any:
         """The model with a better approximation, if it needs and has one.
 
-        The set-up is made again for it. ``None`` if the user chose the approximation.
+        The set-up is repeated with it. It is ``None`` if the user chose the
+        approximation.
 
-        :param report: what :meth:`approximation` returned.
+        :param report: the result of :meth:`approximation`.
         """
         ...
 

@@ -20,7 +20,7 @@ from numpyro_minibatch.target import Target
 
 __all__ = ["DrivenKernel", "over_chains", "warn_of_constants"]
 
-_LARGE = 2**28  # bytes of data above which it matters how they reach the program
+_LARGE = 2**28  # bytes of data above which compiling them into the program is slow
 
 
 class DrivenKernel(ByValue, MCMCKernel):

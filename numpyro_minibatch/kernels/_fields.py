@@ -1,4 +1,4 @@
-"""Fields of the states of kernels, and what is said of those that there are not."""
+"""Fields of the states of kernels, and errors for missing ones."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _item(state: Any, item: Any) -> Any:
 
 
 def with_named_items(cls: _T) -> _T:
-    """A ``NamedTuple`` of a state that says which fields it has, if asked by a name.
+    """A ``NamedTuple`` of a state, whose error for an unknown name lists the fields.
 
     :param cls: the class.
     """

@@ -164,9 +164,9 @@ class NoiseEstimator(NamedTuple):
     def ratio(
         self, dynamics: Dynamics, step_size: Scalar, temperature: Scalar
     ) -> Array:
-        """The variance of the injected noise over that of the gradient's.
+        """The variance of the injected noise, divided by that of the gradient noise.
 
-        It is that of the coordinate where it is smallest; infinite without gradient
+        The result is the smallest ratio of all coordinates; infinite without gradient
         noise.
         """
         injected = dynamics.injected(step_size, temperature)

@@ -135,7 +135,7 @@ class ByValue:
         return {**self._attributes(), "_run": self._run.not_started()}
 
     def snapshot(self) -> Self:
-        """A copy in the present state, which later calls of ``init`` do not change.
+        """A copy in the current state, which later calls of ``init`` do not change.
 
         ``copy.copy`` returns a kernel that has not been started.
         """

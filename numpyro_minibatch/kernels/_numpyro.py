@@ -159,7 +159,7 @@ class NumPyroKernel(MinibatchKernel):
         kernel._model, kernel._potential_fn = None, self._potential(reader)
         kernel._init_fn = kernel._sample_fn = None
         if isinstance(kernel, HMC) and isinstance(kernel._dense_mass, bool):
-            # as it does itself for a model's sites
+            # as the kernel itself does for a model's sites
             kernel._dense_mass = [tuple(sorted(z))] if kernel._dense_mass else []
         return kernel, lambda key, z: kernel.init(key, self.num_warmup, z, (), {})
 
@@ -211,6 +211,6 @@ class NumPyroKernel(MinibatchKernel):
             step_size=inner.adapt_state.step_size,
             diverging=jnp.asarray(getattr(inner, "diverging", False)),
             lp_estimate=-inner.potential_energy,
-            # and once more, because a swap may have brought a position
+            # one more gradient, because a swap may have changed the position
             num_rows=(steps + 1) * self._run.observed_rows,
         )

@@ -1,4 +1,4 @@
-"""Rows that are known in advance, for data that do not fit into memory."""
+"""Row indices computed in advance, for data that do not fit into memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["RowsAhead"]
 
 
 class RowsAhead:
-    """Rows of draws to come, for kernels whose rows do not depend on the state.
+    """Rows of future draws, for kernels whose rows do not depend on the state.
 
     Such a kernel draws rows once per step, by ``fold_in(index_key, step)``, and sets
     ``draws_once_a_step``. Data that stay on the host can then be fetched in advance.
@@ -45,7 +45,7 @@ class RowsAhead:
 
     @property
     def knows_rows(self) -> bool:
-        """Whether :meth:`rows_ahead` can compute the rows of steps to come."""
+        """Whether :meth:`rows_ahead` can compute the rows of future steps."""
         return self.draws_once_a_step and self.batch.single_round
 
     @property
@@ -54,13 +54,13 @@ class RowsAhead:
         scheme = self.bound_scheme
         most = scheme.num_rows(self.plates)
         if isinstance(scheme, Weighted):
-            most *= 2  # at most as many again are always read
+            most *= 2  # at most as many additional rows are always read
         return most * self.num_steps * len(self.row_keys(jax.random.key(0)))
 
     def rows_ahead(
         self, index_keys: Array, designs: Any, start: Array, number: int
     ) -> dict[str, Array]:
-        """The rows of draws to come, which do not depend on the chain's state.
+        """The rows of future draws, which do not depend on the chain's state.
 
         :param index_keys: the ``index_key`` of each chain's state.
         :param designs: for a scheme that weights rows, the design of each plate.

@@ -33,11 +33,11 @@ __all__ = [
 
 
 class Within(NamedTuple):
-    """Where chains with a surrogate may begin a warmup.
+    """The possible starts of a warmup for chains with a surrogate.
 
     :param draws: draws from the surrogate's posterior, with a leading axis.
     :param radius: the largest distance of a start from its mean, in its standard
-        deviations; ``None`` where the user chose no start, and chains start at draws.
+        deviations; ``None`` if the user chose no start, so that chains start at draws.
     """
 
     draws: Any
@@ -50,7 +50,7 @@ class Within(NamedTuple):
         return jax.tree.map(lambda x: jnp.asarray(x)[chosen], self.draws)
 
     def is_known(self, surrogate: Any) -> bool:
-        """Whether chains start where the set-up has evaluated all rows.
+        """Whether chains start at positions where the set-up has evaluated all rows.
 
         :param surrogate: the set-up's. With several modes, starts are drawn by the
             masses of the modes, and the pilot's draws evenly from all modes.
@@ -58,7 +58,7 @@ class Within(NamedTuple):
         return self.radius is None and not isinstance(surrogate.expansion, Expansions)
 
     def report(self, distance: Array) -> dict[str, Any]:
-        """How many chains were moved, and how far the farthest had been, if any was.
+        """The number of moved chains, and the largest distance of their starts.
 
         :param distance: of each chain's start, or of one chain's.
         """
@@ -75,7 +75,7 @@ def _start_chains(
     kernel: Any,
     static: Static,
     vectorized: bool,
-    known: Hashable,  # the results of the set-up, so that a change compiles anew
+    known: Hashable,  # the results of the set-up; a change compiles again
     key: Array,
     init: Any,
     arrays: list[Any],
@@ -90,7 +90,7 @@ def _start_chains(
     return start(key, init, arrays, surrogate, within)
 
 
-# for all equal kernels, if their models are known to be equal
+# shared by equal kernels, if their models are known to be equal
 _start_equal = jax.jit(_start_chains, static_argnums=(0, 1, 2, 3))
 
 
@@ -103,10 +103,10 @@ def _start(
     surrogate: Any,
     within: Within | None,
 ) -> tuple[Any, Array, Array | None]:
-    """The first state of one chain, its log density, and how far away it started.
+    """The first state of one chain, its log density, and the distance of its start.
 
-    The log density is that of the start that was asked for, wherever the chain begins.
-    It is 0 where the set-up has evaluated all rows at the start, and found it finite.
+    The log density is that of the requested start, wherever the chain begins. It is 0
+    if the set-up has already evaluated all rows at the start and found it finite.
     """
     args, kwargs = static.join(arrays)
     target = kernel.make_target(args, kwargs)
@@ -133,11 +133,11 @@ def _start(
 def _moved_within(
     within: Within, surrogate: Any, key: Array, z: Any
 ) -> tuple[Array, Any]:
-    """The distance of a start, and the start, or a draw where that is too far away.
+    """The distance of a start, and the start, or a draw if it is too far away.
 
-    Moves are scaled to the surrogate's posterior, and where a polynomial about its
-    centre is wrong by a thousand they are rejected for ever. A warmup forgets its start
-    in any case.
+    Moves are scaled to the surrogate's posterior. Where the polynomial about its centre
+    is wrong by a thousand, all moves are rejected. A warmup forgets its start in any
+    case.
     """
     flat, _ = ravel_pytree(z)
     if isinstance(surrogate.expansion, Expansions):  # to the closest of several modes
@@ -179,7 +179,8 @@ def constraining(
     bare = copy.copy(kernel)
 
     def constrain(z: Any) -> dict[str, Array]:
-        # outside of any program, one instead of one for each operation of the model
+        # outside of other programs: one program instead of one per operation of the
+        # model
         if isinstance(jnp.zeros(()), jax.core.Tracer):
             return here(z)
         return _constrain_equal(bare, static, content, arrays, z)

@@ -24,8 +24,8 @@ from numpyro_minibatch.kernels._contract import Approximated
 
 __all__ = ["expand_likelihood", "survey"]
 
-_LOOKS = 8  # draws at which an approximation of the likelihood is looked at
-_FEW = 1000  # rows from which on a minibatch pays
+_LOOKS = 8  # draws at which an approximation of the likelihood is checked
+_FEW = 1000  # smallest number of rows for which a minibatch pays
 
 
 def survey(kernel: Any, static: Static, arrays: list[Any], init: Any) -> Any:
@@ -63,7 +63,7 @@ def survey(kernel: Any, static: Static, arrays: list[Any], init: Any) -> Any:
 
 
 def _surveyed(kernel: Any, static: Static, arrays: list[Any], init: Any) -> Any:
-    """The result of one set-up, of the model as it is approximated now."""
+    """The result of one set-up with the current approximation of the model."""
     try:
         return kernel._survey(_problem(kernel, static, arrays, init), init)
     except Refused as refused:
@@ -76,9 +76,9 @@ def _surveyed(kernel: Any, static: Static, arrays: list[Any], init: Any) -> Any:
 def _approximation(
     kernel: Any, prepared: Prepared, args: tuple, kwargs: dict[str, Any]
 ) -> dict[str, float]:
-    """What a model's approximation of its likelihood is worth over the posterior.
+    """Measure the error of a model's approximate likelihood over the posterior.
 
-    :raises ValueError: too little.
+    :raises ValueError: the error is too large.
     """
     constrain = kernel.make_target(args, kwargs).constrain
     some = jax.tree.map(lambda x: jnp.asarray(x[:_LOOKS]), prepared.starts)
@@ -93,13 +93,13 @@ def _problem(kernel: Any, static: Static, arrays: list[Any], init: Any) -> Probl
     """The target and its data, in the form that the set-up needs."""
     layout = kernel.layout
     shapes = dict(zip(layout.latents, layout.shapes, strict=True))
-    # the start of a search may depend on the start that a chain was given
+    # the start of a search may depend on the given start of a chain
     mesh, placed = passes.setup_devices(alike=init is None), None
     own = [jnp.asarray(x) for x in arrays]
     if mesh is not None:
         both = passes.everywhere(static.join(arrays), mesh)
         own, placed = (Static.split(*given)[1] for given in both)
-    # a copy, which has no data: programs that are kept keep it as well
+    # a copy without data, because stored programs hold a reference to it
     bare = copy.copy(kernel)
     bare._run = replace(kernel._run.not_started(), report={})
     return Problem(
@@ -122,17 +122,17 @@ def _problem(kernel: Any, static: Static, arrays: list[Any], init: Any) -> Probl
 
 
 def _identity(kernel: Any, static: Static) -> Hashable:
-    """What the programs of a set-up depend on but shapes; ``None`` if not known."""
+    """The dependencies of a set-up's programs besides shapes; ``None`` if not known."""
     model = kernel._sampled_model
     content = None if model is None else content_of(model)
     if content is None:
         return None
     if kernel._run.refined is not None and known_content() is not None:
-        return None  # what a driver told is the content of the model as it was given
+        return None  # the driver's key describes the original model
     key = content, static, kernel.layout, kernel._run.frozen_digest, kernel._weights
     try:
         hash(key)
-    except TypeError:  # a temperature that is traced
+    except TypeError:  # a traced temperature
         return None
     return key
 

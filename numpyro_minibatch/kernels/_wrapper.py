@@ -60,7 +60,7 @@ class OuterKernel(DrivenKernel):
 
     @property
     def slices(self) -> Slices | None:
-        """The rows among the model's arguments, where it takes none by indices."""
+        """The rows among the model's arguments, if the model does not index them."""
         return self._inner.slices
 
     @property
@@ -83,7 +83,7 @@ class OuterKernel(DrivenKernel):
         return self._inner.facts
 
     def snapshot(self) -> Self:
-        """A copy in the present state, which later calls of ``init`` do not change.
+        """A copy in the current state, which later calls of ``init`` do not change.
 
         ``copy.copy`` returns a kernel that has not been started.
         """

@@ -1,11 +1,11 @@
 """AMAGOLD: stochastic gradient HMC with one Metropolis test for many gradient steps.
 
-Each of the ``num_steps`` inner steps reads a batch of its own. What the gradients of
-those batches did to the momentum is added up on the way, and
+Each of the ``num_steps`` inner steps reads a separate batch. The effects of these
+gradients on the momentum are summed along the way, and
 
     accept  iff  test(log_ratio(target, z, z*) + work / T)
 
-makes up for the discretisation and for the noise of the gradients together.
+corrects for the discretisation and for the noise of the gradients together.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from numpyro_minibatch.target import Target
 
 __all__ = ["AMAGOLD", "AMAGOLDState"]
 
-_ALL = 2**31 - 1  # more rows than there are
+_ALL = 2**31 - 1  # more rows than any data set has
 _FEWEST = 100  # rows of a batch at high temperatures
 
 
@@ -264,8 +264,8 @@ class AMAGOLD(AdaptedKernel, MinibatchKernel):
         self._adapt_step_size = adapt_step_size and correction is not None
         self._adapt_length = num_steps is None and self._adapt_step_size
         if friction is None:
-            # a fresh momentum for each trajectory forgets enough; friction on the way
-            # would make a random walk of a long one
+            # a new momentum for each trajectory is enough; friction would turn a long
+            # trajectory into a random walk
             friction = 0.0 if self._adapt_length and self._resample_momentum else 0.5
         check_positive(name, "friction", friction, zero=True)
         if isinstance(correction, str) and correction == "default":
@@ -302,7 +302,7 @@ class AMAGOLD(AdaptedKernel, MinibatchKernel):
                 f"{name}(friction=0.0, resample_momentum=False) never forgets its "
                 "momentum. Write a positive friction, or resample_momentum=True."
             )
-        # h and b have the momentum's variance in them
+        # h and b include the variance of the momentum
         sigma = float(momentum_variance) ** 0.5 if h is None else 1.0
         self._step_size = float(step_size) / sigma
         self._dynamics = dynamics.sghmc(float(friction) * sigma, "midpoint")
@@ -310,20 +310,21 @@ class AMAGOLD(AdaptedKernel, MinibatchKernel):
         self._correction = correction
 
     def _setup(self, args: tuple, kwargs: Mapping[str, Any]) -> None:
-        """Choose the batch of a gradient where neither the user nor the model does.
+        """Choose the batch of a gradient if neither the user nor the model does.
 
         In coordinates in which the posterior is white, a gradient of ``m`` of ``N``
         rows has noise of variance ``N / (m T)``, as the information equality says. On a
         trajectory of length ``t`` in steps of ``h`` the noise gives the log ratio a
         variance of ``h t D N / (m T)``. It should be below 1 at a step that the
-        discretisation allows, about 1 / 2 at ``t = pi / 2``. At ``T = 1`` that asks
-        for all rows: batches read ``t ** 2 * D * N`` rows in all, whatever their size.
+        discretisation allows, about 1 / 2 at ``t = pi / 2``. At ``T = 1`` this requires
+        all rows: batches would read ``t ** 2 * D * N`` rows in all, whatever their
+        size.
         """
         super()._setup(args, kwargs)
         layout = self.layout
         if not layout.automatic or self._control_variate is not None:
             return
-        # of a target written by hand the dimension is not known yet
+        # the dimension of a target written by hand is not known yet
         dim = sum(math.prod(shape) for shape in layout.shapes) or 1
         share = 0.75 * dim / self._temperature
         widths = {
@@ -368,7 +369,7 @@ class AMAGOLD(AdaptedKernel, MinibatchKernel):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What :func:`~numpyro_minibatch.diagnose` has to know."""
+        """The facts that :func:`~numpyro_minibatch.diagnose` needs."""
         facts = {
             **super().facts,
             **self._dynamics.facts,
@@ -438,7 +439,7 @@ class AMAGOLD(AdaptedKernel, MinibatchKernel):
         def resample() -> Array:
             return self._dynamics.init(keys["momentum"], z, temperature)
 
-        # in warmup too many draws are rejected for a momentum that turns round
+        # in warmup too many draws are rejected to reverse the momentum each time
         momentum = (
             resample()
             if self._resample_momentum
@@ -467,7 +468,7 @@ class AMAGOLD(AdaptedKernel, MinibatchKernel):
         )
         decision, seen = self._decide(reader, keys, z, end, state)
         progress = whitening.whiten(end.z - z) @ end.memory
-        # without a new momentum the way back starts with this one turned round
+        # without a new momentum, the reverse path starts with this one reversed
         z, momentum, memory, lp = jax.tree.map(
             lambda new, old: jnp.where(decision.accept, new, old),
             (end.z, end.memory, seen.memory, seen.log_density[1]),
@@ -501,12 +502,12 @@ class AMAGOLD(AdaptedKernel, MinibatchKernel):
 
     @property
     def _most_steps(self) -> int:
-        """The most gradient steps that a draw can take."""
+        """The largest number of gradient steps of a draw."""
         return MOST_STEPS if self._adapt_length else self.num_steps
 
     @property
     def knows_rows(self) -> bool:
-        """Whether the rows of steps to come are known, as in :class:`RowsAhead`."""
+        """Whether the rows of future steps are known, as in :class:`RowsAhead`."""
         return super().knows_rows and not self._adapt_length
 
     def _gradient_rows(self, reader: Reader, number: int | Array) -> Array:
@@ -527,7 +528,7 @@ class AMAGOLD(AdaptedKernel, MinibatchKernel):
         end: Moved,
         state: AMAGOLDState,
     ) -> tuple[Decision, Comparison]:
-        """Whether to take what the path led to."""
+        """Accept or reject the end of the path."""
         work = end.work / self.temperature
         if self._correction is None:
             lp = end.log_density / self.temperature
@@ -548,7 +549,7 @@ class AMAGOLD(AdaptedKernel, MinibatchKernel):
         )
         seen = seen._replace(log_ratio=seen.log_ratio + work)
         decision = self._acceptance(keys["accept"], seen.log_ratio)
-        # a momentum that is not finite is not seen by the target
+        # the target does not detect a momentum that is not finite
         fine = jnp.isfinite(end.memory).all()
         decision = decision._replace(
             accept=decision.accept & fine,

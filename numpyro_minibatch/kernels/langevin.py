@@ -265,7 +265,7 @@ class SGMCMC(SteppedKernel, MinibatchKernel):
             momentum_key, z, here.memory, there.memory, self.temperature
         )
         if self._dynamics.keeps_force:
-            # the force that came along includes the prior at another temperature
+            # the force of the other rung includes the prior at another temperature
             reader = self.energy(self.reader(target, unravel, here.surrogate))
             memory = memory._replace(force=reader.gradient(row_key, z))
         return here._replace(z=there.z, last_finite=there.last_finite, memory=memory)
@@ -286,7 +286,7 @@ class SGMCMC(SteppedKernel, MinibatchKernel):
         return other
 
     def refreshed(self, key: Array, state: SGMCMCState, temperature: Any) -> Any:
-        """Momentum and thermostat at their equilibrium, and the force as it was."""
+        """Momentum and thermostat at their equilibrium, with the force unchanged."""
         z, _ = ravel_pytree(state.z)
         first, second = jax.random.split(key)
         fresh = self._dynamics.init(first, z, temperature)

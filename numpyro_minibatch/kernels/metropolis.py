@@ -435,7 +435,7 @@ class MinibatchMH(SteppedKernel, AdaptedKernel, MinibatchKernel):
         )
 
     def check_rung(self, who: str) -> None:
-        """Raise where the kernel cannot be a rung; see :class:`Tempered`."""
+        """Raise if the kernel cannot be a rung; see :class:`Tempered`."""
         super().check_rung(who)
         if isinstance(self._estimate, Augmented):
             raise ValueError(
@@ -639,8 +639,8 @@ class MinibatchMH(SteppedKernel, AdaptedKernel, MinibatchKernel):
 
         return ProposalContext(
             no_batch,
-            # that of the surrogate, which vectorised chains share: with a separate
-            # matrix for each chain, though equal, each would compute its own product
+            # the surrogate's matrix, which vectorised chains share; with equal but
+            # separate matrices, each chain would compute its own product
             Whitening(state.surrogate.root),
             center=state.surrogate.location,
             log_surrogate=surrogate(expansion),
@@ -678,7 +678,7 @@ class MinibatchMH(SteppedKernel, AdaptedKernel, MinibatchKernel):
             proposal_rows = proposal_rows + reader.gradient_rows
 
         def gradient(position: Array) -> Array:
-            # cloned on purpose: both ends of a Langevin step read one batch
+            # cloned deliberately: both ends of a Langevin step read one batch
             return reader.gradient(jax.random.clone(gradient_key), position)
 
         proposed = self._proposal.propose(
@@ -716,7 +716,7 @@ class MinibatchMH(SteppedKernel, AdaptedKernel, MinibatchKernel):
                 return whole
             return whole - (known[1] - known[0])  # the surrogate has decided on that
 
-        if judge.known_rows < sum(reader.plates.values()):  # else they are the batch
+        if judge.known_rows < sum(reader.plates.values()):  # if not, all are the batch
             rows = judge.known_rows * jnp.asarray(proposed.moved)
             proposal_rows = proposal_rows + rows
         if self._proposal.uses_surrogate:

@@ -85,8 +85,8 @@ class MHMinibatch(MinibatchMH):
         elif settings.get("control_variate") is None:
             draw = batch.pilot
         else:
-            # residuals are heavy-tailed: any number of uniform rows can miss the few
-            # that matter
+            # residuals are heavy-tailed: any uniform batch can miss the few rows that
+            # matter
             draw = batch.stratified
         super().__init__(
             model,

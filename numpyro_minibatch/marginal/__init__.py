@@ -1,8 +1,9 @@
-"""Rows with latent variables of their own, which are integrated out of each row.
+"""Models in which each row has latent variables, which are integrated out.
 
 :func:`marginalize` turns a model with such sites into one that every kernel samples,
 and :func:`recover_marginals` draws the sites afterwards. :func:`by_group` arranges long
-data so that a group is a row, and :func:`quadrature_error` measures the quadrature.
+data into one row for each group, and :func:`quadrature_error` measures the error of the
+quadrature.
 """
 
 from numpyro_minibatch.marginal._error import QuadratureError, quadrature_error

@@ -16,14 +16,14 @@ from numpyro_minibatch.marginal._split import Split
 
 __all__ = ["draw_latents"]
 
-# Of one number a row the distribution function is tabulated at these standardised
+# With one number per row, the distribution function is tabulated at these standardised
 # points, dense at the mode and up to 27 standard deviations away.
 _GRID = np.sinh(np.linspace(-4.0, 4.0, 193))
-_STEPS, _FREEDOM = 64, 5.0  # of the Markov chain of two or three numbers a row
+_STEPS, _FREEDOM = 64, 5.0  # of the Markov chain for two or three numbers per row
 
 
 def draw_latents(rows: Rows, keys: Array) -> tuple[dict[str, Array], dict[str, Array]]:
-    """Draw the latent sites of each row, given its observations and all else.
+    """Draw the latent sites of each row, given its observations and the parameters.
 
     :param rows: the rows.
     :param keys: a PRNG key for each row, of the shape of the rows.
@@ -57,7 +57,7 @@ def draw_latents(rows: Rows, keys: Array) -> tuple[dict[str, Array], dict[str, A
 
 
 def _each(keys: Array, fn: Any) -> Array:
-    """``fn`` of each key."""
+    """Apply ``fn`` to each key."""
     found = jax.vmap(fn)(keys.reshape(-1))
     return found.reshape(keys.shape + found.shape[1:])
 
@@ -87,14 +87,15 @@ def _by_table(density: Split, place: Place, keys: Array) -> Array:
 
     left, right, h = at(f[..., :-1]), at(f[..., 1:]), width[cell]
     rest = jnp.clip(wanted - (at(below) - at(mass)), 0.0, at(mass))
-    # left t + (right - left) t^2 / (2 h) = rest, in the form without cancellation
+    # left t + (right - left) t^2 / (2 h) = rest, solved for t in the form without
+    # cancellation
     root = jnp.sqrt(jnp.maximum(left**2 + 2.0 * (right - left) * rest / h, 0.0))
     t = jnp.where(rest > 0, 2.0 * rest / jnp.maximum(left + root, 1e-30), 0.0)
     return place.at((grid[cell] + jnp.clip(t, 0.0, h))[..., None])
 
 
 def _by_chain(density: Split, place: Place, keys: Array) -> Array:
-    """Independence Metropolis with proposals of the t distribution at the mode."""
+    """Independence Metropolis with proposals from a t distribution at the mode."""
     d = place.mode.shape[-1]
     of_moves, of_tests = _split(keys)
     x = _each(of_moves, lambda k: _t_draws(k, d))  # rows + (steps, d)

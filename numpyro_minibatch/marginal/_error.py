@@ -27,34 +27,35 @@ __all__ = ["ADVISED", "QuadratureError", "quadrature_error", "set_up_error"]
 _TRIED = {1: (7, 11, 15, 21, 31), 2: (5, 7, 9, 13, 17), 3: (5, 7, 9, 11)}
 _FINE = {1: 61, 2: 31, 3: 15}
 _MOST_ROWS = 20_000
-# in the set-up of a kernel: fewer nodes, rows, and evaluations of row likelihoods
+# in the set-up of a kernel, with fewer nodes, rows and evaluations of row likelihoods
 _FINE_SETUP = {1: 61, 2: 21, 3: 13}
 _MOST_SETUP_ROWS, _MOST_SETUP = 2_000, 8_000_000
-REFUSED = 0.5  # of ``spread``: means are off by as many posterior standard deviations
+REFUSED = 0.5  # limit of ``spread``: the error of means in posterior sds
 ADVISED = 0.05
-_WIDE = 2.5  # standard deviations of the mode's that another check spreads its nodes by
+_WIDE = 2.5  # factor on the spread of the nodes in a second check
 
 
 class QuadratureError(NamedTuple):
-    """What the quadrature of a marginalized model is worth; of logarithms.
+    """The errors of a marginalized model's quadrature, on the log scale.
 
-    :param largest: the largest error of the log likelihood of a row, over the rows and
-        draws that were looked at.
+    :param largest: the largest error of the log likelihood of a row, over the checked
+        rows and draws.
     :param spread: the standard deviation over the draws of the summed error of all
-        rows, relative to its mean: what it does to log ratios between posterior draws.
-        By first-order expansion a mean is off by at most so many posterior standard
+        rows. A constant error would cancel in log ratios between posterior draws. To
+        first order, a posterior mean is off by at most this many posterior standard
         deviations.
     :param row: the row with the largest error.
     :param by_nodes: the largest error by the number of nodes of each dimension.
-    :param num_nodes: the smallest number of nodes of these with an error below
-        ``tolerance``; ``None`` where there is none.
-    :param elsewhere: how much of a row's likelihood the finest nodes at the mode miss:
-        the largest difference from nodes that are spread 2.5 times as wide. A second
-        mode or a heavy tail makes it large.
-    :param unconverged: rows and draws without a mode that the search ended at.
-    :param tolerance: the error that was asked for.
+    :param num_nodes: the smallest of these numbers of nodes with an error below
+        ``tolerance``; ``None`` if there is none.
+    :param elsewhere: the largest difference in a row's log likelihood between the
+        finest nodes and nodes that are spread 2.5 times as wide. It is large if the
+        nodes at the mode miss a second mode or a heavy tail.
+    :param unconverged: the number of pairs of row and draw for which the search did not
+        converge to a mode.
+    :param tolerance: the requested error.
     :param spread_by_nodes: ``spread`` by the number of nodes of each dimension.
-    :param spread_elsewhere: that of what wider nodes find.
+    :param spread_elsewhere: ``spread`` of the difference from the wider nodes.
     """
 
     largest: float
@@ -106,17 +107,17 @@ def quadrature_error(
 ) -> QuadratureError:
     """Measure the error of a marginalized model's quadrature at draws of a run.
 
-    The log likelihood of each row is compared with that of finer nodes (61 of one
-    dimension, 31 of each of two, 15 of each of three), and with nodes that are spread
-    wider, which see a second mode that the first ones miss.
+    The log likelihood of each row is compared with its value by finer nodes (61 in one
+    dimension, 31 per dimension in two, 15 in three). It is also compared with its value
+    by nodes that are spread wider, which find a second mode that the first ones miss.
 
     :param model: what :func:`marginalize` returned, with continuous sites.
     :param idata: a run of it, as ``to_inference_data`` returned it.
     :param args: the arguments of the model, with the data.
-    :param rows: numbers of the rows to look at. Default: all, up to 20,000 of them
-        evenly spaced.
-    :param num_draws: draws of the run to look at, evenly spaced.
-    :param tolerance: the error of a row that is aimed at.
+    :param rows: indices of the rows to check. Default: all rows, or 20,000 evenly
+        spaced ones if there are more.
+    :param num_draws: the number of draws to check, evenly spaced.
+    :param tolerance: the largest acceptable error of a row.
     :param kwargs: keyword arguments of the model.
     :raises TypeError: ``model`` is not marginalized.
     :raises ValueError: it has no continuous site, or other arguments are out of range.
@@ -166,14 +167,14 @@ def quadrature_error(
 def set_up_error(
     model: RowsMarginalized, draws: Mapping[str, Any], args: tuple, kwargs: Any
 ) -> dict[str, float]:
-    """What a kernel's set-up reports of the quadrature, in double precision.
+    """The error of the quadrature for a kernel's set-up, in double precision.
 
     :param model: the marginalized model.
     :param draws: constrained values of the parameters, along a first axis.
     :param args: positional arguments of the model.
     :param kwargs: keyword arguments of the model.
-    :raises ValueError: the error moves the posterior too far, and the number of nodes
-        was chosen.
+    :raises ValueError: the error shifts the posterior too far, and the user chose the
+        number of nodes.
     """
     at = RowsAt.of("marginalize", model, args, kwargs)
     d = at.level.dimensions
@@ -193,7 +194,7 @@ def set_up_error(
         found = _measured(at, draws, numbers, tried, fine, 1e-4)
     enough = [n for n, s in found.spread_by_nodes.items() if s < ADVISED]
     better = min((n for n in enough if n > own), default=fine)
-    # of nodes that nobody chose, the set-up takes more; see `Marginalized.refined`
+    # a default number of nodes is increased instead; see `Marginalized.refined`
     if found.spread > REFUSED and model.num_nodes is not None:
         raise ValueError(
             f"the quadrature of the rows of plate {at.plate!r} is too coarse: between "
@@ -224,7 +225,7 @@ def _measured(
     fine: int,
     tolerance: float,
 ) -> QuadratureError:
-    """Compare the rules of some numbers of nodes with a finer one, and a wider one."""
+    """Compare quadrature rules with a finer rule, and that with a wider one."""
     names, count = at.level.names, len(next(iter(draws.values())))
     found = at(
         draws,

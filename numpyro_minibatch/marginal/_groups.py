@@ -1,4 +1,4 @@
-"""Long data with a column of groups, as one row for each group."""
+"""Conversion of long data with a group column into one row per group."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class Groups(NamedTuple):
         return self.mask.sum(1)
 
     def buckets(self, most: int = 4) -> list[Groups]:
-        """Split the groups by size, so that less is padded.
+        """Split the groups by size to reduce padding.
 
-        Each bucket is as wide as its largest group. The boundaries are those with the
-        fewest entries in all. A model gives each bucket a plate of its own.
+        Each bucket is as wide as its largest group. The boundaries minimise the total
+        number of entries. The model needs a separate plate for each bucket.
 
         :param most: the largest number of buckets.
         :return: the buckets, the smallest groups first.
@@ -46,7 +46,7 @@ class Groups(NamedTuple):
         widths, counts = np.unique(self.sizes, return_counts=True)
         k = len(widths)
         total = np.concatenate([[0], np.cumsum(counts)])
-        # cost[b][j]: entries of the groups with the j smallest sizes in b buckets
+        # cost[b][j]: entries of the j smallest group sizes in b buckets
         cost = np.full((most + 1, k + 1), np.inf)
         cost[:, 0] = 0.0
         cut = np.zeros((most + 1, k + 1), int)
@@ -95,10 +95,10 @@ def by_group(group: Any, *arrays: Any) -> Groups:
 
     :param group: the group of each observation, shape ``(N,)``: integers or names.
     :param arrays: data, each of shape ``(N,) + shape of one entry``.
-    :return: the rows, in the order of the sorted labels; observations of a group keep
-        their order.
-    :raises ValueError: ``group`` is no vector or is empty, or an array has another
-        length.
+    :return: the rows, sorted by label; the observations within a group keep their
+        order.
+    :raises ValueError: ``group`` is not a vector or is empty, or an array has a
+        different length.
 
     **Example**
 

@@ -1,4 +1,4 @@
-"""The transformation of a model that users call, and what kernels ask of its result."""
+"""The public transformation of a model, and the interface of its result for kernels."""
 
 from __future__ import annotations
 
@@ -21,33 +21,36 @@ def marginalize(
 ) -> Marginalized:
     r"""Integrate the latent variables of each row out of a NumPyro model.
 
-    A latent site in the plate of the observations has a value for each row, which no
-    kernel that reads minibatches can carry. The model that this function returns has
-    none of them: each row has its marginal likelihood,
+    A latent site in the plate of the observations has a value for each row. A kernel
+    that reads minibatches cannot update all these values. The returned model does not
+    contain such sites. Instead, each row has its marginal likelihood,
 
     .. math:: p(y_i \mid \theta) = \sum_{k} \int p(y_i, k, u \mid \theta) \, du.
 
-    Finite discrete sites are summed exactly, all their joint states. Continuous ones,
-    one to three numbers of a row on any support, are integrated by adaptive
-    Gauss-Hermite quadrature at the mode and the curvature of each row, and of each
-    joint state of the discrete ones. Sites of inner plates are integrated out first.
+    Discrete sites with finite support are summed exactly over all joint states.
+    Continuous sites, with one to three numbers per row on any support, are integrated
+    by adaptive Gauss-Hermite quadrature. Its nodes follow the mode and the curvature of
+    each row, given each joint state of the discrete sites. Sites of inner plates are
+    integrated out first.
 
     The result takes the model's arguments, and works with every kernel of this package
-    and with NumPyro's NUTS, SVI and Predictive. Where nothing is observed it runs the
-    model as it was written, so that ``Predictive`` draws new rows.
+    and with NumPyro's NUTS, SVI and Predictive. If nothing is observed, it runs the
+    original model, so that ``Predictive`` draws new rows.
 
-    :param model: the model. Its latent sites of the rows are in a plate which holds
-        the observations of these rows, directly or in plates inside of it.
+    :param model: the model. The latent sites of its rows are in a plate that contains
+        the observations of these rows, directly or in inner plates.
     :param sites: names of the sites to integrate out. Default: all latent sites in
         plates that hold observations.
     :param num_nodes: quadrature nodes of each continuous dimension, an odd number.
         Default: 11 for one dimension, 9 for two, 7 for three.
-        :func:`quadrature_error` measures what they are worth.
-    :return: the marginalized model. Its observed site has the name of the model's (of
-        several, their names joined by ``"_"``), and a log likelihood for each row.
-    :raises TypeError: an argument is of a wrong type.
-    :raises ValueError: an argument is out of range; when the model runs, a site that
-        rows share, that has no finite support or more than three dimensions.
+        :func:`quadrature_error` measures their accuracy.
+    :return: the marginalized model. Its observed site has a log likelihood for each
+        row. It has the name of the original observed site, or the names of several
+        joined by ``"_"``.
+    :raises TypeError: an argument has the wrong type.
+    :raises ValueError: an argument is out of range. The model also raises it when it
+        runs, if rows share a site, a discrete site has no finite support, or continuous
+        sites have more than three dimensions.
 
     **References**
 
@@ -103,16 +106,16 @@ def marginalize(
 
 @dataclass(frozen=True)
 class Marginalized(RowsMarginalized):
-    """A model without the latent variables of its rows; made by :func:`marginalize`.
+    """A model without the latent variables of its rows; see :func:`marginalize`.
 
-    :param fn: the model as it was written.
+    :param fn: the original model.
     :param sites: names of the sites that are integrated out; ``None`` for all.
     :param num_nodes: quadrature nodes of each dimension.
     """
 
     @property
     def approximation_advice(self) -> str:
-        """What to try where the set-up of a kernel fails."""
+        """Advice for a failed set-up of a kernel."""
         more = 31 if self.num_nodes is None else 2 * self.num_nodes + 1
         return (
             "If latent variables of rows are continuous, a quadrature that is too "
@@ -127,16 +130,16 @@ class Marginalized(RowsMarginalized):
         :param draws: constrained values of the parameters, along a first axis.
         :param args: positional arguments of the model.
         :param kwargs: keyword arguments of the model.
-        :return: numbers by name; none where there is no quadrature.
-        :raises ValueError: it moves the posterior too far, and the number of nodes was
-            chosen.
+        :return: numbers by name; empty without quadrature.
+        :raises ValueError: the error shifts the posterior too far, and the user chose
+            the number of nodes.
         """
         return set_up_error(self, draws, args, kwargs)
 
     def refined(self, report: Mapping[str, float]) -> Marginalized | None:
-        """The model with as many nodes as it needs, if nobody chose their number.
+        """The model with enough nodes, if the user did not choose their number.
 
-        :param report: what :meth:`approximation` returned.
+        :param report: the result of :meth:`approximation`.
         """
         better = int(report.get("quadrature_better_nodes", 0))
         if self.num_nodes is not None or report.get("quadrature_sd", 0.0) <= ADVISED:

@@ -45,7 +45,7 @@ __all__ = ["HideRows", "LevelModel", "Rows", "RowsMarginalized"]
 class RowsMarginalized:
     """A model without the latent variables of its rows.
 
-    :param fn: the model as it was written.
+    :param fn: the original model.
     :param sites: names of the sites that are integrated out; ``None`` for all.
     :param num_nodes: quadrature nodes of each dimension.
     """
@@ -55,25 +55,25 @@ class RowsMarginalized:
     num_nodes: int | None = None
 
     def __post_init__(self) -> None:
-        try:  # arguments are called what the model calls them
+        try:  # arguments are bound to the model's own names
             signature = inspect.signature(self.fn)
         except (TypeError, ValueError):
             return
         object.__setattr__(self, "__signature__", signature)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the model; what it returns depends on no site that is integrated out."""
+        """Run the model; its return value depends on no site that is integrated out."""
         args, kwargs = jax.tree.map(indexable, (args, kwargs))
         models = self.chain(args, kwargs)
         return (models[-1] if models else self.fn)(*args, **kwargs)
 
     @property
     def row_size(self) -> int:
-        """About how many likelihoods the marginal one of a row takes."""
+        """About how many likelihood evaluations one marginal likelihood takes."""
         return self.num_nodes or NODES[1]
 
     def levels(self, args: tuple, kwargs: Mapping[str, Any]) -> tuple[Level, ...]:
-        """What is integrated out, the innermost plates first."""
+        """The sites to integrate out, by level, the innermost plates first."""
         static, arrays = Static.split(args, kwargs)
         shapes = tuple((x.shape, str(x.dtype)) for x in arrays)
         known = _LEVELS.setdefault(self, {})
@@ -93,7 +93,7 @@ class RowsMarginalized:
         return tuple(levels)
 
     def chain(self, args: tuple, kwargs: Mapping[str, Any]) -> list[LevelModel]:
-        """The model with one level after the other integrated out."""
+        """The model with all levels integrated out, one after the other."""
         models: list[LevelModel] = []
         for level in self.levels(args, kwargs):
             below = models[-1] if models else self.fn
@@ -101,7 +101,7 @@ class RowsMarginalized:
         return models
 
 
-# what was found of models and arguments of these shapes; it holds no data
+# levels by model and argument shapes; they hold no data
 _LEVELS: WeakKeyDictionary[RowsMarginalized, dict[Any, tuple[Level, ...]]] = (
     WeakKeyDictionary()
 )
@@ -123,18 +123,18 @@ class RowMarginal(Distribution):
 
     @property
     def support(self) -> Any:
-        """Anything: the values are those that were given."""
+        """Unconstrained: the values are the given observations."""
         return constraints.independent(constraints.real, self.event_dim)
 
     def log_prob(self, value: Any) -> Array:
-        """The log density of each row, at the observations that it was computed of."""
+        """The log density of each row at the observations it was computed from."""
         return self.log_factor
 
     def sample(self, key: Any, sample_shape: tuple[int, ...] = ()) -> Array:
-        """Not available: the model without observations draws them."""
+        """Not available; the model without observations draws new rows."""
         raise NotImplementedError(
-            "a marginalized row with observations is not drawn from. Run the model "
-            "without them (obs=None), which draws latent sites and observations."
+            "a marginalized row with observations cannot be sampled. Run the model "
+            "without observations (obs=None) to draw latent sites and observations."
         )
 
 
@@ -142,7 +142,7 @@ class _Observed(NamedTuple):
     """An observed site of the rows.
 
     :param value: the observations, rows first.
-    :param names: of the axes of one row, where they have names.
+    :param names: names of the axes of one row, if they have any.
     """
 
     name: str
@@ -152,10 +152,10 @@ class _Observed(NamedTuple):
 
 
 class HideRows(Messenger):
-    """Keep the sites of the rows from the handlers around the model, and note them.
+    """Record the sites of the rows and hide them from handlers around the model.
 
     :param level: what is integrated out.
-    :param values: values of its sites; by default any.
+    :param values: values of its sites; by default arbitrary values.
     """
 
     def __init__(
@@ -259,7 +259,7 @@ def _observed(msg: Any, plates: Sequence[str]) -> _Observed:
         names[len(names) - len(own) :] = own
     value = _rows_first(value, msg, plates, event_dim)
     rest = [name for name in names if name not in plates]
-    # axes of length one that no plate named are there to align shapes
+    # axes of length one without a plate only align shapes
     kept = [
         i
         for i in range(len(rest))
@@ -278,7 +278,7 @@ def _observed(msg: Any, plates: Sequence[str]) -> _Observed:
 
 
 def _site_rows(site: Any, plates: Sequence[str], scale: float) -> Array:
-    """The log density of a site for each row; ``scale`` of the plates taken off."""
+    """The log density of a site for each row, without the ``scale`` of the plates."""
     fn = site["fn"]
     if site["intermediates"]:
         log_prob = fn.log_prob(site["value"], site["intermediates"])
@@ -340,9 +340,9 @@ class LevelModel:
             numpyro.sample(name, fn, obs=value, infer=infer)
 
     def checked(self, args: tuple, kwargs: Mapping[str, Any]) -> Level:
-        """The level with what depends on its sites, where that is allowed.
+        """The level with the deterministic sites that depend on its sites.
 
-        :raises ValueError: something that is not of a row depends on a site of it.
+        :raises ValueError: something outside of the row depends on one of its sites.
         """
         names = self.level.names
         outputs: list[tuple[str, bool]] = []
@@ -411,16 +411,16 @@ class _InPlates(Messenger):
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """The latent variables of rows at one position: densities, places, integrals.
+    """The latent variables of rows at one position: densities, modes, integrals.
 
     :param model: the level.
     :param args: positional arguments of the model.
     :param kwargs: keyword arguments of the model.
-    :param globals: values of the sites that are not of the rows.
+    :param globals: values of the sites that rows share.
     :param plates: indices and size of each plate.
-    :param fns: the distributions of the sites, given any values of each other.
-    :param shape: the number of rows, along each plate of the level.
-    :param scale: of the rows, where the plates are subsampled.
+    :param fns: the distributions of the sites, as functions of each other's values.
+    :param shape: the number of rows along each plate of the level.
+    :param scale: scale of the rows if the plates are subsampled.
     """
 
     model: LevelModel
@@ -436,7 +436,7 @@ class Rows:
     def of(
         cls, model: LevelModel, seen: HideRows, args: tuple, kwargs: Mapping[str, Any]
     ) -> Rows:
-        """The rows of a model that has run."""
+        """The rows of a model that has been run."""
         shape = tuple(seen.sizes[name] for name in model.level.plates)
         scale = 1.0
         for name in model.level.plates:
@@ -473,7 +473,7 @@ class Rows:
 
     @property
     def states(self) -> np.ndarray:
-        """All joint states of the discrete sites, as numbers: one state a line."""
+        """All joint states of the discrete sites, one state per line."""
         ranges = [range(site.size) for site in self.discrete]
         joint = list(itertools.product(*ranges))
         return np.array(joint, np.int32).reshape(len(joint), len(ranges))
@@ -481,7 +481,8 @@ class Rows:
     def state_values(self, state: Array) -> dict[str, Array]:
         """The values of the discrete sites in a joint state.
 
-        :param state: one for all rows, shape ``(sites,)``, or with the rows in front.
+        :param state: one for all rows, shape ``(sites,)``, or one per row with leading
+            axes of rows.
         """
         values = {}
         for k, site in enumerate(self.discrete):
@@ -502,7 +503,7 @@ class Rows:
         return values
 
     def start(self) -> Array:
-        """Where the search for the modes starts: the means of the sites, if known."""
+        """The start of the search for the modes: the means of the sites, if known."""
         parts = []
         for site in self.continuous:
             fn = self.fns[site.name]
@@ -526,7 +527,7 @@ class Rows:
     def log_joint(self, state: Array, u: Array | None) -> Array:
         """The log density of observations and latent variables of each row.
 
-        With respect to unconstrained values of the continuous ones.
+        The density is with respect to the unconstrained values of continuous sites.
 
         :param state: a joint state of the discrete sites, of all rows or of each.
         :param u: unconstrained values, shape ``rows + (d,)``.

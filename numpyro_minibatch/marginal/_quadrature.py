@@ -1,16 +1,16 @@
-"""Integrals over the few latent numbers of each row, for all rows at once.
+"""Integrals over the latent numbers of each row, for all rows at once.
 
 Adaptive Gauss-Hermite quadrature: with mode m and curvature P = L L' of a row's log
 density, the nodes are m + sqrt(2) L^-T x_k, and
 
     log integral = log sum_k w_k exp(|x_k|^2 + f(u_k)) + (d / 2) log 2 - log |L|.
 
-The exact integral does not depend on where the nodes are. So its derivatives with
-respect to the parameters are those of the sum with the nodes held fixed: of first order
-the same rule applied to f' exp(f), of second order to (f'' + f'^2) exp(f). Both are
-quadrature rules for the exact derivatives, and their errors are of the order of the
-rule's. What is left out is the derivative of the rule with respect to its nodes, which
-for an exact rule is zero, and is of the order of the rule's error otherwise.
+The exact integral does not depend on the positions of the nodes. So the nodes are held
+fixed when the sum is differentiated with respect to the parameters. The first
+derivative applies the same rule to f' exp(f), the second to (f'' + f'^2) exp(f). Both
+are quadrature rules for the exact derivatives, and their errors are of the same order
+as the rule's. The derivative of the rule with respect to its nodes is left out. It is
+zero for an exact rule, and otherwise of the order of the rule's error.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ __all__ = [
     "nodes_of",
 ]
 
-# nodes of each dimension, by the number of dimensions
+# nodes per dimension, by the number of dimensions
 NODES = {1: 11, 2: 9, 3: 7}
 
 _MOST_STEPS = 60
 # half the squared distance to the mode, in standard deviations, before the last step
 _DECREMENT = 1e-5
-_SHORTER = 0.25  # of a step that lowers the density
-_FLOOR = 1e-4  # of a curvature, relative to a scale of one
+_SHORTER = 0.25  # factor on a step that lowers the density
+_FLOOR = 1e-4  # smallest curvature, relative to a scale of one
 
 
 class Place(NamedTuple):
-    """Where the density of each row is, in unconstrained coordinates.
+    """Mode and spread of the density of each row, in unconstrained coordinates.
 
     :param mode: shape ``rows + (d,)``.
-    :param spread: the matrix ``L^-T`` with ``L L'`` the curvature at the mode, shape
-        ``rows + (d, d)``.
+    :param spread: the matrix ``L^-T``, where ``L L'`` is the curvature at the mode,
+        shape ``rows + (d, d)``.
     :param log_det: log determinant of ``spread``, shape ``rows``.
     :param value: the log density at the mode, shape ``rows``.
     :param converged: whether the search ended at a maximum, shape ``rows``.
@@ -63,7 +63,7 @@ class Place(NamedTuple):
     converged: Array
 
     def at(self, x: Any) -> Array:
-        """The points at standardised coordinates ``x``, shape ``(d,)`` or with rows."""
+        """The points at standardised ``x``, of shape ``(d,)`` or ``rows + (d,)``."""
         x = jnp.asarray(x, self.mode.dtype)
         return self.mode + jnp.einsum("...ij,...j->...i", self.spread, x)
 
@@ -106,7 +106,7 @@ def _derivative(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, A
 def log_integral(
     log_density: Callable[[Array], Array], place: Place, num_nodes: int
 ) -> Array:
-    """The log integral of each row's density over its latent numbers.
+    """The log of the integral of each row's density over its latent numbers.
 
     :param log_density: from ``u`` of shape ``rows + (d,)`` to shape ``rows``.
     :param place: mode and spread of each row; derivatives do not pass through it.
@@ -118,7 +118,7 @@ def log_integral(
 def log_integrals(
     log_density: Callable[[Array], Array], place: Place, rules: Sequence[int]
 ) -> list[Array]:
-    """The same by several rules, which evaluate the density at one place of a program.
+    """The same by several rules, with one copy of the density in the program.
 
     :param rules: the number of nodes of each dimension, for each rule.
     """
@@ -126,7 +126,7 @@ def log_integrals(
     pairs = [nodes_of(n, place.mode.shape[-1]) for n in rules]
     nodes = jnp.asarray(np.concatenate([x for x, _ in pairs]))
     values = jax.vmap(lambda x: log_density(place.at(x)))(nodes)
-    # far nodes overflow in some models: there is no density
+    # in some models distant nodes overflow; the density there counts as zero
     values = jnp.where(jnp.isnan(values), -jnp.inf, values)
     cuts = np.cumsum([len(w) for _, w in pairs])[:-1].tolist()
     found = []
@@ -150,8 +150,8 @@ class _Search(NamedTuple):
 def find_place(log_density: Callable[[Array], Array], start: Array) -> Place:
     """Find the mode of each row and the curvature there, by Newton steps.
 
-    A step that lowers the density is shortened. The steps of a row are its own, and it
-    stays where it converged, so that what is found does not depend on the other rows.
+    A step that lowers the density is shortened. Each row takes separate steps and stops
+    when it has converged, so its result does not depend on the other rows.
 
     :param log_density: from ``u`` of shape ``rows + (d,)`` to shape ``rows``.
     :param start: shape ``rows + (d,)``.
@@ -164,7 +164,7 @@ def find_place(log_density: Callable[[Array], Array], start: Array) -> Place:
         rounding = 1e-6 + 4 * jnp.finfo(value.dtype).eps * jnp.abs(s.value)
         step = _solve(_factor(curvature), gradient)
         decrement = 0.5 * jnp.sum(step * gradient, -1)
-        # not finite where value, gradient or curvature is not
+        # not finite if the value, the gradient or the curvature is not
         finite = jnp.isfinite(value + decrement + jnp.sum(curvature, (-2, -1)))
         better = ~s.done & finite & ~(value < s.value - rounding)
         step = jnp.where(better[..., None], step, _SHORTER * s.step)
@@ -188,7 +188,7 @@ def find_place(log_density: Callable[[Array], Array], start: Array) -> Place:
     found = jax.lax.while_loop(
         lambda s: jnp.any(~s.done) & (s.steps < _MOST_STEPS), body, search
     )
-    # the last step, which is known and short, leaves next to nothing of the distance
+    # after the last step, which is short, the remaining distance is negligible
     u = jnp.where(found.done[..., None], found.u + found.step, found.u)
     factor = _factor(found.curvature)
     basis = jnp.eye(d, dtype=start.dtype)
@@ -217,12 +217,12 @@ def _expanded(
     return at, gradient, -bend
 
 
-# Cholesky factors of d x d matrices, entry by entry: d is at most three, and work entry
-# by entry keeps the rows apart for whatever reads the program -----------------------
+# Cholesky factors of d x d matrices, entry by entry: d is at most three, and entrywise
+# code shows analyses of the program that rows are independent ------------------------
 
 
 def _factor(matrix: Array) -> list[list[Array]]:
-    """The Cholesky factor of each matrix; pivots that are not positive are replaced."""
+    """The Cholesky factor of each matrix, with non-positive pivots replaced."""
     d = matrix.shape[-1]
     rows: list[list[Array]] = []
     for i in range(d):

@@ -1,4 +1,4 @@
-"""The latent variables that were integrated out, drawn afterwards."""
+"""Draws of the latent variables that were integrated out."""
 
 from __future__ import annotations
 
@@ -33,30 +33,31 @@ def recover_marginals(
 ) -> InferenceData:
     """Draw the latent variables that were integrated out, given draws of the rest.
 
-    For each draw of the parameters one draw of the latent sites of each row, from their
-    conditional distribution: together they are draws of the posterior of the model as
-    it was written. Discrete sites are exact. One continuous number of a row is drawn by
-    inverting its distribution function, tabulated at 193 points; two or three by 64
-    steps of an independence Metropolis chain with proposals of a t distribution at the
-    row's mode, after a joint state of the discrete sites.
+    Each draw of the parameters gets one draw of the latent sites of each row from their
+    conditional distribution. Together these are draws from the posterior of the
+    original model. Discrete sites are drawn exactly. A single continuous number per row
+    is drawn by inverting its distribution function, tabulated at 193 points. Two or
+    three numbers are drawn, after a joint state of the discrete sites, by 64 steps of
+    an independence Metropolis chain with proposals from a t distribution at the row's
+    mode.
 
-    :param model: what :func:`marginalize` returned.
-    :param idata: a run of it, as ``to_inference_data`` returned it. Thin it first where
-        fewer draws will do: ``idata.sel(draw=slice(None, None, 10))``.
+    :param model: the result of :func:`marginalize`.
+    :param idata: a run of it, as ``to_inference_data`` returned it. Thin it first if
+        fewer draws are enough: ``idata.sel(draw=slice(None, None, 10))``.
     :param args: the arguments of the model, with the data.
-    :param rows: numbers of the rows (groups) to draw for. Default: all.
+    :param rows: indices of the rows (groups) to draw for. Default: all.
     :param key: PRNG key, by default ``jax.random.key(0)``.
     :param probabilities: whether to add the conditional probabilities of the states of
         discrete sites, under the name of the site and ``"_probability"``. Their means
         over the draws have less noise than the frequencies of the states.
-    :param max_bytes: the most that the result may take.
+    :param max_bytes: the largest size of the result.
     :param kwargs: keyword arguments of the model.
     :return: the same groups, with the sites added to ``posterior``. They have the
-        dimensions ``chain``, ``draw`` and those of their plates, with the numbers of
-        the rows as coordinates.
+        dimensions ``chain``, ``draw`` and those of their plates, with the row indices
+        as coordinates.
     :raises TypeError: ``model`` is not marginalized.
-    :raises ValueError: a run without its parameters, rows that are out of range, or a
-        result that is larger than ``max_bytes``.
+    :raises ValueError: the run lacks parameters of the model, rows are out of range, or
+        the result would be larger than ``max_bytes``.
 
     **Example**
 
@@ -123,7 +124,7 @@ def recover_marginals(
 
 
 def chosen_rows(who: str, rows: Any, size: int, plate: str) -> np.ndarray:
-    """The numbers of the rows that were asked for."""
+    """The requested row indices."""
     if rows is None:
         return np.arange(size, dtype=np.int32)
     numbers = np.atleast_1d(np.asarray(rows))
@@ -143,7 +144,7 @@ def chosen_rows(who: str, rows: Any, size: int, plate: str) -> np.ndarray:
 def values_of(
     who: str, idata: Any, at: RowsAt
 ) -> tuple[dict[str, np.ndarray], tuple[int, int]]:
-    """The parameters of a run along one axis; the numbers of chains and draws."""
+    """The parameters of a run along one axis, and the numbers of chains and draws."""
     is_result = isinstance(idata, xr.DataTree) or hasattr(idata, "groups")
     if not is_result or get_group(idata, "posterior") is None:
         raise ValueError(

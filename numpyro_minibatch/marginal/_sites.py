@@ -1,4 +1,4 @@
-"""Which sites of a model are integrated out, and of which rows they are."""
+"""The sites of a model to integrate out, and the rows they belong to."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class Level(NamedTuple):
     :param plates: names of the plates whose elements are the rows, the outermost
         dimension first.
     :param sites: the sites.
-    :param hidden: deterministic sites outside of the plates that depend on them, which
-        have no value in the marginalized model.
+    :param hidden: deterministic sites outside of the plates that depend on these sites.
+        They have no value in the marginalized model.
     """
 
     plates: tuple[str, ...]
@@ -70,7 +70,7 @@ class _Found(NamedTuple):
 
 
 def indexable(leaf: Any) -> Any:
-    """A NumPy array as a JAX array: NumPy's cannot be indexed by a traced batch."""
+    """Convert to a JAX array, because a traced batch cannot index NumPy arrays."""
     numeric = isinstance(leaf, np.ndarray) and leaf.dtype.kind in "biufc"
     return jnp.asarray(leaf) if numeric else leaf
 
@@ -81,19 +81,19 @@ def run_hidden(
     kwargs: Mapping[str, Any],
     data: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The sites of a model that handlers around it do not see.
+    """Trace a model's sites without showing them to the handlers around it.
 
-    They see only which rows plates and ``numpyro.subsample`` ask for.
+    The handlers see only the rows that plates and ``numpyro.subsample`` request.
 
     :param fn: the model.
-    :param data: values of global sites; by default any.
+    :param data: values of global sites; by default arbitrary values.
     """
     shown = ("plate", "subsample")
     key = jax.random.PRNGKey(0)
     if data is None:  # an init strategy reads the site's key
         seeded = handlers.seed(fn, key)
         model = handlers.substitute(seeded, substitute_fn=init_to_uniform())
-    else:  # keys only for sites that have no value, which costs operations
+    else:  # keys cost operations, so only sites without a value get them
         model = handlers.seed(handlers.substitute(fn, data=dict(data)), key)
     with handlers.block(hide_fn=lambda msg: msg["type"] not in shown):
         return handlers.trace(model).get_trace(*args, **kwargs)
@@ -120,7 +120,7 @@ def find_levels(
     kwargs: Mapping[str, Any],
     sites: Collection[str] | None,
 ) -> tuple[Level, ...]:
-    """Find what to integrate out of a model, the innermost plates first.
+    """Find the sites to integrate out of a model, the innermost plates first.
 
     :param model: the model.
     :param args: its positional arguments.
@@ -170,7 +170,7 @@ def find_levels(
 def _chosen(
     latent: list[_Found], observed: list[_Found], sites: Collection[str] | None
 ) -> list[_Found]:
-    """The latent sites that were asked for."""
+    """The requested latent sites."""
     by_name = {site.name: site for site in latent}
 
     def has_data(site: _Found) -> bool:
@@ -228,7 +228,7 @@ def _nothing(latent: list[_Found], observed: list[_Found]) -> str:
     names = ", ".join(repr(s.name) for s in latent) or "none"
     return (
         "marginalize found no latent site in a plate with observations; the latent "
-        f"sites are: {names}. A site with a value for each row belongs into the plate "
+        f"sites are: {names}. A site with a value for each row belongs in the plate "
         "of the observations."
     )
 
@@ -292,9 +292,9 @@ def _local(site: _Found) -> Local:
     if fn.support.is_discrete:
         if not fn.has_enumerate_support:
             raise ValueError(
-                f"marginalize cannot sum out site {name!r}: {_kind(fn)} has "
+                f"marginalize cannot sum over site {name!r}: {_kind(fn)} has "
                 "no finite support that NumPyro enumerates. Truncate it, for example "
-                "dist.Categorical over 0, 1, ..., n, or use a distribution with the "
+                "to dist.Categorical over 0, 1, ..., n, or use a distribution with the "
                 "sum in closed form, such as dist.NegativeBinomial2 for a gamma "
                 "mixture of Poisson counts."
             )
@@ -302,7 +302,7 @@ def _local(site: _Found) -> Local:
             count = len(fn.enumerate_support(expand=False))
         except (NotImplementedError, jax.errors.JAXTypeError) as error:
             raise ValueError(
-                f"marginalize cannot sum out site {name!r}: its support depends on "
+                f"marginalize cannot sum over site {name!r}: its support depends on "
                 f"values or differs between rows ({str(error).partition(chr(10))[0]})."
                 " Give all rows one support of a fixed size."
             ) from error

@@ -1,4 +1,4 @@
-"""A function of some numbers, split into what depends on them and what does not."""
+"""A function split into the part that depends on its argument and the rest."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ __all__ = ["Split"]
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """A function of one array, with all that does not depend on it computed.
+    """A function of one array, with everything else computed in advance.
 
     Quadrature evaluates the log density of a row at many values of its latent numbers,
-    and the search for its mode does so in a loop. Rows of data that are gathered,
-    linear predictors and normalising constants are the same for all of these values.
-    They are computed once, outside of the loop, so that neither the computer nor the
-    compiler repeats them.
+    and the search for its mode does so in a loop. Gathered rows of data, linear
+    predictors and normalising constants are the same for all of these values. They are
+    computed once, outside of the loop, so that they are neither evaluated nor compiled
+    repeatedly.
 
-    :param known: what does not depend on the argument.
-    :param rest: the jaxpr of the rest; its inputs are ``known``, then the argument.
+    :param known: the values that do not depend on the argument.
+    :param rest: the jaxpr of the rest, with the inputs ``known`` and the argument.
     """
 
     known: list[Any]
@@ -62,7 +62,7 @@ class Split:
         return jax.core.eval_jaxpr(self.rest, [], *self.known, x)[0]
 
     def stopped(self) -> Split:
-        """The same function; derivatives do not pass through what is known."""
+        """The same function, with no derivatives through ``known``."""
         return replace(self, known=[jax.lax.stop_gradient(x) for x in self.known])
 
 
@@ -74,7 +74,7 @@ def _part(
     jaxpr: Any, constvars: Any, invars: list[Any], eqns: list[Any], outvars: list[Any]
 ) -> Any:
     """Some equations of a jaxpr, with other inputs and outputs."""
-    # a jaxpr checks that it has as many names as inputs and outputs
+    # a jaxpr needs as many names as inputs and outputs
     names = jaxpr.debug_info._replace(
         arg_names=("",) * len(invars), result_paths=("",) * len(outvars)
     )

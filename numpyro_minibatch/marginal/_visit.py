@@ -22,8 +22,8 @@ from numpyro_minibatch.target import ModelTarget
 
 __all__ = ["RowsAt", "check_marginalized"]
 
-_MARK = "_marginal_"  # of what a look found, among the sites of a model
-_MOST_EVALUATIONS = 4_000_000  # row likelihoods that are in memory at a time
+_MARK = "_marginal_"  # prefix of the sites that hold the results of ``look``
+_MOST_EVALUATIONS = 4_000_000  # row likelihoods in memory at one time
 
 
 def check_marginalized(who: str, model: Any) -> None:
@@ -37,13 +37,13 @@ def check_marginalized(who: str, model: Any) -> None:
 
 @dataclass(frozen=True)
 class _Visit:
-    """A model that draws the latent sites of its rows, and looks at them.
+    """A model that draws the latent sites of its rows and applies a function to them.
 
     :param model: the marginalized model.
     :param look: ``look(rows, values, probabilities)``, a dict of arrays.
     :param key: PRNG key of the draw.
     :param plate: the plate of the rows.
-    :param places: the numbers of its rows.
+    :param places: the indices of its rows.
     """
 
     model: RowsMarginalized
@@ -76,7 +76,7 @@ class _Visit:
             numpyro.deterministic(f"{_MARK}{name}", value)
 
     def _keys(self, rows: Rows, level: int) -> Array:
-        """A key for each row, whatever chunk it is in."""
+        """A key for each row, independent of its chunk."""
         key = jax.random.fold_in(self.key, level)
         keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(self.places)
         axis = rows.model.level.plates.index(self.plate)
@@ -95,9 +95,9 @@ class RowsAt:
     :param target: the same with its arguments.
     :param level: the outermost level.
     :param plate: the plate of the rows.
-    :param sites: what is integrated out, by name: the plates of each site.
+    :param sites: the plates of each site that is integrated out, by name.
     :param latents: the parameters.
-    :param cost: evaluations of a row's likelihood at one draw.
+    :param cost: the number of evaluations of a row's likelihood per draw.
     """
 
     model: RowsMarginalized
@@ -140,7 +140,7 @@ class RowsAt:
             try:
                 layout, frozen = inspect_model(who, model, args, kwargs, {plate: 2})
                 break
-            except ValueError:  # its data are taken by the indices of another one
+            except ValueError:  # the indices of another plate select its data
                 if plate == common[-1]:
                     raise
         target = ModelTarget(
@@ -176,10 +176,10 @@ class RowsAt:
         key: Array,
         look: Callable[[Rows, Any, Any], dict[str, Array]],
     ) -> dict[str, np.ndarray]:
-        """What ``look`` says of rows at draws of the parameters.
+        """The results of ``look`` for rows at draws of the parameters.
 
         :param draws: constrained values, along a first axis.
-        :param rows: the numbers of the rows.
+        :param rows: the indices of the rows.
         :param key: PRNG key.
         :param look: ``look(rows, values, probabilities)``, arrays with the rows first.
         :return: arrays of shape ``(draws, rows) + ...``, other plates after the rows.
@@ -208,7 +208,8 @@ class RowsAt:
         height = min(count, max(1, _MOST_EVALUATIONS // width))
         out: dict[str, np.ndarray] = {}
         for top in range(0, count, height):
-            # the last chunks repeat a draw or a row: one shape is compiled once
+            # the last chunks repeat a draw or a row, so that all have one shape and
+            # compile once
             which = np.minimum(np.arange(top, top + height), count - 1)
             some = {name: x[which] for name, x in draws.items()}
             for left in range(0, len(rows), width):

@@ -36,9 +36,9 @@ class ProposalContext(NamedTuple):
         over-relaxed moves, to the other side of its centre, are accepted from the tails
         as well.
     :param num_rows: rows of data that an evaluation of the surrogate reads.
-    :param modes: the modes of a surrogate with several; ``None`` with one.
-    :param log_surrogate_in: from a mode to the log density of its own surrogate, which
-        is smooth everywhere; only with several modes.
+    :param modes: the modes of the surrogate if there are several; ``None`` with one.
+    :param log_surrogate_in: a function from a mode to the log density of its own
+        surrogate, which is smooth everywhere; only with several modes.
     """
 
     gradient: Callable[[Array], Array]
@@ -56,7 +56,8 @@ class Proposed(NamedTuple):
     """A proposed position.
 
     :param z: the position, shape ``(D,)``.
-    :param log_q_ratio: ``log q(z | z') - log q(z' | z)``; zero for a stay.
+    :param log_q_ratio: ``log q(z | z') - log q(z' | z)``; zero if the position does not
+        change.
     :param moved: whether the position changed. A proposal whose first stage rejected
         stays at the very same ``z``, and no row needs to be read.
     :param tunes: whether the step-size adaptation may use the outcome of the move. It
@@ -64,8 +65,8 @@ class Proposed(NamedTuple):
     :param log_surrogate: the log surrogate at both positions, shape ``(2,)``, if
         ``log_q_ratio`` is their difference. It then cancels in the acceptance ratio,
         and the decision needs only the residual of the target over the surrogate.
-    :param jump: whether another mode was tried, also by a move that the first stage
-        rejected; ``None`` from a proposal that does not move between modes.
+    :param jump: whether the proposal tried another mode, even if the first stage
+        rejected it; ``None`` from a proposal that does not move between modes.
     """
 
     z: Array
@@ -112,7 +113,7 @@ class Proposal(ABC):
         :param key: PRNG key.
         :param z: the current position, shape ``(D,)``.
         :param step_size: step size in the whitened coordinates.
-        :param context: what can be known about the target.
+        :param context: the available information about the target.
         """
 
     def evaluations(self, context: ProposalContext) -> int:
@@ -133,7 +134,7 @@ def check_number(
     :param allowed: a function that is true for allowed numbers.
     :param expected: a description of the allowed numbers.
     :return: the value as a ``float``.
-    :raises TypeError: the value is no number.
+    :raises TypeError: the value is not a number.
     :raises ValueError: it is not finite, or not allowed.
     """
     if isinstance(value, bool | np.bool_) or not isinstance(value, Real):

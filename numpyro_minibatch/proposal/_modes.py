@@ -26,7 +26,7 @@ from numpyro_minibatch.proposal._on_surrogate import (
 
 __all__ = ["across_modes"]
 
-_WITHIN: Any = surrogate_hmc()  # what moves within a mode are
+_WITHIN: Any = surrogate_hmc()  # moves within a mode
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class _AcrossModes(Proposal):
         chosen = jax.random.categorical(key_drawn, modes.log_weight)
         noise = normal(key_noise, z.size, z.dtype)
         drawn = modes.placed(chosen, noise)
-        # the same whitened position in another mode; where none is chosen, the step is
+        # the same whitened position in another mode; if no mode is chosen, the step is
         # a move within the mode
         choice = jnp.log(_choice(modes.log_weight, mode))
         other = jax.random.categorical(key_other, choice).astype(jnp.int32)
@@ -89,7 +89,7 @@ class _AcrossModes(Proposal):
                 - modes.log_weight[other],
             ]
         )
-        # where the reverse move would be another one, there is no move
+        # if the reverse move would differ, there is no move
         possible = jnp.stack(
             [mode_new[0] == mode, jnp.array(True), mode_new[2] == other]
         )
@@ -130,12 +130,12 @@ class _AcrossModes(Proposal):
 
 
 def _choice(log_weight: Array, mode: Array) -> Array:
-    """Probabilities with which a map from a mode chooses another one, ``(K,)``.
+    """Probabilities of the modes that a map from one mode chooses, ``(K,)``.
 
     They are in balance with the weights, ``w_k P(j | k) = w_j P(k | j)``, and as large
-    as that allows. What is left is the probability of the mode itself.
+    as that allows. The remaining probability is that of the mode itself.
 
-    :param log_weight: of all modes, ``(K,)``.
+    :param log_weight: log weights of all modes, ``(K,)``.
     :param mode: the mode that the map starts from.
     """
     weight = jnp.exp(log_weight)
@@ -159,8 +159,8 @@ def across_modes(between: float = 2 / 3) -> Proposal:
     Each move is accepted or rejected on the surrogate first, without data. The
     minibatch then decides by the surrogate's error: delayed acceptance [1]. Moves to
     another mode change the relative frequencies of the modes, which are those of the
-    posterior whatever the weights of the mixture are. Where the set-up finds one mode,
-    the proposal is :func:`surrogate_hmc`.
+    posterior whatever the weights of the mixture are. If the set-up finds only one
+    mode, the proposal is :func:`surrogate_hmc`.
 
     :param between: the share of the steps that try a move of the second or third kind,
         half of them each; above 0 and below 1. By default each kind has a third.

@@ -23,9 +23,9 @@ class PriorAtModes(NamedTuple):
     of the prior are diagonal, ``z = m_k + A_k.T @ x``. The components of the mixture
     are then known at any temperature without another factorisation.
 
-    :param log_density: of the prior at the means, ``(K,)``.
-    :param slope: its gradients there, in these coordinates, ``(K, D)``.
-    :param curvature: minus its second derivatives, none below zero, ``(K, D)``.
+    :param log_density: the log prior at the means, ``(K,)``.
+    :param slope: its gradients at the means, in these coordinates, ``(K, D)``.
+    :param curvature: minus its second derivatives, non-negative, ``(K, D)``.
     :param root: the matrices ``A_k``, with ``A_k.T @ A_k`` the covariance of the mode,
         ``(K, D, D)``.
     :param inverse: their inverses, ``(K, D, D)``.
@@ -45,7 +45,7 @@ class PriorAtModes(NamedTuple):
         gradient: np.ndarray,
         hessian: np.ndarray,
     ) -> PriorAtModes:
-        """From derivatives of the log prior at the means of the modes, by NumPy.
+        """Build from NumPy derivatives of the log prior at the means of the modes.
 
         A prior that is convex in some direction, as in the tail of a Student-t, has no
         normal approximation there, and is taken to be flat.
@@ -98,13 +98,14 @@ class Modes(NamedTuple):
     ) -> Modes:
         """The mixture for ``posterior ** power * prior ** surplus``.
 
-        Each component, without the others, to this power, times the normal
-        approximation of the prior to that one; see ``docs/several-modes.md``.
+        Each component is raised to ``power`` separately from the others and multiplied
+        by the normal approximation of the prior to the power ``surplus``; see
+        ``docs/several-modes.md``.
 
         :param prior: the log prior at the modes.
-        :param power: of the posterior, the inverse of a temperature.
-        :param surplus: of the prior: zero if it is tempered as well, otherwise
-            ``1 - power``.
+        :param power: power of the posterior, the inverse of a temperature.
+        :param surplus: power of the prior: zero if the prior is tempered as well,
+            otherwise ``1 - power``.
         """
         # precisions are diagonal in the coordinates of `prior`
         scale = 1.0 / jnp.sqrt(power + surplus * prior.curvature)

@@ -62,7 +62,7 @@ def _rotated(
 def accept_on_surrogate(
     z: Array, z_new: Array, logs: Array, log_ratio: Array, noise: Array
 ) -> Proposed:
-    """Accept on the surrogate or stay; the second stage divides it out again.
+    """Accept or reject on the surrogate; the second stage corrects for this ratio.
 
     :param logs: log surrogate at both positions.
     :param log_ratio: the log ratio of this stage; NaN is a rejection.
@@ -464,9 +464,9 @@ def independence() -> Proposal:
 def student_t(df: float = 5.0) -> Proposal:
     """Independent draws from a multivariate Student-t around the Laplace centre.
 
-    As :func:`independence`, with tails heavier than those of most posteriors, so that
-    the chain stays nowhere for long [1]. The acceptance rate is lower, the more so the
-    higher the dimension.
+    Like :func:`independence`, but with tails heavier than those of most posteriors, so
+    that the chain does not get stuck in a tail [1]. The acceptance rate is lower,
+    especially in high dimensions.
 
     Needs a control variate, whose centre it uses.
 

@@ -114,7 +114,7 @@ def _draw(
     """``draws`` draws of ``steps`` steps each, in a buffer of fixed size."""
     run = partial(_some_draws, chains)
     if chains.mesh is not None:
-        # devices run their own chains, and wait only for those with which they share
+        # devices run their own chains, and wait only for devices with which they share
         # rows
         of_chains, whole = _specs(chains, state), PartitionSpec()
         kept = PartitionSpec(None, CHAINS) if chains.num_chains > 1 else whole
@@ -274,7 +274,7 @@ class Program:
                 self._given,
             )
             identity = (_ById(kernel), self.num_warmup, digest(_as_written(kernel)))
-        # once for the run, and not closed over
+        # placed once for the run, and passed as arguments instead of closed over
         self._arrays = self._placed((self.args, self.kwargs))
         self._chains = Chains(
             kernel,
@@ -343,7 +343,7 @@ class Program:
         by_plate: dict[str, np.ndarray] = {
             name: np.zeros(0, np.int32) for name in sizes
         }
-        # in pieces of one length, which compile once
+        # in pieces of equal length, which compile once
         for start in range(done, done + steps, _PIECE):
             found = kernel.rows_ahead(keys, designs, jnp.int32(start), _PIECE)
             for name, rows in found.items():
@@ -401,7 +401,7 @@ class _ByValue:
 
 @dataclass(frozen=True, eq=False)
 class _ById:
-    """A kernel that equals only itself; held, so that its id is not reused."""
+    """A kernel that equals only itself; the reference protects its id from reuse."""
 
     kernel: Any
 

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 __all__ = ["export_run", "open_run", "sample"]
 
-_CHUNK_SECONDS = 0.25  # long compared with the overhead of a chunk, short to wait
+_CHUNK_SECONDS = 0.25  # long compared with a chunk's overhead, but a short wait
 _COMMIT_SECONDS = 2.0
 _WARMUP = "warmup_"
 
@@ -601,7 +601,7 @@ _MOST_TEMPLATES, _MOST_TEMPLATE_BYTES = 8, 2**25
 
 def _template(identity: Hashable, drawn: _Drawn) -> Any:
     """The result of the first draws, which later runs of the same program reuse."""
-    # without data on the host, which stay there
+    # except for data on the host, which stay there
     given = map_rows(lambda _: None, (drawn._args, dict(drawn._kwargs)))
     leaves = jax.tree.leaves(given)
     arrays = [x for x in leaves if isinstance(x, np.ndarray | Array)]

@@ -164,7 +164,7 @@ class Nested:
                 else permute(wrap(bits[chain]), positions, self.size)
             )
             terms = reader.evaluate(z[chain], {self.plate: indices})
-            # float32: differences of rows and terms first, sums afterwards
+            # subtract rows and terms before summing, for the sake of float32
             rows = terms.rows[self.plate] - reference.rows[indices]
             change = jax.tree.map(
                 jnp.subtract, terms._replace(rows={}), reference.known
@@ -202,7 +202,7 @@ class Nested:
         counts = np.where(is_part, blocks[:, 3], 0)
         seen = counts.sum(1)
         counts = counts.astype(mean.dtype)
-        # where, because a mean may be infinite
+        # jnp.where, because a mean may be infinite
         sums = jnp.where(is_part & (counts > 0), counts * mean, 0.0).sum(1)
         whole = sums / np.maximum(seen, 1).astype(mean.dtype)
         spread = m2 + counts * jnp.square(mean - whole[:, None])
