@@ -45,7 +45,8 @@ from numpyro_minibatch.control_variate._modes import (
     find_modes,
     posterior_of_modes,
 )
-from numpyro_minibatch.control_variate._problem import Problem
+from numpyro_minibatch.control_variate._problem import Problem, Refused
+from numpyro_minibatch.control_variate._search import quasi_newton
 from numpyro_minibatch.diagnostics import effective_sample_size
 from numpyro_minibatch.estimate import Weights
 from numpyro_minibatch.proposal import (
@@ -445,6 +446,44 @@ def test_short_newton_steps_end_at_the_nearest_minimum():
     assert abs(whole[0] + 0.5) > 1
 
 
+def rosenbrock(x):
+    """A curved valley, not finite beyond a wall, whose minimum is at one."""
+    if x[0] < -1.5:
+        return np.inf, np.full(2, np.nan)
+    bent = x[1] - x[0] ** 2
+    slope = np.array([-400 * x[0] * bent - 2 * (1 - x[0]), 200 * bent])
+    return 100 * bent**2 + (1 - x[0]) ** 2, slope
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e6])
+def test_quasi_newton_steps(scale):
+    """They end at the minimum, in some times the evaluations that are needed."""
+    evaluated = []
+
+    def scaled(x):
+        evaluated.append(x)
+        value, slope = rosenbrock(x)
+        return scale * value, scale * slope
+
+    found = quasi_newton(scaled, np.array([-1.2, 1.0]))
+    assert found.ended and len(evaluated) < 80
+    np.testing.assert_allclose(found.x, 1.0, atol=1e-3)
+    assert found.fun == min(scale * rosenbrock(x)[0] for x in evaluated)
+    assert found.fun == scale * rosenbrock(found.x)[0]
+    # a search can be told that it has arrived, and cannot start where nothing is known
+    early = quasi_newton(scaled, np.array([-1.2, 1.0]), lambda x, _: x[0] > 0)
+    assert early.ended and 0 < early.x[0] < 0.9
+    nowhere = quasi_newton(scaled, np.array([-2.0, 0.0]))
+    assert not nowhere.ended and nowhere.fun == np.inf
+
+
+def test_newton_steps_give_up_on_an_optimum_that_does_not_matter():
+    start = np.array([0.2, 0.1])
+    newton(wave_of, start, largest=-19.0)  # the wells are 20 deep
+    with pytest.raises(Refused, match="the optimum is above"):
+        newton(wave_of, start, largest=-21.0)
+
+
 # runs, against quadrature ----------------------------------------------------------
 
 TWO = control_variate.taylor2(modes=8)
@@ -792,9 +831,7 @@ def z_scores(draws, grid, weights):
     return found
 
 
-def ladder_of(
-    kind, data, temperatures, rung=MinibatchMH, num_samples=1000, **settings
-):
+def ladder_of(kind, data, temperatures, rung=MinibatchMH, num_samples=1000, **settings):
     """Draws of a ladder ``(chain, draw, rung)``, and the run."""
     inner = rung(uneven, control_variate=TWO, **settings)
     kernel = kind(inner, temperatures=temperatures, collect_rungs=True)
