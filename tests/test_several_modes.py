@@ -705,7 +705,8 @@ def test_labels_of_a_mixture():
 
 
 def resumable(**settings):
-    kernel = MinibatchMH(uneven, control_variate=TWO)
+    inner = MinibatchMH(uneven, control_variate=TWO)
+    kernel = ReplicaExchange(inner, temperatures=[1.0, 4.0])
     fixed = {"num_warmup": 20, "num_chains": 2, "seed": 3, "progress": False}
     return sample(kernel, *uneven_data(2000), **fixed, **settings)
 
@@ -729,8 +730,8 @@ t.resumable(num_samples=300, out={out!r})
 
 
 @slow
-def test_a_killed_run_with_several_modes_goes_on(tmp_path):
-    """Bit for bit: the expansions are part of the state that a folder holds."""
+def test_a_killed_ladder_with_several_modes_goes_on(tmp_path):
+    """Bit for bit: the expansions of all rungs are part of the state in a folder."""
     out = tmp_path / "run"
     code = KILLED.format(tests=str(Path(__file__).parent), out=str(out))
     child = subprocess.run([sys.executable, "-c", code], check=False)
