@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
-import signal
-import subprocess
-import sys
+import shutil
 from functools import partial
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -55,6 +52,7 @@ from numpyro_minibatch.proposal import (
     ProposalContext,
     Whitening,
 )
+from numpyro_minibatch.sampling import _sample
 from numpyro_minibatch.target import ModelTarget
 
 slow = pytest.mark.slow
@@ -711,37 +709,32 @@ def resumable(**settings):
     return sample(kernel, *uneven_data(2000), **fixed, **settings)
 
 
-KILLED = """
-import os, signal, sys
-sys.path.insert(0, {tests!r})
-import test_several_modes as t
-from numpyro_minibatch.sampling import _sample
-
-append = _sample.Store.append
-def killed(self, group, values):
-    append(self, group, values)
-    if group == "sample_stats" and self.counts().get("steps", 0) > 100:
-        os.kill(os.getpid(), signal.SIGKILL)  # draws are written, and not committed
-_sample.Store.append = killed
-_sample._Pace.saw = lambda self, _: setattr(self, "steps", 20)
-_sample._COMMIT_SECONDS = -1.0
-t.resumable(num_samples=300, out={out!r})
-"""
-
-
 @slow
-def test_a_killed_ladder_with_several_modes_goes_on(tmp_path):
-    """Bit for bit: the expansions of all rungs are part of the state in a folder."""
-    out = tmp_path / "run"
-    code = KILLED.format(tests=str(Path(__file__).parent), out=str(out))
-    child = subprocess.run([sys.executable, "-c", code], check=False)
-    assert child.returncode == -signal.SIGKILL
-    assert 0 < open_run(out)["posterior"].sizes["draw"] < 150
-    found = resumable(num_samples=300, out=out, resume=True)
-    whole = resumable(num_samples=300)
+def test_a_killed_ladder_with_several_modes_goes_on(tmp_path, monkeypatch):
+    """Bit for bit: the expansions of all rungs are part of the state in a folder.
+
+    What a kill leaves is the folder as it is at that moment.
+    """
+    append, killed = _sample.Store.append, tmp_path / "killed"
+
+    def copied(self, group, values):
+        append(self, group, values)
+        steps = self.counts().get("steps", 0)
+        # draws are written, and not committed
+        if group == "sample_stats" and steps > 100 and not killed.exists():
+            shutil.copytree(self.path, killed)
+
+    monkeypatch.setattr(_sample.Store, "append", copied)
+    monkeypatch.setattr(
+        _sample._Pace, "saw", lambda self, _: setattr(self, "steps", 20)
+    )
+    monkeypatch.setattr(_sample, "_COMMIT_SECONDS", -1.0)
+    whole = resumable(num_samples=300, out=tmp_path / "whole")
+    assert 0 < open_run(killed)["posterior"].sizes["draw"] < 150
+    found = resumable(num_samples=300, out=killed, resume=True)
     for group, names in {
         "posterior": ("a",),
-        "sample_stats": ("mode", "mode_moves_tried", "mode_moves_made"),
+        "sample_stats": ("mode", "rung_mode", "mode_moves_tried", "mode_moves_made"),
     }.items():
         for name in names:
             assert (found[group][name].values == whole[group][name].values).all(), name
