@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
-import signal
-import subprocess
-import sys
+import shutil
 from functools import partial
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -45,7 +42,8 @@ from numpyro_minibatch.control_variate._modes import (
     find_modes,
     posterior_of_modes,
 )
-from numpyro_minibatch.control_variate._problem import Problem
+from numpyro_minibatch.control_variate._problem import Problem, Refused
+from numpyro_minibatch.control_variate._search import quasi_newton
 from numpyro_minibatch.diagnostics import effective_sample_size
 from numpyro_minibatch.estimate import Weights
 from numpyro_minibatch.proposal import (
@@ -54,6 +52,7 @@ from numpyro_minibatch.proposal import (
     ProposalContext,
     Whitening,
 )
+from numpyro_minibatch.sampling import _sample
 from numpyro_minibatch.target import ModelTarget
 
 slow = pytest.mark.slow
@@ -445,6 +444,44 @@ def test_short_newton_steps_end_at_the_nearest_minimum():
     assert abs(whole[0] + 0.5) > 1
 
 
+def rosenbrock(x):
+    """A curved valley, not finite beyond a wall, whose minimum is at one."""
+    if x[0] < -1.5:
+        return np.inf, np.full(2, np.nan)
+    bent = x[1] - x[0] ** 2
+    slope = np.array([-400 * x[0] * bent - 2 * (1 - x[0]), 200 * bent])
+    return 100 * bent**2 + (1 - x[0]) ** 2, slope
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e6])
+def test_quasi_newton_steps(scale):
+    """They end at the minimum, in some times the evaluations that are needed."""
+    evaluated = []
+
+    def scaled(x):
+        evaluated.append(x)
+        value, slope = rosenbrock(x)
+        return scale * value, scale * slope
+
+    found = quasi_newton(scaled, np.array([-1.2, 1.0]))
+    assert found.ended and len(evaluated) < 80
+    np.testing.assert_allclose(found.x, 1.0, atol=1e-3)
+    assert found.fun == min(scale * rosenbrock(x)[0] for x in evaluated)
+    assert found.fun == scale * rosenbrock(found.x)[0]
+    # a search can be told that it has arrived, and cannot start where nothing is known
+    early = quasi_newton(scaled, np.array([-1.2, 1.0]), lambda x, _: x[0] > 0)
+    assert early.ended and 0 < early.x[0] < 0.9
+    nowhere = quasi_newton(scaled, np.array([-2.0, 0.0]))
+    assert not nowhere.ended and nowhere.fun == np.inf
+
+
+def test_newton_steps_give_up_on_an_optimum_that_does_not_matter():
+    start = np.array([0.2, 0.1])
+    newton(wave_of, start, largest=-19.0)  # the wells are 20 deep
+    with pytest.raises(Refused, match="the optimum is above"):
+        newton(wave_of, start, largest=-21.0)
+
+
 # runs, against quadrature ----------------------------------------------------------
 
 TWO = control_variate.taylor2(modes=8)
@@ -666,42 +703,38 @@ def test_labels_of_a_mixture():
 
 
 def resumable(**settings):
-    kernel = MinibatchMH(uneven, control_variate=TWO)
+    inner = MinibatchMH(uneven, control_variate=TWO)
+    kernel = ReplicaExchange(inner, temperatures=[1.0, 4.0])
     fixed = {"num_warmup": 20, "num_chains": 2, "seed": 3, "progress": False}
     return sample(kernel, *uneven_data(2000), **fixed, **settings)
 
 
-KILLED = """
-import os, signal, sys
-sys.path.insert(0, {tests!r})
-import test_several_modes as t
-from numpyro_minibatch.sampling import _sample
-
-append = _sample.Store.append
-def killed(self, group, values):
-    append(self, group, values)
-    if group == "sample_stats" and self.counts().get("steps", 0) > 100:
-        os.kill(os.getpid(), signal.SIGKILL)  # draws are written, and not committed
-_sample.Store.append = killed
-_sample._Pace.saw = lambda self, _: setattr(self, "steps", 20)
-_sample._COMMIT_SECONDS = -1.0
-t.resumable(num_samples=300, out={out!r})
-"""
-
-
 @slow
-def test_a_killed_run_with_several_modes_goes_on(tmp_path):
-    """Bit for bit: the expansions are part of the state that a folder holds."""
-    out = tmp_path / "run"
-    code = KILLED.format(tests=str(Path(__file__).parent), out=str(out))
-    child = subprocess.run([sys.executable, "-c", code], check=False)
-    assert child.returncode == -signal.SIGKILL
-    assert 0 < open_run(out)["posterior"].sizes["draw"] < 150
-    found = resumable(num_samples=300, out=out, resume=True)
-    whole = resumable(num_samples=300)
+def test_a_killed_ladder_with_several_modes_goes_on(tmp_path, monkeypatch):
+    """Bit for bit: the expansions of all rungs are part of the state in a folder.
+
+    What a kill leaves is the folder as it is at that moment.
+    """
+    append, killed = _sample.Store.append, tmp_path / "killed"
+
+    def copied(self, group, values):
+        append(self, group, values)
+        steps = self.counts().get("steps", 0)
+        # draws are written, and not committed
+        if group == "sample_stats" and steps > 100 and not killed.exists():
+            shutil.copytree(self.path, killed)
+
+    monkeypatch.setattr(_sample.Store, "append", copied)
+    monkeypatch.setattr(
+        _sample._Pace, "saw", lambda self, _: setattr(self, "steps", 20)
+    )
+    monkeypatch.setattr(_sample, "_COMMIT_SECONDS", -1.0)
+    whole = resumable(num_samples=300, out=tmp_path / "whole")
+    assert 0 < open_run(killed)["posterior"].sizes["draw"] < 150
+    found = resumable(num_samples=300, out=killed, resume=True)
     for group, names in {
         "posterior": ("a",),
-        "sample_stats": ("mode", "mode_moves_tried", "mode_moves_made"),
+        "sample_stats": ("mode", "rung_mode", "mode_moves_tried", "mode_moves_made"),
     }.items():
         for name in names:
             assert (found[group][name].values == whole[group][name].values).all(), name

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,10 +25,8 @@ from numpyro_minibatch.control_variate._problem import (
     sums_of_rows,
     value_and_derivatives,
 )
+from numpyro_minibatch.control_variate._search import Optimum, quasi_newton
 from numpyro_minibatch.control_variate._taylor import Taylor
-
-if TYPE_CHECKING:
-    from scipy.optimize import OptimizeResult
 
 __all__ = [
     "Center",
@@ -37,7 +35,6 @@ __all__ = [
     "find_center",
     "newton",
     "not_definite",
-    "searches",
 ]
 
 _SUBSAMPLE = 10_000  # rows on which the search for the centre begins
@@ -107,7 +104,7 @@ def find_center(
                 raise Refused(not_definite(smallest))
         return found(center, 0.0)
     stage("mode of some rows")
-    ends = searches(density, starts)
+    ends = [quasi_newton(density.of_some, start) for start in starts]
     best = min(ends, key=lambda r: r.fun if np.isfinite(r.fun) else np.inf)
     if not np.isfinite(best.fun):
         raise Refused(
@@ -178,10 +175,20 @@ class Density:
             num_some=min(max(problem.plates.values()), most),
         )
 
-    def ahead(self, dim: int) -> None:
-        """Have both compiled meanwhile."""
+    @property
+    def spread(self) -> float:
+        """How many times as wide the posterior of some rows is as that of all."""
+        return float(np.sqrt(self.num_rows / self.num_some))
+
+    def ahead(self, dim: int, curve: bool = False) -> None:
+        """Have the programs compiled meanwhile.
+
+        :param dim: the number of coordinates.
+        :param curve: whether Hessians of some rows are needed.
+        """
+        between = (self.curve,) if curve else ()
         with double():
-            for program in (self.some, self.every):
+            for program in (self.some, *between, self.every):
                 program.ahead(jax.device_put(np.zeros(dim)))
 
     def of_some(self, phi: np.ndarray) -> list[np.ndarray]:
@@ -296,26 +303,10 @@ def _prior_of_phi(problem: Problem, arrays: list[Any], keys: Array) -> Array:
     return jax.vmap(one)(keys)
 
 
-def searches(density: Density, starts: np.ndarray) -> list[OptimizeResult]:
-    """Quasi-Newton searches on some rows, one from each start."""
-    from scipy.optimize import minimize  # slow to import
-
-    return [
-        minimize(
-            lambda phi: tuple(density.of_some(phi)),
-            start,
-            jac=True,
-            method="L-BFGS-B",
-            options={"maxiter": 1000, "maxfun": 3000},
-        )
-        for start in starts
-    ]
-
-
 def _other_mode(
     density: Density,
-    ends: list[OptimizeResult],
-    best: OptimizeResult,
+    ends: list[Optimum],
+    best: Optimum,
     hessian: np.ndarray,
 ) -> float:
     """How far from the best another search ended, in standard deviations; or 0."""
@@ -359,6 +350,7 @@ def newton(
     start: np.ndarray,
     metric: np.ndarray | None = None,
     longest: float = np.inf,
+    largest: float = np.inf,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Newton's method with backtracking; the optimum and the Hessian there.
 
@@ -371,6 +363,10 @@ def newton(
         any length.
     :param longest: length of a step at most: one from where the curvature is negative
         could else end at another optimum.
+    :param largest: value above which an optimum does not matter.
+    :raises Refused: the steps do not converge, end where the curvature is not that of
+        an optimum, or would end above ``largest`` if they gained twice what the
+        quadratic model says.
     """
     last: dict[bytes, list[np.ndarray]] = {}
 
@@ -402,6 +398,8 @@ def newton(
     for _ in range(50):
         value, hessian, step = at(start)[0], at(start)[2], step_from(start)
         decrement = step.decrement
+        if step.maximum and value - decrement > largest:
+            raise Refused(f"the optimum is above {largest:.6g}")
         # 1e-8: a ten-thousandth of a posterior standard deviation
         if decrement < 1e-8:
             if not step.maximum:

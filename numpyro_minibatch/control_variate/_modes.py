@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import permutations
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.flatten_util import ravel_pytree
@@ -17,7 +16,6 @@ from numpyro_minibatch.control_variate._center import (
     Density,
     Known,
     newton,
-    searches,
 )
 from numpyro_minibatch.control_variate._expand import Expansion, Expansions
 from numpyro_minibatch.control_variate._posterior import (
@@ -25,6 +23,7 @@ from numpyro_minibatch.control_variate._posterior import (
     surrogate_posterior,
 )
 from numpyro_minibatch.control_variate._problem import Problem, Refused, double
+from numpyro_minibatch.control_variate._search import Optimum, quasi_newton
 from numpyro_minibatch.control_variate._taylor import Taylor
 from numpyro_minibatch.proposal import Modes, PriorAtModes
 from numpyro_minibatch.target import ModelTarget
@@ -45,6 +44,7 @@ _SAME = 2.0  # standard deviations within which two ends are one mode
 _LEAST = 1e-4  # mass of a mode below which it is left out
 _LEAST_INSIDE = 0.25  # share of a surrogate's draws that must belong to its mode
 _MOST = 64  # different ends on some rows that are looked at
+_NEGLIGIBLE = 20.0  # nats below the heaviest mode at which no mode matters
 
 
 class FoundMode(NamedTuple):
@@ -119,6 +119,23 @@ class _End(NamedTuple):
         return float(np.sqrt(max(away @ self.hessian @ away, 0.0)))
 
 
+class _Refined(NamedTuple):
+    """A mode by all rows, and what its expansion is made of."""
+
+    end: _End
+    expansion: Expansion
+    known: Known
+
+    @property
+    def score(self) -> float:
+        """Minus the logarithm of its mass, up to a constant."""
+        return self.end.value + _half_log_det(self.end.hessian)
+
+
+def _half_log_det(matrix: np.ndarray) -> float:
+    return 0.5 * float(np.linalg.slogdet(matrix)[1])
+
+
 def find_modes(problem: Problem, starts: np.ndarray, taylor: Taylor) -> FoundModes:
     """Find the modes of a posterior that is expanded in its own coordinates.
 
@@ -128,20 +145,19 @@ def find_modes(problem: Problem, starts: np.ndarray, taylor: Taylor) -> FoundMod
     :raises Refused: no search ends in a mode.
     """
     density = Density.of(problem, taylor, starts.shape[1])
-    density.ahead(starts.shape[1])
+    density.ahead(starts.shape[1], curve=True)
     stage("modes of some rows")
-    random = _random_starts(problem, starts.shape[1])
-    ends = _Ends(density)
-    numbers = [ends.add(x, random=True) for x in _optima(density, random)]
-    ended = len(numbers) - numbers.count(None)
-    for optimum in _optima(density, starts):
-        ends.given.add(ends.add(optimum, random=False))
-    tried = 0
-    while tried < len(ends.found) <= _MOST:  # also from copies of copies
-        copies = _copies(problem, density, ends, tried)
-        for optimum in _optima(density, copies):
-            ends.leads(tried, ends.add(optimum, random=False))
-        tried += 1
+    ends, ended = _Ends(density), 0
+    for start in _random_starts(problem, starts.shape[1]):
+        optimum = ends.search(start)
+        number = ends.add(optimum, random=True)
+        ended += number is not None or (optimum.ended and ends.too_low(optimum.fun))
+    for start in starts:
+        ends.given.add(ends.add(ends.search(start), random=False))
+    stage("copies of these modes")
+    while (number := ends.next()) is not None:  # also copies of copies
+        for start in _copies(problem, density, ends, number):
+            ends.leads(number, ends.add(ends.search(start), random=False))
     if not ends.found:
         raise Refused(
             "none of the searches for modes ended at a maximum of the log density. "
@@ -159,50 +175,66 @@ def _of_all_rows(
 
     :raises Refused: the best of them has no Laplace approximation.
     """
-    refined: list[_End] = []
+    refined: list[_Refined] = []
+    copies: list[np.ndarray] = []  # of those, which other modes may be
     members: list[set[int]] = []  # the ends on some rows that each comes from
-    best = min(end.value for end in ends.found)
-    rows = max(problem.plates.values())
-    # an end on some rows is off by their noise
-    allowed = 20.0 + 20.0 * rows / density.num_some
-    spread = np.sqrt(rows / density.num_some)
     for number, end in sorted(enumerate(ends.found), key=lambda pair: pair[1].value):
-        if end.value > best + allowed:
+        if ends.too_low(end.value):
             continue
+        best = min((one.score for one in refined), default=np.inf)
+        # the mode of all rows is a few standard deviations of some rows away
+        reach = (2.0 + np.sqrt(len(end.position))) * density.spread
+        start = min(copies, key=end.distance, default=end.position)
+        if not end.distance(start) < reach:
+            start = end.position
         try:
-            # the mode of all rows is a few standard deviations of some rows away
             position, hessian = newton(
-                density.of_all, end.position, end.hessian, 3.0 * spread
+                density.of_all,
+                start,
+                end.hessian,
+                reach,
+                best + _NEGLIGIBLE - _half_log_det(end.hessian),
             )
         except Refused:
             if not refined:  # the best one is not left out without a word
                 raise
             continue
         value = float(density.of_all(position)[0])
-        new = end._replace(position=position, value=value, hessian=hessian)
+        new = _Refined(
+            end._replace(position=position, value=value, hessian=hessian),
+            density.about(position),
+            density.known_at(position),
+        )
         for k, old in enumerate(refined):
-            if min(old.distance(new.position), new.distance(old.position)) < _SAME:
-                better = min(old, new, key=lambda e: e.value)
-                refined[k] = better._replace(found=old.found + new.found)
+            apart = old.end.distance(position), new.end.distance(old.end.position)
+            if min(apart) < _SAME:
+                better = min(old, new, key=lambda one: one.end.value)
+                found = old.end.found + new.end.found
+                refined[k] = better._replace(end=better.end._replace(found=found))
                 members[k].add(number)
                 break
         else:
             refined.append(new)
             members.append({number})
-    logs = np.array([-e.value - 0.5 * np.linalg.slogdet(e.hessian)[1] for e in refined])
+            copies += _transformed(problem, position)
+    logs = -np.array([one.score for one in refined])
     masses = np.exp(logs - logs.max())
     masses /= masses.sum()
     order = np.argsort(-masses, kind="stable")
     kept = [k for k in order[:most] if masses[k] >= _LEAST]
-    modes = []
-    for k in kept:
-        position = refined[k].position
-        expansion, known = density.about(position), density.known_at(position)
-        modes.append(FoundMode(expansion, known, float(masses[k]), refined[k].found))
+    modes = [
+        FoundMode(
+            refined[k].expansion,
+            refined[k].known,
+            float(masses[k]),
+            refined[k].end.found,
+        )
+        for k in kept
+    ]
     left_out = tuple(float(masses[k]) for k in order[len(kept) :])
     heavy = [k for k in order if masses[k] >= _LEAST]
     once = sum(
-        refined[k].found == 1 and not ends.known_without(members[k]) & members[k]
+        refined[k].end.found == 1 and not ends.known_without(members[k]) & members[k]
         for k in heavy
     )
     by_random = ends.known_without(set(), given=False)
@@ -315,19 +347,41 @@ class _Ends:
     def __init__(self, density: Density) -> None:
         self.density = density
         self.found: list[_End] = []
-        self.given: set[int | None] = (
-            set()
-        )  # those that starts which are not random found
+        # those that starts which are not random found
+        self.given: set[int | None] = set()
+        self.copied: set[int] = set()  # whose copies searches started from
         self.led: list[set[int]] = []  # to which others copies of each lead
 
-    def add(self, optimum: Any, random: bool) -> int | None:
-        """Count an end of a search; its number, if it is a mode.
+    def search(self, start: np.ndarray) -> Optimum:
+        """A search on some rows, which ends early where it comes to a known end."""
+        return quasi_newton(self.density.of_some, start, self._arrives)
 
-        :param optimum: its position, and minus its log density.
+    def too_low(self, value: float) -> bool:
+        """Whether an end cannot matter, given that some rows say so with noise."""
+        best = min((end.value for end in self.found), default=np.inf)
+        return value > best + _NEGLIGIBLE * (1.0 + self.density.spread**2)
+
+    def next(self) -> int | None:
+        """The best of those ends of which no copies were tried, if one is left."""
+        left = [
+            k
+            for k, end in enumerate(self.found)
+            if k not in self.copied and not self.too_low(end.value)
+        ]
+        if not left or len(self.found) > _MOST:
+            return None
+        number = min(left, key=lambda k: self.found[k].value)
+        self.copied.add(number)
+        return number
+
+    def add(self, optimum: Optimum, random: bool) -> int | None:
+        """Count an end of a search; its number, if it is a mode that matters.
+
+        :param optimum: where the search ended.
         :param random: whether the search started at a random position.
         """
-        position, value = optimum
-        if not np.isfinite(value):
+        position, value = optimum.x, optimum.fun
+        if not np.isfinite(value) or self.too_low(value):
             return None
         k = self._counted(position, value, random)
         if k is not None or len(self.found) > _MOST:
@@ -376,6 +430,11 @@ class _Ends:
                 return k
         return None
 
+    def _arrives(self, position: np.ndarray, value: float) -> bool:
+        """Whether a search has come to an end that is known."""
+        k = self.at(position, value)
+        return k is not None and value < self.found[k].value + 3.0
+
     def _counted(self, position: np.ndarray, value: float, random: bool) -> int | None:
         k = self.at(position, value)
         if k is not None:
@@ -384,33 +443,27 @@ class _Ends:
         return k
 
 
-def _optima(density: Density, starts: np.ndarray) -> Iterator[tuple[np.ndarray, float]]:
-    """Where searches from some starts end, and minus the log density there."""
-    for result in searches(density, starts):
-        yield result.x, float(result.fun)
-
-
 def _random_starts(problem: Problem, size: int) -> np.ndarray:
     """Draws from the prior and from a box, ``(K, d)``."""
     rng = np.random.default_rng(41)
     box = rng.uniform(-2, 2, size=(_RANDOM_STARTS, size))
     try:
         with double():
-            keys = jax.random.split(jax.random.key(42), _RANDOM_STARTS // 2)
-            drawn = np.asarray(problem.compiled(_prior_draws)(keys))
+            key = jax.random.key(42)
+            drawn = np.asarray(problem.compiled(_prior_draws, _RANDOM_STARTS // 2)(key))
     except (NotImplementedError, AttributeError):  # an improper prior, or none known
         return box
     drawn = drawn[np.isfinite(drawn).all(1)]
     return np.vstack([drawn, box[: _RANDOM_STARTS - len(drawn)]])
 
 
-def _prior_draws(problem: Problem, arrays: list[Any], keys: Array) -> Array:
+def _prior_draws(problem: Problem, count: int, arrays: list[Any], key: Array) -> Array:
     target = problem.target_of(arrays)
 
     def one(key: Array) -> Array:
         return ravel_pytree(target.draw_prior(key))[0]  # type: ignore[attr-defined]
 
-    return jax.vmap(one)(keys)
+    return jax.vmap(one)(jax.random.split(key, count))
 
 
 def _copies(problem: Problem, density: Density, ends: _Ends, number: int) -> np.ndarray:
@@ -421,17 +474,7 @@ def _copies(problem: Problem, density: Density, ends: _Ends, number: int) -> np.
     mode = ends.found[number]
     position = mode.position
     rng = np.random.default_rng(43)
-    found = [-position]
-    example = jax.tree.leaves(problem.example)
-    cuts = np.cumsum([0, *[np.size(x) for x in example]])
-    pieces = [slice(a, b) for a, b in zip(cuts[:-1], cuts[1:], strict=True)]
-    if len(position) <= _FEW_SITES:
-        pieces += [slice(k, k + 1) for k in range(len(position))]
-    for piece in pieces:
-        flipped = position.copy()
-        flipped[piece] *= -1
-        found.append(flipped)
-    found += _permuted(problem, position)
+    found = _transformed(problem, position)
     values = [float(density.of_some(x)[0]) for x in found]
     at = [ends.at(x, value) for x, value in zip(found, values, strict=True)]
     for other in at:
@@ -446,20 +489,35 @@ def _copies(problem: Problem, density: Density, ends: _Ends, number: int) -> np.
     return np.vstack([*kept[: _COPIES - _JITTERED], *(position + jitter)])
 
 
+def _transformed(problem: Problem, position: np.ndarray) -> list[np.ndarray]:
+    """The position with other signs, or with exchangeable components permuted."""
+    found = [-position]
+    example = jax.tree.leaves(problem.example)
+    cuts = np.cumsum([0, *[np.size(x) for x in example]])
+    pieces = [slice(a, b) for a, b in zip(cuts[:-1], cuts[1:], strict=True)]
+    if len(position) <= _FEW_SITES:
+        pieces += [slice(k, k + 1) for k in range(len(position))]
+    for piece in pieces:
+        flipped = position.copy()
+        flipped[piece] *= -1
+        found.append(flipped)
+    return found + _permuted(problem, position)
+
+
 def _permuted(problem: Problem, position: np.ndarray) -> list[np.ndarray]:
     """The position with exchangeable components in other orders.
 
     Sites whose values have a first axis of the same length are permuted together, and
     so are those whose last axis has it, such as the rows of a simplex.
     """
+    shapes = [np.shape(x) for x in jax.tree.leaves(problem.example)]
     target = problem.target_of(problem.arrays)
     found: list[np.ndarray] = []
-    if not isinstance(target, ModelTarget):
-        return found
+    if not isinstance(target, ModelTarget) or not any(shapes):
+        return found  # numbers cannot be permuted
     with double():
-        flat = jnp.asarray(position, jnp.float64)
-        z = problem.unravel(flat)
-        values = {n: np.asarray(v) for n, v in target.constrain(z).items() if n in z}
+        flat = jax.device_put(np.asarray(position, np.float64))
+        values = jax.tree.map(np.asarray, problem.compiled(_constrained)(flat))
         sizes = {v.shape[0] for v in values.values() if v.ndim}
         for size in sorted(sizes):
             if not 2 <= size <= 12:
@@ -469,13 +527,16 @@ def _permuted(problem: Problem, position: np.ndarray) -> list[np.ndarray]:
                     n: v[list(order)] if v.ndim and v.shape[0] == size else v
                     for n, v in values.items()
                 }
-                back = problem.compiled(_unconstrained)(
-                    {n: jnp.asarray(v) for n, v in moved.items()}
-                )
-                back = np.asarray(back)
+                back = np.asarray(problem.compiled(_unconstrained)(moved))
                 if np.isfinite(back).all():
                     found.append(back)
     return found
+
+
+def _constrained(problem: Problem, arrays: list[Any], flat: Array) -> Any:
+    target, z = problem.target_of(arrays), problem.unravel(flat)
+    values = target.constrain(z)  # type: ignore[attr-defined]
+    return {name: value for name, value in values.items() if name in z}
 
 
 def _orders(size: int) -> list[tuple[int, ...]]:
