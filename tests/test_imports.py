@@ -60,7 +60,7 @@ ALLOWED: dict[str, set[str]] = {
     # NumPyro's models: checked, started, and run on all rows
     "_model": {"_internal", "batch", "host_rows", "target"},
     # the kernels, which compose all of the above
-    "kernels": PARTS | {"_internal", "_model", "host_rows"},
+    "kernels": PARTS | {"_internal", "_model", "host_rows", "marginal"},
     # what analyses a result reads plain attributes of the kernel that made it
     "inference_data": {"_model", "_version", "host_rows"},
     "diagnostics": {

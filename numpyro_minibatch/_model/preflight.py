@@ -41,6 +41,7 @@ from numpyro_minibatch.target import (
 
 __all__ = [
     "Layout",
+    "LocalSites",
     "check_prior",
     "explained",
     "find_nan",
@@ -48,6 +49,7 @@ __all__ = [
     "inspect_target",
     "known_content",
     "layout_target",
+    "local_sites",
     "remembered",
 ]
 
@@ -81,6 +83,18 @@ class Layout(NamedTuple):
     subsampled: bool = False
 
 
+class LocalSites(NamedTuple):
+    """The latent sites in plates that hold observations.
+
+    :param discrete: those with a finite support, if all discrete sites of the model are
+        of this kind and outside of scans; otherwise empty.
+    :param continuous: the others.
+    """
+
+    discrete: tuple[str, ...] = ()
+    continuous: tuple[str, ...] = ()
+
+
 class Site(NamedTuple):
     """The static part of a site of a trace."""
 
@@ -98,6 +112,7 @@ class Site(NamedTuple):
     args: tuple[Any, ...]
     kind: str = ""
     in_scan: bool = False
+    enumerable: bool = False
 
     def inside(self, plates: Collection[str]) -> list[Any]:
         """The frames of this site that belong to ``plates``."""
@@ -299,6 +314,39 @@ def _inspected(
     return layout, frozen, warned
 
 
+def local_sites(model: Callable, args: tuple, kwargs: Mapping[str, Any]) -> LocalSites:
+    """The latent sites of a model that have a value for each row or group of rows.
+
+    :param model: the model.
+    :param args: its positional arguments.
+    :param kwargs: its keyword arguments.
+    :return: no sites if the model does not run.
+    """
+    target = ModelTarget(model=model, args=args, kwargs=kwargs, sizes={})
+    try:
+        sites, _ = _abstract_sites(target)
+    except Exception:  # the refusal that is being considered says why
+        return LocalSites()
+    samples = [s for s in sites if s.type == "sample"]
+    holding = [{f.name for f in s.frames} for s in samples if s.observed]
+    known = {s.name for s in sites if s.type == "plate"}
+
+    def is_local(site: Site) -> bool:
+        plates = {f.name for f in site.frames}
+        return bool(plates) and any(plates <= held for held in holding)
+
+    latent = [s for s in samples if not s.observed]
+    local = [s for s in latent if is_local(s)]
+    discrete = tuple(s.name for s in local if s.discrete)
+    summable = all(
+        s.enumerable and is_local(s) and {f.name for f in s.frames} <= known
+        for s in latent
+        if s.discrete
+    )
+    continuous = tuple(s.name for s in local if not s.discrete)
+    return LocalSites(discrete if summable else (), continuous)
+
+
 def layout_target(
     who: str,
     target: Target,
@@ -465,6 +513,7 @@ def _static(site: Any) -> Site:
         kind=_kind(fn) if sample else "",
         in_scan=bool(site.get("_control_flow_done", False))
         and "_scan_current_index" in site.get("infer", {}),
+        enumerable=bool(sample and fn.has_enumerate_support),
     )
 
 

@@ -39,6 +39,7 @@ from numpyro_minibatch.kernels._arguments import (
 )
 from numpyro_minibatch.kernels._contract import Start
 from numpyro_minibatch.kernels._driver import DrivenKernel
+from numpyro_minibatch.kernels._prepared import Inspected, prepare_model
 from numpyro_minibatch.kernels._rows_ahead import RowsAhead
 from numpyro_minibatch.kernels._start import (
     Within,
@@ -216,11 +217,12 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
     @property
     def settings(self) -> dict[str, Any]:
         """The settings that define the kernel, for records."""
-        report = self._run.report
+        report, summed = self._run.report, self._run.summed
         return {
             **self._recorded_settings(),
             "batch": repr(self._run.plan.scheme if self._run.plan else self._batch),
             "temperature": self.temperature,
+            **({"summed_out": list(summed.sites)} if summed else {}),
             **({"pilot": report} if report else {}),
         }
 
@@ -278,6 +280,7 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
 
         What runs the model of a kernel, such as ``arviz.from_numpyro``, ``Predictive``
         and ``numpyro.infer.log_likelihood``, has no use for a ``subsample_size``.
+        Discrete sites that the kernel summed out are summed out here, too.
         """
         layout, model = self._run.layout, self._sampled_model
         if model is None or layout is None or not layout.subsampled:
@@ -285,9 +288,14 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
         return AllRows(model, dict(layout.plates))
 
     @property
+    def _prepared_model(self) -> Callable | None:
+        """The model, with discrete sites of its rows summed out as NUTS does."""
+        return self._model if self._run.summed is None else self._run.summed
+
+    @property
     def _sampled_model(self) -> Callable | None:
-        """The model, with the approximation of its likelihood that the set-up chose."""
-        return self._model if self._run.refined is None else self._run.refined
+        """The same, with the approximation of its likelihood that the set-up chose."""
+        return self._prepared_model if self._run.refined is None else self._run.refined
 
     @property
     def batch(self) -> Scheme:
@@ -492,18 +500,32 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
             layout = layout_target(name, self._target, sizes, full, automatic)
             self._learn(layout=layout)
         else:
-            assert self._model is not None
-            layout, frozen = inspect_model(
-                name,
-                self._model,
+            self._inspect(
                 args,
                 kwargs,
-                sizes,
-                full=full,
-                default=automatic,
-                rows=self._rows,
+                lambda model: inspect_model(
+                    name,
+                    model,
+                    args,
+                    kwargs,
+                    sizes,
+                    full=full,
+                    default=automatic,
+                    rows=self._rows,
+                ),
             )
-            self._learn(layout=layout, frozen=frozen)
+
+    def _inspect(
+        self,
+        args: tuple,
+        kwargs: Mapping[str, Any],
+        inspect: Callable[[Callable], Inspected],
+    ) -> None:
+        """Find the model to sample, and remember its layout."""
+        assert self._model is not None
+        model, (layout, frozen) = prepare_model(self._model, args, kwargs, inspect)
+        summed = None if model is self._model else model
+        self._learn(layout=layout, frozen=frozen, summed=summed)
 
     @property
     def _rows_unless_said(self) -> int | None:
@@ -563,7 +585,7 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
             check_rows(
                 name,
                 self.make_target,
-                self._model or self._target,
+                self._prepared_model or self._target,
                 model_args,
                 kwargs,
                 layout,

@@ -25,6 +25,7 @@ class Run:
     :param num_chains: chains in one program.
     :param layout: the model's sites and data plates.
     :param plan: with a control variate, the choices of its set-up.
+    :param summed: the model without the discrete sites of its rows, if it has any.
     :param refined: the model with a finer approximation of its likelihood, if the
         set-up chose one; see :class:`~numpyro_minibatch.kernels.Approximated`.
     :param frozen_digest: a digest of ``frozen``.
@@ -41,6 +42,7 @@ class Run:
     num_chains: int = 1
     layout: Layout | None = None
     plan: Plan | None = None
+    summed: Any = None
     refined: Any = None
     frozen_digest: str = ""
     observed_rows: int = 0
