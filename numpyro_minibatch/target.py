@@ -96,6 +96,14 @@ def integrates() -> bool:
     return not _WITHOUT_INTEGRALS.get()
 
 
+_TRACES_ROWS: ContextVar[bool] = ContextVar("traces rows", default=False)
+
+
+def traces_rows() -> bool:
+    """Whether a model is being run by a :class:`ModelTarget`, perhaps on some rows."""
+    return _TRACES_ROWS.get()
+
+
 @dataclass(frozen=True)
 class Target:
     """Two pure functions of an unconstrained position, and the number of rows.
@@ -506,7 +514,11 @@ class ModelTarget(Target):
             args, kwargs = self.slices.take((args, kwargs), indices)
             model = RowFrames(model, self.slices, indices)
         model = Subsample(model, indices, given)
-        return handlers.trace(model).get_trace(*args, **kwargs)
+        token = _TRACES_ROWS.set(True)
+        try:
+            return handlers.trace(model).get_trace(*args, **kwargs)
+        finally:
+            _TRACES_ROWS.reset(token)
 
     def site_rows(self, sites: Mapping[str, Any]) -> dict[str, Array]:
         """The log likelihood of each row, for each observed site of a data plate."""

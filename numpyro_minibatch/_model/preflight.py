@@ -44,6 +44,7 @@ __all__ = [
     "LocalSites",
     "check_prior",
     "explained",
+    "fails_on_rows",
     "find_nan",
     "inspect_model",
     "inspect_target",
@@ -52,6 +53,9 @@ __all__ = [
     "local_sites",
     "remembered",
 ]
+
+_WHICH_FAILS = "which fails: "
+_DO_NOT_FOLLOW = "do not follow the indices"
 
 # a warning about work on all rows is worth its noise from so many batches of rows on
 _WIDE = 10
@@ -312,6 +316,14 @@ def _inspected(
         bool(_own_sizes(sites)),
     )
     return layout, frozen, warned
+
+
+def fails_on_rows(error: ValueError) -> bool:
+    """Whether a refusal is about a model that does not run on some of its rows.
+
+    :param error: what :func:`inspect_model` raised.
+    """
+    return any(words in str(error) for words in (_WHICH_FAILS, _DO_NOT_FOLLOW))
 
 
 def local_sites(model: Callable, args: tuple, kwargs: Mapping[str, Any]) -> LocalSites:
@@ -668,7 +680,7 @@ def _example(size: int, plate: str = "data") -> str:
 
 def _not_indexed(who: str, problem: str, size: int) -> str:
     return (
-        f"{who}: the data of the model do not follow the indices of its plate "
+        f"{who}: the data of the model {_DO_NOT_FOLLOW} of its plate "
         f"({problem}). Inside the plate take every array by its indices, or by "
         f"numpyro.subsample(y, event_dim=0):{_example(size)}"
     )
@@ -1205,9 +1217,9 @@ def _given_rows(
             )
         raise ValueError(
             f"{who}: observed site {site!r} has {plates[plate]} rows and is in no "
-            "plate, so the model is run on some of the rows of its arguments, which "
-            f"fails: {found}. If each row follows from the ones before, as in a time "
-            "series, use NUTS. Otherwise: "
+            "plate, so the model is run on some of the rows of its arguments, "
+            f"{_WHICH_FAILS}{found}. If each row follows from the ones before, as in a "
+            "time series, use NUTS. Otherwise: "
             f"{_give_names(target, plates)}{_GIVE_ARGUMENTS}{_example(plates[plate])}"
         )
     return found

@@ -18,7 +18,7 @@ from numpyro.util import is_prng_key
 from numpyro_minibatch import control_variate as control_variates
 from numpyro_minibatch._internal.checks import check_flag, check_positive, describe
 from numpyro_minibatch._internal.progress import asked_by, shown
-from numpyro_minibatch._internal.static import Static
+from numpyro_minibatch._internal.static import Static, digest
 from numpyro_minibatch._model.independence import check_rows
 from numpyro_minibatch._model.preflight import (
     Layout,
@@ -217,12 +217,12 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
     @property
     def settings(self) -> dict[str, Any]:
         """The settings that define the kernel, for records."""
-        report, summed = self._run.report, self._run.summed
+        report, summed = self._run.report, self._run.summed_out
         return {
             **self._recorded_settings(),
             "batch": repr(self._run.plan.scheme if self._run.plan else self._batch),
             "temperature": self.temperature,
-            **({"summed_out": list(summed.sites)} if summed else {}),
+            **({"summed_out": list(summed)} if summed else {}),
             **({"pilot": report} if report else {}),
         }
 
@@ -288,9 +288,14 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
         return AllRows(model, dict(layout.plates))
 
     @property
+    def _written_model(self) -> Callable | None:
+        """The model as the user wrote it, the same before and after a run."""
+        return self._model
+
+    @property
     def _prepared_model(self) -> Callable | None:
-        """The model, with discrete sites of its rows summed out as NUTS does."""
-        return self._model if self._run.summed is None else self._run.summed
+        """The model as it can be sampled; see :func:`prepare_model`."""
+        return self._model if self._run.model is None else self._run.model
 
     @property
     def _sampled_model(self) -> Callable | None:
@@ -523,9 +528,16 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
     ) -> None:
         """Find the model to sample, and remember its layout."""
         assert self._model is not None
-        model, (layout, frozen) = prepare_model(self._model, args, kwargs, inspect)
-        summed = None if model is self._model else model
-        self._learn(layout=layout, frozen=frozen, summed=summed)
+        prepared = prepare_model(self._model, args, kwargs, inspect)
+        layout, frozen = prepared.found
+        self._learn(
+            layout=layout,
+            frozen=frozen,
+            model=None if prepared.model is self._model else prepared.model,
+            summed_out=prepared.summed_out,
+        )
+        if prepared.values:  # values, too, are constants of programs
+            self._learn(frozen_digest=digest((frozen, prepared.values)))
 
     @property
     def _rows_unless_said(self) -> int | None:

@@ -25,10 +25,12 @@ class Run:
     :param num_chains: chains in one program.
     :param layout: the model's sites and data plates.
     :param plan: with a control variate, the choices of its set-up.
-    :param summed: the model without the discrete sites of its rows, if it has any.
+    :param model: the model as it can be sampled, if not as the user wrote it.
+    :param summed_out: its discrete sites that were summed out.
     :param refined: the model with a finer approximation of its likelihood, if the
         set-up chose one; see :class:`~numpyro_minibatch.kernels.Approximated`.
-    :param frozen_digest: a digest of ``frozen``.
+    :param frozen_digest: a digest of ``frozen``, and of data whose values the model
+        reads while it is traced.
     :param frozen: values of the model's ``param`` sites.
     :param report: the measurements of the set-up.
     :param start_given: whether the user chose where chains start.
@@ -42,7 +44,8 @@ class Run:
     num_chains: int = 1
     layout: Layout | None = None
     plan: Plan | None = None
-    summed: Any = None
+    model: Any = None
+    summed_out: tuple[str, ...] = ()
     refined: Any = None
     frozen_digest: str = ""
     observed_rows: int = 0

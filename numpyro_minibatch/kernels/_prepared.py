@@ -1,19 +1,37 @@
 """The model that a kernel samples, where it is not the user's as it is written.
 
-NUTS sums out discrete latent sites by itself. So does a kernel, for sites that have a
-value for each row: it samples the marginalized model.
+NUTS runs a model with the values of all data, and sums out discrete latent sites. A
+kernel of minibatches does so too: calls of NumPy get the values of all rows, and
+discrete sites that have a value for each row are marginalized.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
-from numpyro_minibatch._model.preflight import Layout, local_sites
+from numpyro_minibatch._model.numpy_calls import ReadsValues
+from numpyro_minibatch._model.preflight import Layout, fails_on_rows, local_sites
 
-__all__ = ["Inspected", "prepare_model"]
+__all__ = ["Inspected", "PreparedModel", "prepare_model"]
 
 Inspected = tuple[Layout, dict[str, Any]]
+
+
+class PreparedModel(NamedTuple):
+    """A model that can be sampled.
+
+    :param model: the model; the user's own, if nothing had to be done.
+    :param found: what an inspection found of it.
+    :param summed_out: discrete sites that were summed out of the user's model.
+    :param values: a digest of the data whose values the model reads; empty for none.
+    """
+
+    model: Callable
+    found: Inspected
+    summed_out: tuple[str, ...] = ()
+    values: str = ""
 
 
 def prepare_model(
@@ -21,32 +39,58 @@ def prepare_model(
     args: tuple,
     kwargs: Mapping[str, Any],
     inspect: Callable[[Callable], Inspected],
-) -> tuple[Callable, Inspected]:
+) -> PreparedModel:
     """The model to sample, and what an inspection finds of it.
 
-    It is the user's where that can be sampled as it is. Otherwise its discrete sites
-    with a value for each row are summed out.
+    It is the user's where that can be sampled as it is. Otherwise NumPy gets the values
+    of all rows, and discrete sites with a value for each row are summed out.
 
     :param model: the user's model.
     :param args: its positional arguments.
     :param kwargs: its keyword arguments.
     :param inspect: an inspection, which raises where a model cannot be sampled.
-    :raises ValueError: neither model can be sampled. The message is about what is left
+    :raises TypeError: the model needs values that have no meaning for all rows.
+    :raises ValueError: no such model can be sampled. The message is about what is left
         to be changed.
     """
     try:
-        return model, inspect(model)
-    except ValueError as error:
-        local = local_sites(model, args, kwargs)
-        if not local.discrete:
-            raise
-        # loaded where it is needed, like all that analyses a model
-        from numpyro_minibatch.marginal import marginalize
-
-        summed = marginalize(model, sites=local.discrete)
+        return PreparedModel(model, inspect(model))
+    except (ValueError, TypeError) as error:
+        reason = error
+    values = ""
+    reading, known = _reading(model, args, kwargs)
+    if known is not None:
+        model, values = reading, known.digest
         try:
-            return summed, inspect(summed)
-        except ValueError as left:
-            # continuous sites are not integrated out without being asked for: their
-            # draws would be missing, and a quadrature has an error
-            raise (error if local.continuous else left) from None
+            return PreparedModel(model, inspect(model), values=values)
+        except ValueError as error:
+            # all rows where the model needs a row each: the line is the reason
+            if isinstance(reason, TypeError) and fails_on_rows(error):
+                raise reason from None
+            reason = error
+        except TypeError:  # not only what NumPy computes needs values
+            raise reason from None
+    local = local_sites(model, args, kwargs)
+    if not local.discrete:
+        raise reason
+    # loaded where it is needed, like all that analyses a model
+    from numpyro_minibatch.marginal import marginalize
+
+    summed = marginalize(model, sites=local.discrete)
+    try:
+        return PreparedModel(summed, inspect(summed), local.discrete, values)
+    except ValueError as left:
+        # continuous sites are not integrated out without being asked for: their draws
+        # would be missing, and a quadrature has an error
+        raise (reason if local.continuous else left) from None
+
+
+def _reading(
+    model: Any, args: tuple, kwargs: Mapping[str, Any]
+) -> tuple[Any, ReadsValues | None]:
+    """A model that reads the values of all rows, if it calls NumPy with arguments."""
+    if getattr(model, "marginalizes", False):  # the values are for the model inside
+        inner, known = _reading(model.fn, args, kwargs)
+        return replace(model, fn=inner), known
+    known = ReadsValues.of(model, args, kwargs)
+    return known, known

@@ -34,6 +34,11 @@ class OuterKernel(DrivenKernel):
         return self._inner.model
 
     @property
+    def _written_model(self) -> Any:
+        """The model as the user wrote it, the same before and after a run."""
+        return self._inner._written_model
+
+    @property
     def temperature(self) -> float:
         """The temperature of the draws."""
         return self._inner.temperature
