@@ -6,6 +6,7 @@ This is the only module that uses NumPyro's effect handlers.
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -274,6 +275,23 @@ def named_arguments(
     return {**dict(zip(names, args, strict=False)), **kwargs}
 
 
+def with_bound_arguments(
+    model: Callable, args: tuple, kwargs: Mapping[str, Any]
+) -> tuple[Callable, tuple, Mapping[str, Any]]:
+    """A model with all of its arguments, those of ``functools.partial`` included.
+
+    Arrays that a partial function holds can have rows like any other argument.
+
+    :param model: the model.
+    :param args: its positional arguments.
+    :param kwargs: its keyword arguments.
+    """
+    while isinstance(model, functools.partial):
+        args, kwargs = (*model.args, *args), {**model.keywords, **kwargs}
+        model = model.func
+    return model, args, kwargs
+
+
 class RowFrames(Messenger):
     """Mark a batch dimension of sites in no plate as the rows of one."""
 
@@ -488,6 +506,13 @@ class ModelTarget(Target):
     slices: Slices | None = None
     by_row: tuple[str, ...] = ()
     indexable: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        model, args, kwargs = with_bound_arguments(self.model, self.args, self.kwargs)
+        object.__setattr__(self, "model", model)
+        object.__setattr__(self, "args", args)
+        object.__setattr__(self, "kwargs", kwargs)
 
     def trace(
         self, indices: Indices, key: Array | None = None, **substitution: Any

@@ -97,6 +97,32 @@ def test_numbers_are_those_of_all_rows(model: Any) -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
+@pytest.mark.parametrize("model", [counted, in_a_plate_with_indices])
+def test_arguments_of_a_partial_function_have_rows(model: Any) -> None:
+    for bound, args in (
+        (partial(model, GROUP, Y), ()),
+        (partial(model, y=jnp.asarray(Y)), (GROUP,)),
+    ):
+        kernel = set_up(bound, *args)
+        found = rows_of(kernel, args, {"means": jnp.asarray(MEANS)})
+        expected = norm.logpdf(Y[ROWS], MEANS[GROUP[ROWS]])
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def line(x: Any, y: Any) -> None:
+    slope = numpyro.sample("slope", dist.Normal(0.0, 1.0))
+    numpyro.sample("y", dist.Normal(slope * x, 1.0), obs=y)
+
+
+def test_a_partial_function_is_kept_as_it_is() -> None:
+    model = partial(line, X)
+    kernel = AMAGOLD(model, step_size=1e-2, batch_size=8, rows={"x": 0, "y": 0})
+    kernel.init(jax.random.key(0), 0, None, (Y,), {})
+    assert kernel.model is model
+    found = rows_of(kernel, (Y,), {"slope": jnp.array(0.5)})
+    np.testing.assert_allclose(found, norm.logpdf(Y - 0.5 * X)[ROWS], rtol=1e-5)
+
+
 def standardized(x: Any, y: Any) -> None:
     slope = numpyro.sample("slope", dist.Normal(0.0, 1.0))
     log = np.log(x)

@@ -263,7 +263,7 @@ def _inspected(
         widths, plates = names, names
     else:
         if named is not None:
-            given = named.find(who, model, args, kwargs)
+            given = named.find(who, target.model, target.args, target.kwargs)
         lengths = None if given is None else {x.size for x in given}
         sites, rows = with_row_plate(target, sites, lengths)
         widths, plates = _choose_plates(who, sites, sizes, full, default)

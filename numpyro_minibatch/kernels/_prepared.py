@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from numpyro_minibatch._model.numpy_calls import ReadsValues
 from numpyro_minibatch._model.preflight import Layout, fails_on_rows, local_sites
+from numpyro_minibatch.target import with_bound_arguments
 
 __all__ = ["Inspected", "PreparedModel", "prepare_model"]
 
@@ -53,6 +55,8 @@ def prepare_model(
     :raises ValueError: no such model can be sampled. The message is about what is left
         to be changed.
     """
+    if isinstance(model, partial):
+        return _prepare_inside(model, args, kwargs, inspect)
     try:
         return PreparedModel(model, inspect(model))
     except (ValueError, TypeError) as error:
@@ -83,6 +87,24 @@ def prepare_model(
         # continuous sites are not integrated out without being asked for: their draws
         # would be missing, and a quadrature has an error
         raise (reason if local.continuous else left) from None
+
+
+def _prepare_inside(
+    model: partial,
+    args: tuple,
+    kwargs: Mapping[str, Any],
+    inspect: Callable[[Callable], Inspected],
+) -> PreparedModel:
+    """The same of a partial function, whose arguments are arguments of the model."""
+
+    def bound(inner: Callable) -> Callable:
+        if inner is model.func:
+            return model
+        return partial(inner, *model.args, **model.keywords)
+
+    fn, args, kwargs = with_bound_arguments(model, args, kwargs)
+    found = prepare_model(fn, args, kwargs, lambda inner: inspect(bound(inner)))
+    return found._replace(model=bound(found.model))
 
 
 def _reading(
