@@ -2,15 +2,18 @@
 
 NUTS runs a model with the values of all data, and sums out discrete latent sites. A
 kernel of minibatches does so too: calls of NumPy get the values of all rows, and
-discrete sites that have a value for each row are marginalized.
+discrete sites that have a value for each row are marginalized. Data that
+``numpyro.handlers.condition`` holds become arguments, of which a batch takes rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
+
+from numpyro import handlers
 
 from numpyro_minibatch._model.numpy_calls import ReadsValues
 from numpyro_minibatch._model.preflight import Layout, fails_on_rows, local_sites
@@ -44,8 +47,9 @@ def prepare_model(
 ) -> PreparedModel:
     """The model to sample, and what an inspection finds of it.
 
-    It is the user's where that can be sampled as it is. Otherwise NumPy gets the values
-    of all rows, and discrete sites with a value for each row are summed out.
+    It is the user's where that can be sampled as it is. Otherwise conditioned data are
+    arguments, NumPy gets the values of all rows, and discrete sites with a value for
+    each row are summed out.
 
     :param model: the user's model.
     :param args: its positional arguments.
@@ -61,6 +65,11 @@ def prepare_model(
         return PreparedModel(model, inspect(model))
     except (ValueError, TypeError) as error:
         reason = error
+    if isinstance(model, handlers.condition) and model.data:
+        try:
+            return prepare_model(given_data(model), args, kwargs, inspect)
+        except (ValueError, TypeError):  # the message is to name what the user wrote
+            raise reason from None
     values = ""
     reading, known = _reading(model, args, kwargs)
     if known is not None:
@@ -105,6 +114,33 @@ def _prepare_inside(
     fn, args, kwargs = with_bound_arguments(model, args, kwargs)
     found = prepare_model(fn, args, kwargs, lambda inner: inspect(bound(inner)))
     return found._replace(model=bound(found.model))
+
+
+@dataclass(frozen=True)
+class GivenData:
+    """A model whose observations are keyword arguments, which can have rows.
+
+    :param fn: the model, which does not observe them.
+    :param names: the sites, by the names of these arguments.
+    """
+
+    fn: Callable
+    names: tuple[tuple[str, str], ...]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the model, conditioned on the observations."""
+        data = {site: kwargs.pop(name) for name, site in self.names}
+        return handlers.condition(self.fn, data)(*args, **kwargs)
+
+
+def given_data(model: handlers.condition) -> Callable:
+    """A conditioned model, with its observations as arguments of a partial function.
+
+    :param model: the model in ``numpyro.handlers.condition``.
+    """
+    data = {f"data of {site}": value for site, value in model.data.items()}
+    names = tuple(zip(data, model.data, strict=True))
+    return partial(GivenData(model.fn, names), **data)
 
 
 def _reading(

@@ -1,4 +1,5 @@
-"""Models that compute numbers of their data with NumPy get those of all rows."""
+"""What NUTS runs of a model as it is written: numbers that NumPy computes of the data,
+arguments of partial functions, and data in ``handlers.condition``."""
 
 from __future__ import annotations
 
@@ -112,6 +113,19 @@ def test_arguments_of_a_partial_function_have_rows(model: Any) -> None:
 def line(x: Any, y: Any) -> None:
     slope = numpyro.sample("slope", dist.Normal(0.0, 1.0))
     numpyro.sample("y", dist.Normal(slope * x, 1.0), obs=y)
+
+
+def unobserved(group: Any, size: int) -> None:
+    means = numpyro.sample("means", dist.Normal(0.0, 1.0).expand([GROUPS]).to_event(1))
+    with numpyro.plate("data", len(group)):
+        numpyro.sample("y", dist.Normal(means[group], 1.0))
+
+
+def test_conditioned_data_have_rows() -> None:
+    kernel = set_up(handlers.condition(unobserved, {"y": Y}), GROUP, N)
+    found = rows_of(kernel, (GROUP, N), {"means": jnp.asarray(MEANS)})
+    expected = norm.logpdf(Y[ROWS], MEANS[GROUP[ROWS]])
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
 def test_a_partial_function_is_kept_as_it_is() -> None:
