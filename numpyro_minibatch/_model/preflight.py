@@ -54,6 +54,16 @@ __all__ = [
     "remembered",
 ]
 
+# distributions whose entries depend on each other
+_PROCESSES = {
+    "CAR",
+    "CirculantNormal",
+    "EulerMaruyama",
+    "GaussianRandomWalk",
+    "GaussianStateSpace",
+    "LowRankMultivariateNormal",
+    "MultivariateNormal",
+}
 _WHICH_FAILS = "which fails: "
 _DO_NOT_FOLLOW = "do not follow the indices"
 
@@ -1208,6 +1218,17 @@ def _given_rows(
         raise ValueError(_condition_holds(who, held))
     if isinstance(found, str):
         site, plate, _ = rows[0]
+        process = _process_of_rows(as_written, plates[plate])
+        if process is not None and (
+            found.startswith("latent site") or process.kind in _PROCESSES
+        ):
+            raise ValueError(
+                f"{who}: latent site {process.name!r} is one {process.kind} with a "
+                f"value for each of the {plates[plate]} rows of observed site "
+                f"{site!r}. These values depend on each other, as in a Gaussian "
+                "process or a random walk, so that there are no minibatches: sample "
+                "with NUTS."
+            )
         if found.startswith("latent site"):
             raise ValueError(
                 f"{who}: {found} of observed site {site!r}, and most rows are not in a "
@@ -1223,6 +1244,20 @@ def _given_rows(
             f"{_give_names(target, plates)}{_GIVE_ARGUMENTS}{_example(plates[plate])}"
         )
     return found
+
+
+def _process_of_rows(as_written: Mapping[str, Site], size: int) -> Site | None:
+    """A latent site that is one event with a value for each row, if there is one."""
+    for site in as_written.values():
+        event = (site.value_shape or ())[len(site.value_shape or ()) - site.event_dim :]
+        if (
+            site.type == "sample"
+            and not site.observed
+            and size in event
+            and not site.kind.endswith(".to_event")
+        ):
+            return site
+    return None
 
 
 def _give_names(target: ModelTarget, plates: Mapping[str, int]) -> str:
