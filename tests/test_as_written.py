@@ -163,6 +163,17 @@ def test_kernels_on_data_with_other_values_are_not_equal() -> None:
     assert pickle.loads(pickle.dumps(kernels[0])) == kernels[0]
 
 
+def test_a_program_for_other_values_is_not_used_again() -> None:
+    kernel = AMAGOLD(standardized, step_size=1e-2, batch_size=8)
+    args = jnp.asarray(X), jnp.asarray(Y)
+    state = kernel.init(jax.random.key(0), 0, None, args, {})
+    # as MCMC(..., jit_model_args=True) does
+    jax.eval_shape(lambda state, args: kernel.sample(state, args, {}), state, args)
+    kernel.init(jax.random.key(1), 0, None, args, {})
+    with pytest.raises(ValueError, match="jit_model_args=True"):
+        kernel.init(jax.random.key(0), 0, None, (args[0] + 1.0, args[1]), {})
+
+
 def test_outside_of_a_kernel_the_model_is_as_written() -> None:
     kernel = set_up(counted, GROUP, Y)
     assert kernel.model is not None

@@ -520,6 +520,10 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
                 ),
             )
 
+    def _compiles_for_data(self) -> None:
+        """Note that a program is being compiled that takes the data as arguments."""
+        self._learn(compiled_values=self._run.values)
+
     def _inspect(
         self,
         args: tuple,
@@ -530,11 +534,20 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
         assert self._model is not None
         prepared = prepare_model(self._model, args, kwargs, inspect)
         layout, frozen = prepared.found
+        if self._run.compiled_values not in ("", prepared.values):
+            raise ValueError(
+                f"{type(self).__name__}: the model computes numbers of its data with "
+                "NumPy, which are constants of the program that MCMC(..., "
+                "jit_model_args=True) has compiled and would use again for these "
+                "other data. Make a new kernel and a new MCMC, or leave "
+                "jit_model_args out."
+            )
         self._learn(
             layout=layout,
             frozen=frozen,
             model=None if prepared.model is self._model else prepared.model,
             summed_out=prepared.summed_out,
+            values=prepared.values,
         )
         if prepared.values:  # values, too, are constants of programs
             self._learn(frozen_digest=digest((frozen, prepared.values)))

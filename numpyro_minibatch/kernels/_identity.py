@@ -38,6 +38,9 @@ class Run:
     :param observed_rows: number of observations of a kernel that reads all rows.
     :param vectorized: whether a state has an axis of chains; ``None`` before ``init``.
     :param start_fn: the compiled start of this kernel only.
+    :param values: a digest of the data whose values the model reads while it is traced.
+    :param compiled_values: the same, of programs of NumPyro's driver that take the data
+        as arguments, so that it would not compile them anew for other values.
     """
 
     num_warmup: int = 0
@@ -55,10 +58,14 @@ class Run:
     prepared: tuple[Any, Seen, Prepared] | None = field(default=None, compare=False)
     vectorized: bool | None = field(default=None, compare=False)
     start_fn: Callable | None = field(default=None, compare=False)
+    values: str = ""
+    compiled_values: str = field(default="", compare=False)
 
     def not_started(self) -> Run:
         """The same without functions and arrays, for copies and pickles."""
-        return replace(self, vectorized=None, start_fn=None, prepared=None)
+        return replace(
+            self, vectorized=None, start_fn=None, prepared=None, compiled_values=""
+        )
 
 
 class ByValue:
