@@ -109,6 +109,10 @@ def gaussian_process_in_no_plate(y: Any) -> None:
     numpyro.sample("price", dist.Normal(curve, 1.0), obs=y)
 
 
+def in_one_line(y: Any) -> None:
+    numpyro.sample("score", dist.Normal(level(), 1.0), obs=y[None])
+
+
 def enumerated_and_counted(y: Any) -> None:
     count = int(np.max(y > 0)) + 1
     probs = numpyro.sample("probs", dist.Dirichlet(jnp.ones(count)))
@@ -198,6 +202,10 @@ REASONS: dict[str, tuple[Callable, tuple[str, ...]]] = {
     "a Gaussian process in a plate": (
         gaussian_process_in_a_plate,
         ("latent site 'curve' has 60 entries", "plate 'days'", "NUTS"),
+    ),
+    "rows in the second dimension": (
+        in_one_line,
+        ("'score' has batch shape (1, 60)", "leave the dimension of length 1 out"),
     ),
     "a Gaussian process in no plate": (
         gaussian_process_in_no_plate,

@@ -843,6 +843,12 @@ def _why_no_rows(sites: list[Site], plates: Mapping[str, tuple[Any, ...]]) -> st
         )
     for site in observed:
         shape = _batch_shape(site)
+        if shape and shape[0] == 1 and max(shape) > 1:
+            return (
+                f"Observed site {site.name!r} has batch shape {shape}. The rows must "
+                "be its first dimension: leave the dimension of length 1 out, and pass "
+                "the data as arguments of the model that have one entry for each row."
+            )
         if shape and shape[0] > 1:
             return (
                 f"Observed site {site.name!r} has {shape[0]} entries, and no argument "
