@@ -16,6 +16,7 @@ import argparse
 import contextlib
 import importlib.abc
 import importlib.machinery
+import importlib.util
 import json
 import linecache
 import re
@@ -24,6 +25,7 @@ import sys
 import tempfile
 import time
 import traceback
+import types
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -44,6 +46,8 @@ OPTIONS = {
     "zero_inflated_poisson": ["--maxiter", "100"],
 }
 PLOTS = {"seaborn", "preliz", "daft", "graphviz", "IPython"}
+# other samplers, whose results are not compared
+SAMPLERS = {"blackjax", "flowMC", "jaxns", "numpyro.contrib.nested_sampling"}
 WARMUP, DRAWS = 500, 1000
 SVI_STEPS = 100
 FAR = 5.0  # Monte Carlo standard errors between two means that differ
@@ -248,7 +252,16 @@ def _tables(rng: Any) -> dict[str, Callable[[], dict[str, Any]]]:
             "count": rng.poisson(2.0, 250) * rng.integers(0, 2, 250),
         }
 
+    def credit() -> dict[str, Any]:
+        codes = np.array([f"A{i}" for i in range(4)])
+        return {
+            **{f"code {i}": codes[rng.integers(0, 4, 1000)] for i in range(8)},
+            **{f"number {i}": rng.normal(size=1000) for i in range(6)},
+            "good": 1 + rng.integers(0, 2, 1000),
+        }
+
     return {
+        "statlog german credit": credit,
         "osic": patients,
         "gist.githubusercontent.com/ucals": patients,
         "wells.dat": wells,
@@ -264,11 +277,17 @@ def _tables(rng: Any) -> dict[str, Callable[[], dict[str, Any]]]:
 # one example, in a separate process ---------------------------------------------------
 
 
-class _Plots(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Stand-ins for plotting modules that are not installed; they accept any call."""
+class _Missing(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Stand-ins for modules that are not installed; they accept any call.
+
+    :param names: of packages, or of modules inside one.
+    """
+
+    def __init__(self, names: set[str]) -> None:
+        self.names = names
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        if name.partition(".")[0] not in PLOTS:
+        if name.partition(".")[0] not in self.names and name not in self.names:
             return None
         return importlib.machinery.ModuleSpec(name, self, is_package=True)
 
@@ -281,6 +300,79 @@ class _Plots(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         pass
 
 
+class _Frame:
+    """The few methods of a table of polars that an example calls.
+
+    :param columns: the columns by name.
+    """
+
+    def __init__(self, columns: Mapping[str, Any]) -> None:
+        self.columns = {name: np.asarray(x) for name, x in columns.items()}
+
+    def __getitem__(self, name: str) -> Any:
+        column = MagicMock(wraps=self.columns[name])
+        column.to_jax = lambda: __import__("jax").numpy.asarray(self.columns[name])
+        return column
+
+    def filter(self, chosen: Callable[[_Frame], Any]) -> _Frame:
+        rows = chosen(self)
+        return _Frame({name: x[rows] for name, x in self.columns.items()})
+
+    def head(self) -> None:
+        pass
+
+
+class _Column:
+    """A column of a table that is not known yet, for comparisons."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __eq__(self, value: object) -> Any:
+        return lambda frame: frame.columns[self.name] == value
+
+
+def _stand_ins(tables: Mapping[str, Callable[[], dict[str, Any]]]) -> None:
+    """Modules that are not installed, with what the examples call of them."""
+    import jax.numpy as jnp
+    import pandas as pd  # type: ignore[import-untyped]
+
+    def module(name: str, **contents: Any) -> Any:
+        found = sys.modules[name] = types.ModuleType(name)
+        vars(found).update(contents)
+        return found
+
+    def bessel_ive(order: Any, z: Any) -> Any:
+        """Of whole orders, by the trapezoidal rule, which is exact for a period."""
+        t = jnp.arange(256) * jnp.pi / 128
+        order, z = jnp.asarray(order)[..., None], jnp.asarray(z)[..., None]
+        return (jnp.exp(z * jnp.cos(t) - jnp.abs(z)) * jnp.cos(order * t)).mean(-1)
+
+    def fetch(id: int) -> Any:
+        columns = tables["statlog german credit"]()
+        table = pd.DataFrame(
+            {
+                name: pd.Series(x, dtype=object if x.dtype.kind == "U" else None)
+                for name, x in columns.items()
+            }
+        )
+        features, targets = table.drop(columns="good"), table[["good"]]
+        data = types.SimpleNamespace(features=features, targets=targets)
+        return types.SimpleNamespace(data=data)
+
+    math = types.SimpleNamespace(bessel_ive=bessel_ive)
+    jax_of_tfp = module("tensorflow_probability.substrates.jax", math=math)
+    substrates = module("tensorflow_probability.substrates", jax=jax_of_tfp)
+    module("tensorflow_probability", substrates=substrates)
+    module("polars", DataFrame=_Frame, col=_Column, lit=lambda value: value)
+    module("ucimlrepo", fetch_ucirepo=fetch)
+    if importlib.util.find_spec("funsor") is None:
+        # NUTS cannot enumerate then; the mark on the model changes nothing here
+        enumeration = MagicMock(name="numpyro.contrib.funsor")
+        enumeration.config_enumerate = lambda fn=None, **kwargs: fn or (lambda fn: fn)
+        sys.modules["numpyro.contrib.funsor"] = enumeration
+
+
 def _prepare(found: Callable[[Outcome], None], example: str, check: bool) -> None:
     """Replace data, loops and kernels by simulated data, short loops and both
     kernels."""
@@ -291,9 +383,11 @@ def _prepare(found: Callable[[Outcome], None], example: str, check: bool) -> Non
     from numpyro.infer import MCMC, SVI
 
     matplotlib.use("Agg")
-    sys.meta_path.append(_Plots())
+    sys.meta_path.append(_Missing(PLOTS))
+    sys.meta_path.insert(0, _Missing(SAMPLERS))
     rng = np.random.default_rng(0)
     simulated, tables = _data_sets(rng), _tables(rng)
+    _stand_ins(tables)
 
     def load(dset: Any, num_datapoints: int | None = None) -> Any:
         return simulated[dset.name]()
@@ -323,7 +417,7 @@ def _prepare(found: Callable[[Outcome], None], example: str, check: bool) -> Non
             sample(self, rng_key, *args, **kwargs)
             return
         inside = True
-        known = _key(self.sampler)
+        known = _key(self.sampler), _flags(args, kwargs)
         outcome = None
         if known not in seen:
             seen.add(known)
@@ -347,10 +441,23 @@ def _prepare(found: Callable[[Outcome], None], example: str, check: bool) -> Non
 
 def _key(sampler: Any) -> Any:
     """The identity of a model: its code, also inside of handlers."""
-    model = sampler.model
+    model = _model(sampler)
     while model is not None and not hasattr(model, "__code__"):
         model = getattr(model, "fn", getattr(model, "func", None))
     return getattr(model, "__code__", None), getattr(model, "__closure__", None)
+
+
+def _model(sampler: Any) -> Any:
+    """The model of a kernel, also of one that an example defines."""
+    return getattr(sampler, "model", None) or getattr(sampler, "_model", None)
+
+
+def _flags(*arguments: Any) -> str:
+    """The arguments of a call that choose a branch of the model."""
+    import jax
+
+    leaves = jax.tree.leaves(arguments)
+    return repr([x for x in leaves if isinstance(x, bool)])
 
 
 def _name(model: Any) -> str:
@@ -374,7 +481,7 @@ def _compare(
     from numpyro_minibatch import MinibatchMH, marginalize
 
     rng_key, args, kwargs = call
-    model = sampler.model
+    model = _model(sampler)
     outcome = Outcome(example, _name(model))
     if model is None:
         outcome = outcome._replace(outcome="refused", reason="potential_fn, no model")
@@ -435,7 +542,9 @@ def _compare(
         return outcome
     begin = time.perf_counter()
     try:
-        theirs = sampled(NUTS(model, init_strategy=start))
+        # NUTS enumerates by funsor, if that is installed: the same posterior
+        same = kernel.model if kernel.settings.get("summed_out") else model
+        theirs = sampled(NUTS(same, init_strategy=start))
     except Exception as error:
         outcome = outcome._replace(distance=f"NUTS: {type(error).__name__}")
     else:

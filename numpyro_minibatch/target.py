@@ -6,6 +6,7 @@ This is the only module that uses NumPyro's effect handlers.
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -94,6 +95,14 @@ def without_integrals() -> Iterator[None]:
 def integrates() -> bool:
     """Whether marginalized models integrate, see :func:`without_integrals`."""
     return not _WITHOUT_INTEGRALS.get()
+
+
+_TRACES_ROWS: ContextVar[bool] = ContextVar("traces rows", default=False)
+
+
+def traces_rows() -> bool:
+    """Whether a model is being run by a :class:`ModelTarget`, perhaps on some rows."""
+    return _TRACES_ROWS.get()
 
 
 @dataclass(frozen=True)
@@ -264,6 +273,23 @@ def named_arguments(
     ]
     names = [*positional, *(f"args[{i}]" for i in range(len(positional), len(args)))]
     return {**dict(zip(names, args, strict=False)), **kwargs}
+
+
+def with_bound_arguments(
+    model: Callable, args: tuple, kwargs: Mapping[str, Any]
+) -> tuple[Callable, tuple, Mapping[str, Any]]:
+    """A model with all of its arguments, those of ``functools.partial`` included.
+
+    Arrays that a partial function holds can have rows like any other argument.
+
+    :param model: the model.
+    :param args: its positional arguments.
+    :param kwargs: its keyword arguments.
+    """
+    while isinstance(model, functools.partial):
+        args, kwargs = (*model.args, *args), {**model.keywords, **kwargs}
+        model = model.func
+    return model, args, kwargs
 
 
 class RowFrames(Messenger):
@@ -481,6 +507,13 @@ class ModelTarget(Target):
     by_row: tuple[str, ...] = ()
     indexable: bool = True
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        model, args, kwargs = with_bound_arguments(self.model, self.args, self.kwargs)
+        object.__setattr__(self, "model", model)
+        object.__setattr__(self, "args", args)
+        object.__setattr__(self, "kwargs", kwargs)
+
     def trace(
         self, indices: Indices, key: Array | None = None, **substitution: Any
     ) -> dict[str, Any]:
@@ -506,7 +539,11 @@ class ModelTarget(Target):
             args, kwargs = self.slices.take((args, kwargs), indices)
             model = RowFrames(model, self.slices, indices)
         model = Subsample(model, indices, given)
-        return handlers.trace(model).get_trace(*args, **kwargs)
+        token = _TRACES_ROWS.set(True)
+        try:
+            return handlers.trace(model).get_trace(*args, **kwargs)
+        finally:
+            _TRACES_ROWS.reset(token)
 
     def site_rows(self, sites: Mapping[str, Any]) -> dict[str, Array]:
         """The log likelihood of each row, for each observed site of a data plate."""

@@ -104,6 +104,15 @@ def gaussian_process_in_a_plate(y: Any) -> None:
         numpyro.sample("price", dist.Normal(price, 1.0), obs=y)
 
 
+def gaussian_process_in_no_plate(y: Any) -> None:
+    curve = numpyro.sample("curve", dist.MultivariateNormal(level(), jnp.eye(N)))
+    numpyro.sample("price", dist.Normal(curve, 1.0), obs=y)
+
+
+def in_one_line(y: Any) -> None:
+    numpyro.sample("score", dist.Normal(level(), 1.0), obs=y[None])
+
+
 def enumerated_and_counted(y: Any) -> None:
     count = int(np.max(y > 0)) + 1
     probs = numpyro.sample("probs", dist.Dirichlet(jnp.ones(count)))
@@ -194,6 +203,14 @@ REASONS: dict[str, tuple[Callable, tuple[str, ...]]] = {
         gaussian_process_in_a_plate,
         ("latent site 'curve' has 60 entries", "plate 'days'", "NUTS"),
     ),
+    "rows in the second dimension": (
+        in_one_line,
+        ("'score' has batch shape (1, 60)", "leave the dimension of length 1 out"),
+    ),
+    "a Gaussian process in no plate": (
+        gaussian_process_in_no_plate,
+        ("latent site 'curve' is one MultivariateNormal", "'price'", "with NUTS"),
+    ),
     "an enumerated site, of as many values as data have": (
         enumerated_and_counted,
         ("'kind'", "discrete", "Mixture", *LOCAL),
@@ -230,6 +247,7 @@ def test_the_reason_is_the_true_one(name: str, batch_size: Any) -> None:
         "condition",
         "effects of rows in no plate",
         "a Gaussian process in a plate",
+        "a Gaussian process in no plate",
     )
     if batch_size is None and name in asks_first:
         says = ("batch_size=",)

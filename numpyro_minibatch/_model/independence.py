@@ -34,6 +34,7 @@ from numpyro_minibatch._model.rowwise import (
     rows_of_plate,
     trace_rows,
 )
+from numpyro_minibatch._model.values import function_of
 from numpyro_minibatch.target import (
     ModelTarget,
     Slices,
@@ -148,9 +149,10 @@ def _known_by(model: Any, static: Static, arrays: list[Any], layout: Layout) -> 
     """What a verdict holds for: the model's code and the shapes of its arguments."""
     shapes = tuple((x.shape, str(x.dtype)) for x in arrays)
     content: Hashable = known_content()
-    if content is None and isinstance(model, FunctionType):
+    function = function_of(model)
+    if content is None and isinstance(function, FunctionType):
         # flags and numbers that the model reads from its surroundings
-        content = tuple((name, id(value)) for name, value in surroundings(model))
+        content = tuple((name, id(value)) for name, value in surroundings(function))
     return static, shapes, layout.plates, layout.slices, content, _is_double()
 
 

@@ -41,15 +41,31 @@ from numpyro_minibatch.target import (
 
 __all__ = [
     "Layout",
+    "LocalSites",
     "check_prior",
     "explained",
+    "fails_on_rows",
     "find_nan",
     "inspect_model",
     "inspect_target",
     "known_content",
     "layout_target",
+    "local_sites",
     "remembered",
 ]
+
+# distributions whose entries depend on each other
+_PROCESSES = {
+    "CAR",
+    "CirculantNormal",
+    "EulerMaruyama",
+    "GaussianRandomWalk",
+    "GaussianStateSpace",
+    "LowRankMultivariateNormal",
+    "MultivariateNormal",
+}
+_WHICH_FAILS = "which fails: "
+_DO_NOT_FOLLOW = "do not follow the indices"
 
 # a warning about work on all rows is worth its noise from so many batches of rows on
 _WIDE = 10
@@ -81,6 +97,18 @@ class Layout(NamedTuple):
     subsampled: bool = False
 
 
+class LocalSites(NamedTuple):
+    """The latent sites in plates that hold observations.
+
+    :param discrete: those with a finite support, if all discrete sites of the model are
+        of this kind and outside of scans; otherwise empty.
+    :param continuous: the others.
+    """
+
+    discrete: tuple[str, ...] = ()
+    continuous: tuple[str, ...] = ()
+
+
 class Site(NamedTuple):
     """The static part of a site of a trace."""
 
@@ -98,6 +126,7 @@ class Site(NamedTuple):
     args: tuple[Any, ...]
     kind: str = ""
     in_scan: bool = False
+    enumerable: bool = False
 
     def inside(self, plates: Collection[str]) -> list[Any]:
         """The frames of this site that belong to ``plates``."""
@@ -244,7 +273,7 @@ def _inspected(
         widths, plates = names, names
     else:
         if named is not None:
-            given = named.find(who, model, args, kwargs)
+            given = named.find(who, target.model, target.args, target.kwargs)
         lengths = None if given is None else {x.size for x in given}
         sites, rows = with_row_plate(target, sites, lengths)
         widths, plates = _choose_plates(who, sites, sizes, full, default)
@@ -297,6 +326,47 @@ def _inspected(
         bool(_own_sizes(sites)),
     )
     return layout, frozen, warned
+
+
+def fails_on_rows(error: ValueError) -> bool:
+    """Whether a refusal is about a model that does not run on some of its rows.
+
+    :param error: what :func:`inspect_model` raised.
+    """
+    return any(words in str(error) for words in (_WHICH_FAILS, _DO_NOT_FOLLOW))
+
+
+def local_sites(model: Callable, args: tuple, kwargs: Mapping[str, Any]) -> LocalSites:
+    """The latent sites of a model that have a value for each row or group of rows.
+
+    :param model: the model.
+    :param args: its positional arguments.
+    :param kwargs: its keyword arguments.
+    :return: no sites if the model does not run.
+    """
+    target = ModelTarget(model=model, args=args, kwargs=kwargs, sizes={})
+    try:
+        sites, _ = _abstract_sites(target)
+    except Exception:  # the refusal that is being considered says why
+        return LocalSites()
+    samples = [s for s in sites if s.type == "sample"]
+    holding = [{f.name for f in s.frames} for s in samples if s.observed]
+    known = {s.name for s in sites if s.type == "plate"}
+
+    def is_local(site: Site) -> bool:
+        plates = {f.name for f in site.frames}
+        return bool(plates) and any(plates <= held for held in holding)
+
+    latent = [s for s in samples if not s.observed]
+    local = [s for s in latent if is_local(s)]
+    discrete = tuple(s.name for s in local if s.discrete)
+    summable = all(
+        s.enumerable and is_local(s) and {f.name for f in s.frames} <= known
+        for s in latent
+        if s.discrete
+    )
+    continuous = tuple(s.name for s in local if not s.discrete)
+    return LocalSites(discrete if summable else (), continuous)
 
 
 def layout_target(
@@ -465,6 +535,7 @@ def _static(site: Any) -> Site:
         kind=_kind(fn) if sample else "",
         in_scan=bool(site.get("_control_flow_done", False))
         and "_scan_current_index" in site.get("infer", {}),
+        enumerable=bool(sample and fn.has_enumerate_support),
     )
 
 
@@ -619,7 +690,7 @@ def _example(size: int, plate: str = "data") -> str:
 
 def _not_indexed(who: str, problem: str, size: int) -> str:
     return (
-        f"{who}: the data of the model do not follow the indices of its plate "
+        f"{who}: the data of the model {_DO_NOT_FOLLOW} of its plate "
         f"({problem}). Inside the plate take every array by its indices, or by "
         f"numpyro.subsample(y, event_dim=0):{_example(size)}"
     )
@@ -772,6 +843,12 @@ def _why_no_rows(sites: list[Site], plates: Mapping[str, tuple[Any, ...]]) -> st
         )
     for site in observed:
         shape = _batch_shape(site)
+        if shape and shape[0] == 1 and max(shape) > 1:
+            return (
+                f"Observed site {site.name!r} has batch shape {shape}. The rows must "
+                "be its first dimension: leave the dimension of length 1 out, and pass "
+                "the data as arguments of the model that have one entry for each row."
+            )
         if shape and shape[0] > 1:
             return (
                 f"Observed site {site.name!r} has {shape[0]} entries, and no argument "
@@ -1147,6 +1224,17 @@ def _given_rows(
         raise ValueError(_condition_holds(who, held))
     if isinstance(found, str):
         site, plate, _ = rows[0]
+        process = _process_of_rows(as_written, plates[plate])
+        if process is not None and (
+            found.startswith("latent site") or process.kind in _PROCESSES
+        ):
+            raise ValueError(
+                f"{who}: latent site {process.name!r} is one {process.kind} with a "
+                f"value for each of the {plates[plate]} rows of observed site "
+                f"{site!r}. These values depend on each other, as in a Gaussian "
+                "process or a random walk, so that there are no minibatches: sample "
+                "with NUTS."
+            )
         if found.startswith("latent site"):
             raise ValueError(
                 f"{who}: {found} of observed site {site!r}, and most rows are not in a "
@@ -1156,12 +1244,26 @@ def _given_rows(
             )
         raise ValueError(
             f"{who}: observed site {site!r} has {plates[plate]} rows and is in no "
-            "plate, so the model is run on some of the rows of its arguments, which "
-            f"fails: {found}. If each row follows from the ones before, as in a time "
-            "series, use NUTS. Otherwise: "
+            "plate, so the model is run on some of the rows of its arguments, "
+            f"{_WHICH_FAILS}{found}. If each row follows from the ones before, as in a "
+            "time series, use NUTS. Otherwise: "
             f"{_give_names(target, plates)}{_GIVE_ARGUMENTS}{_example(plates[plate])}"
         )
     return found
+
+
+def _process_of_rows(as_written: Mapping[str, Site], size: int) -> Site | None:
+    """A latent site that is one event with a value for each row, if there is one."""
+    for site in as_written.values():
+        event = (site.value_shape or ())[len(site.value_shape or ()) - site.event_dim :]
+        if (
+            site.type == "sample"
+            and not site.observed
+            and size in event
+            and not site.kind.endswith(".to_event")
+        ):
+            return site
+    return None
 
 
 def _give_names(target: ModelTarget, plates: Mapping[str, int]) -> str:

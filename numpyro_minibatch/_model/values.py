@@ -3,8 +3,9 @@
 A program is compiled once and reads other rows at every step, so that the arrays that
 the model gets have no values while it is traced. A number that Python code computes of
 them would also be that of a batch and not that of the data: ``len(np.unique(group))``
-must be the number of all groups. So such lines are not run. The message names the line,
-and writes it anew where the line itself says how.
+must be the number of all groups. Where NumPy computes it, it is (see ``numpy_calls``).
+Other such lines are not run. The message names the line, and writes it anew where the
+line itself says how.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-__all__ = ["NEEDS_VALUES", "first_line", "needs_values"]
+__all__ = ["NEEDS_VALUES", "first_line", "function_of", "needs_values"]
 
 NEEDS_VALUES = (
     jax.errors.ConcretizationTypeError,
@@ -118,7 +119,7 @@ def _advice(model: Any, line: _Line | None, error: BaseException) -> str:
         )
     if line.in_model and isinstance(code, ast.Assign) and len(code.targets) == 1:
         target = code.targets[0]
-        function = _function(model)
+        function = function_of(model)
         if isinstance(target, ast.Name) and function is not None:
             if _only_computes(code.value, line) and _known_outside(
                 code.value, function
@@ -153,7 +154,7 @@ def _has_rows(names: str) -> str:
     return f"A step has only a batch of rows, and {names} no values before it runs."
 
 
-def _function(model: Any) -> Callable | None:
+def function_of(model: Any) -> Callable | None:
     """The Python function of a model, inside of handlers and partial functions."""
     while not inspect.isfunction(model):
         # of handlers and of marginalized models, or of functools.partial
@@ -166,7 +167,7 @@ def _function(model: Any) -> Callable | None:
 
 def _line_in_model(model: Any, error: BaseException) -> _Line | None:
     """The innermost line of the user's that an error was raised at."""
-    function = _function(model)
+    function = function_of(model)
     found = None
     for frame, number in traceback.walk_tb(error.__traceback__):
         path = frame.f_code.co_filename.replace("\\", "/")

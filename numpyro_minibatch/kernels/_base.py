@@ -18,7 +18,7 @@ from numpyro.util import is_prng_key
 from numpyro_minibatch import control_variate as control_variates
 from numpyro_minibatch._internal.checks import check_flag, check_positive, describe
 from numpyro_minibatch._internal.progress import asked_by, shown
-from numpyro_minibatch._internal.static import Static
+from numpyro_minibatch._internal.static import Static, digest
 from numpyro_minibatch._model.independence import check_rows
 from numpyro_minibatch._model.preflight import (
     Layout,
@@ -39,6 +39,7 @@ from numpyro_minibatch.kernels._arguments import (
 )
 from numpyro_minibatch.kernels._contract import Start
 from numpyro_minibatch.kernels._driver import DrivenKernel
+from numpyro_minibatch.kernels._prepared import Inspected, prepare_model
 from numpyro_minibatch.kernels._rows_ahead import RowsAhead
 from numpyro_minibatch.kernels._start import (
     Within,
@@ -216,11 +217,12 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
     @property
     def settings(self) -> dict[str, Any]:
         """The settings that define the kernel, for records."""
-        report = self._run.report
+        report, summed = self._run.report, self._run.summed_out
         return {
             **self._recorded_settings(),
             "batch": repr(self._run.plan.scheme if self._run.plan else self._batch),
             "temperature": self.temperature,
+            **({"summed_out": list(summed)} if summed else {}),
             **({"pilot": report} if report else {}),
         }
 
@@ -278,6 +280,7 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
 
         Functions that run the model of a kernel, such as ``arviz.from_numpyro``,
         ``Predictive`` and ``numpyro.infer.log_likelihood``, need no ``subsample_size``.
+        Discrete sites that the kernel summed out are summed out here, too.
         """
         layout, model = self._run.layout, self._sampled_model
         if model is None or layout is None or not layout.subsampled:
@@ -285,9 +288,19 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
         return AllRows(model, dict(layout.plates))
 
     @property
+    def _written_model(self) -> Callable | None:
+        """The model as the user wrote it, the same before and after a run."""
+        return self._model
+
+    @property
+    def _prepared_model(self) -> Callable | None:
+        """The model as it can be sampled; see :func:`prepare_model`."""
+        return self._model if self._run.model is None else self._run.model
+
+    @property
     def _sampled_model(self) -> Callable | None:
-        """The model, with the approximation of its likelihood that the set-up chose."""
-        return self._model if self._run.refined is None else self._run.refined
+        """The same, with the approximation of its likelihood that the set-up chose."""
+        return self._prepared_model if self._run.refined is None else self._run.refined
 
     @property
     def batch(self) -> Scheme:
@@ -495,18 +508,52 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
             layout = layout_target(name, self._target, sizes, full, automatic)
             self._learn(layout=layout)
         else:
-            assert self._model is not None
-            layout, frozen = inspect_model(
-                name,
-                self._model,
+            self._inspect(
                 args,
                 kwargs,
-                sizes,
-                full=full,
-                default=automatic,
-                rows=self._rows,
+                lambda model: inspect_model(
+                    name,
+                    model,
+                    args,
+                    kwargs,
+                    sizes,
+                    full=full,
+                    default=automatic,
+                    rows=self._rows,
+                ),
             )
-            self._learn(layout=layout, frozen=frozen)
+
+    def _compiles_for_data(self) -> None:
+        """Note that a program is being compiled that takes the data as arguments."""
+        self._learn(compiled_values=self._run.values)
+
+    def _inspect(
+        self,
+        args: tuple,
+        kwargs: Mapping[str, Any],
+        inspect: Callable[[Callable], Inspected],
+    ) -> None:
+        """Find the model to sample, and remember its layout."""
+        assert self._model is not None
+        prepared = prepare_model(self._model, args, kwargs, inspect)
+        layout, frozen = prepared.found
+        if self._run.compiled_values not in ("", prepared.values):
+            raise ValueError(
+                f"{type(self).__name__}: the model computes numbers of its data with "
+                "NumPy, which are constants of the program that MCMC(..., "
+                "jit_model_args=True) has compiled and would use again for these "
+                "other data. Make a new kernel and a new MCMC, or leave "
+                "jit_model_args out."
+            )
+        self._learn(
+            layout=layout,
+            frozen=frozen,
+            model=None if prepared.model is self._model else prepared.model,
+            summed_out=prepared.summed_out,
+            values=prepared.values,
+        )
+        if prepared.values:  # values, too, are constants of programs
+            self._learn(frozen_digest=digest((frozen, prepared.values)))
 
     @property
     def _rows_unless_said(self) -> int | None:
@@ -566,7 +613,7 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
             check_rows(
                 name,
                 self.make_target,
-                self._model or self._target,
+                self._prepared_model or self._target,
                 model_args,
                 kwargs,
                 layout,

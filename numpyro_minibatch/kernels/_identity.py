@@ -25,9 +25,12 @@ class Run:
     :param num_chains: chains in one program.
     :param layout: the model's sites and data plates.
     :param plan: with a control variate, the choices of its set-up.
+    :param model: the model as it can be sampled, if not as the user wrote it.
+    :param summed_out: its discrete sites that were summed out.
     :param refined: the model with a finer approximation of its likelihood, if the
         set-up chose one; see :class:`~numpyro_minibatch.kernels.Approximated`.
-    :param frozen_digest: a digest of ``frozen``.
+    :param frozen_digest: a digest of ``frozen``, and of data whose values the model
+        reads while it is traced.
     :param frozen: values of the model's ``param`` sites.
     :param report: the measurements of the set-up.
     :param start_given: whether the user chose where chains start.
@@ -35,12 +38,17 @@ class Run:
     :param observed_rows: number of observations of a kernel that reads all rows.
     :param vectorized: whether a state has an axis of chains; ``None`` before ``init``.
     :param start_fn: the compiled start of this kernel only.
+    :param values: a digest of the data whose values the model reads while it is traced.
+    :param compiled_values: the same, of programs of NumPyro's driver that take the data
+        as arguments, so that it would not compile them anew for other values.
     """
 
     num_warmup: int = 0
     num_chains: int = 1
     layout: Layout | None = None
     plan: Plan | None = None
+    model: Any = None
+    summed_out: tuple[str, ...] = ()
     refined: Any = None
     frozen_digest: str = ""
     observed_rows: int = 0
@@ -50,10 +58,14 @@ class Run:
     prepared: tuple[Any, Seen, Prepared] | None = field(default=None, compare=False)
     vectorized: bool | None = field(default=None, compare=False)
     start_fn: Callable | None = field(default=None, compare=False)
+    values: str = ""
+    compiled_values: str = field(default="", compare=False)
 
     def not_started(self) -> Run:
         """The same without functions and arrays, for copies and pickles."""
-        return replace(self, vectorized=None, start_fn=None, prepared=None)
+        return replace(
+            self, vectorized=None, start_fn=None, prepared=None, compiled_values=""
+        )
 
 
 class ByValue:

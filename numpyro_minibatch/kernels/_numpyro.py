@@ -110,17 +110,15 @@ class NumPyroKernel(MinibatchKernel):
         return {**super().settings, "kernel": type(self._kernel).__name__}
 
     def _setup(self, args: tuple, kwargs: Mapping[str, Any]) -> None:
-        assert self._model is not None
-        layout, frozen = inspect_model(
-            type(self._kernel).__name__,
-            self._model,
+        who = type(self._kernel).__name__
+        self._inspect(
             args,
             kwargs,
-            None,
-            full=True,
-            whole=True,
+            lambda model: inspect_model(
+                who, model, args, kwargs, None, full=True, whole=True
+            ),
         )
-        self._learn(layout=layout, frozen=frozen)
+        layout = self.layout
         shapes = zip(layout.latents, layout.shapes, strict=True)
         real = jnp.result_type(float)
         z = {name: jax.ShapeDtypeStruct(shape, real) for name, shape in shapes}

@@ -50,9 +50,9 @@ def survey(kernel: Any, static: Static, arrays: list[Any], init: Any) -> Any:
             return prepared
     kernel._learn(refined=None)
     prepared = _surveyed(kernel, static, arrays, init)
-    if isinstance(kernel._model, Approximated) and prepared.starts is not None:
+    if isinstance(kernel._prepared_model, Approximated) and prepared.starts is not None:
         error = _approximation(kernel, prepared, *static.join(arrays))
-        finer = kernel._model.refined(error)
+        finer = kernel._prepared_model.refined(error)
         if finer is not None:
             kernel._learn(refined=finer)
             prepared = _surveyed(kernel, static, arrays, init)

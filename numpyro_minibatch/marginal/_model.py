@@ -6,7 +6,7 @@ import inspect
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 from weakref import WeakKeyDictionary
 
 import jax
@@ -53,6 +53,8 @@ class RowsMarginalized:
     fn: Callable
     sites: tuple[str, ...] | None = None
     num_nodes: int | None = None
+
+    marginalizes: ClassVar[bool] = True  # for who does not import this package
 
     def __post_init__(self) -> None:
         try:  # arguments are bound to the model's own names

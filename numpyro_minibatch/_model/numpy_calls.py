@@ -1,0 +1,318 @@
+"""Models that compute numbers of their data with NumPy, such as ``len(np.unique(x))``.
+
+NumPy computes while a model is traced, so what it reads of an argument are the values
+of all rows, as with NUTS. A kernel traces the model with the rows of a batch, which
+have no values then. The model is therefore run with functions of NumPy that get the
+values of all rows in place of arguments of the model. JAX's functions get the batch.
+
+What NumPy computes entry by entry (``np.log(x)``, ``np.asarray(x)``) has the rows of
+the batch again, for which JAX computes it. Its values of all rows are known, too.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import types
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpyro.infer import init_to_uniform
+from numpyro.primitives import Messenger
+
+from numpyro_minibatch._internal.static import digest
+from numpyro_minibatch.target import ModelTarget, flatten_arguments, traces_rows
+
+__all__ = ["ReadsValues"]
+
+_CONVERSIONS = {np.asarray, np.array, np.asanyarray, np.ascontiguousarray, np.copy}
+_LIBRARIES = {"numpy", "jax", "jaxlib", "numpyro", "numpyro_minibatch", "scipy"}
+
+
+class _Known(NamedTuple):
+    """An array of a model, and what the functions of NumPy get in its place.
+
+    :param array: the array, which is kept so that no other one has its id.
+    :param values: computes those of all rows.
+    """
+
+    array: Any
+    values: Callable[[], np.ndarray]
+
+
+_GIVEN: ContextVar[dict[int, _Known] | None] = ContextVar(
+    "arrays of a model, by their ids", default=None
+)
+
+
+@dataclass(frozen=True, eq=False)
+class ReadsValues:
+    """A model whose calls of NumPy get the values of all rows of its arguments.
+
+    It is the model as it was written, except where a kernel traces it.
+
+    :param fn: the model.
+    :param treedef: the structure of its ``(args, kwargs)``.
+    :param values: what NumPy gets, by the numbers of arguments among the leaves: the
+        array, or ``None`` if it computes of it entry by entry only.
+    """
+
+    fn: Callable
+    treedef: Any
+    values: Mapping[int, np.ndarray | None]
+    digest: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "digest", digest(dict(self.values)))
+        try:  # arguments are called what the model calls them
+            signature = inspect.signature(self.fn)
+        except (TypeError, ValueError):
+            return
+        object.__setattr__(self, "__signature__", signature)
+
+    @classmethod
+    def of(
+        cls, model: Callable, args: tuple, kwargs: Mapping[str, Any]
+    ) -> ReadsValues | None:
+        """The model, if it reads values of its arguments by NumPy.
+
+        :param model: the model.
+        :param args: its positional arguments.
+        :param kwargs: its keyword arguments.
+        :return: ``None`` if it reads none, or does not run with them.
+        """
+        leaves, treedef = flatten_arguments((args, dict(kwargs)))
+        known = {
+            number: np.asarray(leaf)
+            for number, leaf in enumerate(leaves)
+            if isinstance(leaf, np.ndarray | jax.Array)
+            and not isinstance(leaf, jax.core.Tracer)
+            and not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        }
+        seen = _Recording(model, known, set(), set())
+
+        def run(arrays: dict[int, Any]) -> None:
+            filled = [arrays.get(i, leaf) for i, leaf in enumerate(leaves)]
+            args, kwargs = jax.tree.unflatten(treedef, filled)
+            target = ModelTarget(model=seen, args=args, kwargs=kwargs, sizes={})
+            target.trace({}, substitute_fn=init_to_uniform())
+
+        try:
+            jax.eval_shape(run, known)
+        except Exception:  # why the model does not run is found elsewhere
+            return None
+        if not seen.used:
+            return None
+        values = {i: known[i] if i in seen.read else None for i in sorted(seen.used)}
+        return cls(model, treedef, values)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the model."""
+        leaves, treedef = flatten_arguments((args, kwargs))
+        if not traces_rows() or treedef != self.treedef:
+            return self.fn(*args, **kwargs)
+        known = {
+            id(leaves[number]): _Known(leaves[number], lambda x=x: x)  # type: ignore[misc]
+            for number, x in self.values.items()
+        }
+        return _run(self._fn, known, args, kwargs)
+
+    @functools.cached_property
+    def _fn(self) -> Callable:
+        return _with_all_rows(self.fn, {})
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, ReadsValues)
+            and self.fn == other.fn
+            and self.treedef == other.treedef
+            and self.digest == other.digest
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.fn, self.digest))
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.fn, self.treedef, self.values)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({getattr(self.fn, '__name__', self.fn)})"
+
+
+@dataclass(frozen=True, eq=False)
+class _Recording:
+    """A model that notes which of its arguments NumPy gets.
+
+    :param fn: the model.
+    :param values: the values of its arguments, by their numbers.
+    :param used: where it notes the numbers of those that NumPy gets.
+    :param read: where it notes the numbers of those whose values are read.
+    """
+
+    fn: Callable
+    values: Mapping[int, np.ndarray]
+    used: set[int]
+    read: set[int]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        leaves, _ = flatten_arguments((args, kwargs))
+        known = _Noted(self, leaves)
+        return _run(_with_all_rows(self.fn, {}), known, args, kwargs)
+
+
+class _Noted(dict[int, _Known]):
+    """Arrays by their ids, which note the arguments that are asked for."""
+
+    def __init__(self, recording: _Recording, leaves: list[Any]) -> None:
+        self._recording = recording
+        self._numbers = {id(leaves[number]): number for number in recording.values}
+        super().__init__(
+            {
+                id(leaves[number]): _Known(leaves[number], partial(self._read, number))
+                for number in recording.values
+            }
+        )
+
+    def _read(self, number: int) -> np.ndarray:
+        self._recording.read.add(number)
+        return self._recording.values[number]
+
+    def __getitem__(self, key: int) -> _Known:
+        if key in self._numbers:
+            self._recording.used.add(self._numbers[key])
+        return super().__getitem__(key)
+
+
+def _run(
+    fn: Callable, known: dict[int, _Known], args: tuple, kwargs: Mapping[str, Any]
+) -> Any:
+    token = _GIVEN.set(known)
+    try:
+        return fn(*args, **kwargs)
+    finally:
+        _GIVEN.reset(token)
+
+
+class _Function:
+    """A function of NumPy that gets values in place of arrays of the model."""
+
+    def __init__(self, function: Any) -> None:
+        self._function = function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        known = _GIVEN.get() or {}
+        leaves, treedef = jax.tree.flatten((args, kwargs))
+        found = {i: known[id(x)] for i, x in enumerate(leaves) if id(x) in known}
+
+        def compute() -> Any:
+            filled = [
+                found[i].values() if i in found else x for i, x in enumerate(leaves)
+            ]
+            args, kwargs = jax.tree.unflatten(treedef, filled)
+            return self._function(*args, **kwargs)
+
+        by_row = self._by_row(len(args)) if found else None
+        if by_row is None:
+            return compute()
+        rows = by_row(*args, **kwargs)
+        known[id(rows)] = _Known(rows, compute)
+        return rows
+
+    def _by_row(self, number: int) -> Callable | None:
+        """The function of JAX for the rows of a batch, if it acts entry by entry."""
+        if self._function in _CONVERSIONS and number <= 2:
+            return jnp.array  # a new array, even of one that has a place already
+        if isinstance(self._function, np.ufunc) and self._function.signature is None:
+            return getattr(jnp, self._function.__name__, None)
+        return None
+
+    def __getattr__(self, name: str) -> Any:
+        return _wrapped(getattr(self._function, name))
+
+
+class _Module(types.ModuleType):
+    """NumPy, or a module inside of it, with such functions."""
+
+    def __init__(self, module: types.ModuleType) -> None:
+        super().__init__(module.__name__)
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        return _wrapped(getattr(self._module, name))
+
+
+def _wrapped(found: Any) -> Any:
+    if isinstance(found, types.ModuleType):
+        return _Module(found)
+    return (
+        _Function(found) if callable(found) and not isinstance(found, type) else found
+    )
+
+
+def _library(value: Any) -> str:
+    """The library that a module or a function belongs to."""
+    name = getattr(value, "__name__" if inspect.ismodule(value) else "__module__", None)
+    return name.partition(".")[0] if isinstance(name, str) else ""
+
+
+def _with_all_rows(model: Any, made: dict[int, Any]) -> Any:
+    """A function whose calls of NumPy get the values of arguments of the model.
+
+    :param model: the function, or handlers and partial functions around it.
+    :param made: functions that were made before, by the ids of those that they replace.
+    """
+    if id(model) in made:
+        return made[id(model)]
+    if isinstance(model, types.FunctionType):
+        return _remade(model, made)
+    if isinstance(model, types.MethodType):
+        inner = _with_all_rows(model.__func__, made)
+        return types.MethodType(inner, model.__self__)
+    if isinstance(model, functools.partial):
+        inner = _with_all_rows(model.func, made)
+        return functools.partial(inner, *model.args, **model.keywords)
+    if isinstance(model, Messenger) and model.fn is not None:
+        other = copy.copy(model)
+        other.fn = _with_all_rows(model.fn, made)
+        return other
+    return model
+
+
+def _replacement(value: Any, made: dict[int, Any]) -> Any:
+    """What a function reads in place of a global name or of a variable around it."""
+    if _library(value) == "numpy" and not isinstance(value, type):
+        return _wrapped(value)
+    if isinstance(value, types.FunctionType) and _library(value) not in _LIBRARIES:
+        return _with_all_rows(value, made)
+    return value
+
+
+def _remade(function: types.FunctionType, made: dict[int, Any]) -> Any:
+    """The same function with other contents of its global names."""
+    scope = dict(function.__globals__)
+    cells = tuple(types.CellType() for _ in function.__closure__ or ())
+    other = types.FunctionType(
+        function.__code__, scope, function.__name__, function.__defaults__, cells
+    )
+    other.__kwdefaults__ = function.__kwdefaults__
+    made[id(function)] = other  # before the functions that it calls, which may call it
+    for name in _names(function.__code__) & scope.keys():
+        scope[name] = _replacement(scope[name], made)
+    for cell, old in zip(cells, function.__closure__ or (), strict=True):
+        try:
+            cell.cell_contents = _replacement(old.cell_contents, made)
+        except ValueError:  # not yet assigned
+            continue
+    return other
+
+
+def _names(code: types.CodeType) -> set[str]:
+    inner = (c for c in code.co_consts if isinstance(c, types.CodeType))
+    return set(code.co_names).union(*map(_names, inner))

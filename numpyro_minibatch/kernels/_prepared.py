@@ -1,0 +1,154 @@
+"""The model that a kernel samples, where it is not the user's as it is written.
+
+NUTS runs a model with the values of all data, and sums out discrete latent sites. A
+kernel of minibatches does so too: calls of NumPy get the values of all rows, and
+discrete sites that have a value for each row are marginalized. Data that
+``numpyro.handlers.condition`` holds become arguments, of which a batch takes rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple
+
+from numpyro import handlers
+
+from numpyro_minibatch._model.numpy_calls import ReadsValues
+from numpyro_minibatch._model.preflight import Layout, fails_on_rows, local_sites
+from numpyro_minibatch.target import with_bound_arguments
+
+__all__ = ["Inspected", "PreparedModel", "prepare_model"]
+
+Inspected = tuple[Layout, dict[str, Any]]
+
+
+class PreparedModel(NamedTuple):
+    """A model that can be sampled.
+
+    :param model: the model; the user's own, if nothing had to be done.
+    :param found: what an inspection found of it.
+    :param summed_out: discrete sites that were summed out of the user's model.
+    :param values: a digest of the data whose values the model reads; empty for none.
+    """
+
+    model: Callable
+    found: Inspected
+    summed_out: tuple[str, ...] = ()
+    values: str = ""
+
+
+def prepare_model(
+    model: Callable,
+    args: tuple,
+    kwargs: Mapping[str, Any],
+    inspect: Callable[[Callable], Inspected],
+) -> PreparedModel:
+    """The model to sample, and what an inspection finds of it.
+
+    It is the user's where that can be sampled as it is. Otherwise conditioned data are
+    arguments, NumPy gets the values of all rows, and discrete sites with a value for
+    each row are summed out.
+
+    :param model: the user's model.
+    :param args: its positional arguments.
+    :param kwargs: its keyword arguments.
+    :param inspect: an inspection, which raises where a model cannot be sampled.
+    :raises TypeError: the model needs values that have no meaning for all rows.
+    :raises ValueError: no such model can be sampled. The message is about what is left
+        to be changed.
+    """
+    if isinstance(model, partial):
+        return _prepare_inside(model, args, kwargs, inspect)
+    try:
+        return PreparedModel(model, inspect(model))
+    except (ValueError, TypeError) as error:
+        reason = error
+    if isinstance(model, handlers.condition) and model.data:
+        try:
+            return prepare_model(given_data(model), args, kwargs, inspect)
+        except (ValueError, TypeError):  # the message is to name what the user wrote
+            raise reason from None
+    values = ""
+    reading, known = _reading(model, args, kwargs)
+    if known is not None:
+        model, values = reading, known.digest
+        try:
+            return PreparedModel(model, inspect(model), values=values)
+        except ValueError as error:
+            # all rows where the model needs a row each: the line is the reason
+            if isinstance(reason, TypeError) and fails_on_rows(error):
+                raise reason from None
+            reason = error
+        except TypeError:  # not only what NumPy computes needs values
+            raise reason from None
+    local = local_sites(model, args, kwargs)
+    if not local.discrete:
+        raise reason
+    # loaded where it is needed, like all that analyses a model
+    from numpyro_minibatch.marginal import marginalize
+
+    summed = marginalize(model, sites=local.discrete)
+    try:
+        return PreparedModel(summed, inspect(summed), local.discrete, values)
+    except ValueError as left:
+        # continuous sites are not integrated out without being asked for: their draws
+        # would be missing, and a quadrature has an error
+        raise (reason if local.continuous else left) from None
+
+
+def _prepare_inside(
+    model: partial,
+    args: tuple,
+    kwargs: Mapping[str, Any],
+    inspect: Callable[[Callable], Inspected],
+) -> PreparedModel:
+    """The same of a partial function, whose arguments are arguments of the model."""
+
+    def bound(inner: Callable) -> Callable:
+        if inner is model.func:
+            return model
+        return partial(inner, *model.args, **model.keywords)
+
+    fn, args, kwargs = with_bound_arguments(model, args, kwargs)
+    found = prepare_model(fn, args, kwargs, lambda inner: inspect(bound(inner)))
+    return found._replace(model=bound(found.model))
+
+
+@dataclass(frozen=True)
+class GivenData:
+    """A model whose observations are keyword arguments, which can have rows.
+
+    :param fn: the model, which does not observe them.
+    :param names: the sites, by the names of these arguments.
+    """
+
+    fn: Callable
+    names: tuple[tuple[str, str], ...]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the model, conditioned on the observations."""
+        data = {site: kwargs.pop(name) for name, site in self.names}
+        return handlers.condition(self.fn, data)(*args, **kwargs)
+
+
+def given_data(model: handlers.condition) -> Callable:
+    """A conditioned model, with its observations as arguments of a partial function.
+
+    :param model: the model in ``numpyro.handlers.condition``.
+    """
+    data = {f"data of {site}": value for site, value in model.data.items()}
+    names = tuple(zip(data, model.data, strict=True))
+    return partial(GivenData(model.fn, names), **data)
+
+
+def _reading(
+    model: Any, args: tuple, kwargs: Mapping[str, Any]
+) -> tuple[Any, ReadsValues | None]:
+    """A model that reads the values of all rows, if it calls NumPy with arguments."""
+    if getattr(model, "marginalizes", False):  # the values are for the model inside
+        inner, known = _reading(model.fn, args, kwargs)
+        return replace(model, fn=inner), known
+    known = ReadsValues.of(model, args, kwargs)
+    return known, known

@@ -1,0 +1,224 @@
+"""What NUTS runs of a model as it is written: numbers that NumPy computes of the data,
+arguments of partial functions, and data in ``handlers.condition``."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpy import unique
+from numpyro import handlers
+from numpyro.infer.reparam import LocScaleReparam
+from scipy.stats import norm
+
+from numpyro_minibatch import AMAGOLD, marginalize
+from numpyro_minibatch.kernels import MinibatchKernel
+
+N, GROUPS = 40, 4
+RNG = np.random.default_rng(0)
+GROUP = RNG.permutation(np.arange(N) % GROUPS)
+X, Y = RNG.gamma(2.0, size=N), RNG.normal(size=N)
+MEANS = RNG.normal(size=GROUPS)
+ROWS = jnp.array([7, 0, 39, 11])
+Args = tuple[Any, ...]
+
+
+def set_up(model: Callable, *args: Any) -> MinibatchKernel:
+    """A kernel that has found the layout of the model."""
+    kernel = AMAGOLD(model, step_size=1e-2, batch_size=8)
+    kernel._setup(args, {})
+    return kernel
+
+
+def rows_of(kernel: MinibatchKernel, args: Args, z: Any) -> np.ndarray:
+    """The log likelihood of some rows."""
+
+    @jax.jit
+    def compute(args: Args, rows: Any) -> Any:
+        indices = dict.fromkeys(kernel.plates, rows)
+        return kernel.make_target(args, {}).terms(z, indices).rows
+
+    (found,) = compute(args, ROWS).values()
+    return np.asarray(found)
+
+
+def counted(group: Any, y: Any) -> None:
+    number = len(np.unique(group))
+    means = numpyro.sample("means", dist.Normal(0.0, 1.0).expand([number]).to_event(1))
+    numpyro.sample("y", dist.Normal(means[group], 1.0), obs=y)
+
+
+def in_a_plate_with_indices(group: Any, y: Any) -> None:
+    with numpyro.plate("groups", int(np.max(group)) + 1):
+        means = numpyro.sample("means", dist.Normal(0.0, 1.0))
+    with numpyro.plate("data", len(y)) as idx:
+        numpyro.sample("y", dist.Normal(means[group[idx]], 1.0), obs=y[idx])
+
+
+def how_many(x: Any) -> int:
+    return len(unique(x))
+
+
+def by_a_helper(group: Any, y: Any) -> None:
+    with numpyro.plate("groups", how_many(group)):
+        means = numpyro.sample("means", dist.Normal(0.0, 1.0))
+    numpyro.sample("y", dist.Normal(means[np.asarray(group)], 1.0), obs=y)
+
+
+@handlers.reparam(config={"means": LocScaleReparam(1.0)})
+def in_a_handler(scale: float, group: Any, y: Any) -> None:
+    counted(group, y)
+
+
+MODELS: dict[str, Any] = {
+    "no plate": counted,
+    "a plate with indices": in_a_plate_with_indices,
+    "a helper": by_a_helper,
+    "a handler and a partial function": partial(in_a_handler, 1.0),
+}
+
+
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+def test_numbers_are_those_of_all_rows(model: Any) -> None:
+    args = GROUP, jnp.asarray(Y)
+    kernel = set_up(model, *args)
+    (shape,) = kernel.layout.shapes
+    assert shape == (GROUPS,)
+    name = kernel.layout.latents[0]
+    found = rows_of(kernel, args, {name: jnp.asarray(MEANS)})
+    expected = norm.logpdf(Y[ROWS], MEANS[GROUP[ROWS]])
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("model", [counted, in_a_plate_with_indices])
+def test_arguments_of_a_partial_function_have_rows(model: Any) -> None:
+    for bound, args in (
+        (partial(model, GROUP, Y), ()),
+        (partial(model, y=jnp.asarray(Y)), (GROUP,)),
+    ):
+        kernel = set_up(bound, *args)
+        found = rows_of(kernel, args, {"means": jnp.asarray(MEANS)})
+        expected = norm.logpdf(Y[ROWS], MEANS[GROUP[ROWS]])
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def line(x: Any, y: Any) -> None:
+    slope = numpyro.sample("slope", dist.Normal(0.0, 1.0))
+    numpyro.sample("y", dist.Normal(slope * x, 1.0), obs=y)
+
+
+def unobserved(group: Any, size: int) -> None:
+    means = numpyro.sample("means", dist.Normal(0.0, 1.0).expand([GROUPS]).to_event(1))
+    with numpyro.plate("data", len(group)):
+        numpyro.sample("y", dist.Normal(means[group], 1.0))
+
+
+def test_conditioned_data_have_rows() -> None:
+    kernel = set_up(handlers.condition(unobserved, {"y": Y}), GROUP, N)
+    found = rows_of(kernel, (GROUP, N), {"means": jnp.asarray(MEANS)})
+    expected = norm.logpdf(Y[ROWS], MEANS[GROUP[ROWS]])
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_a_partial_function_is_kept_as_it_is() -> None:
+    model = partial(line, X)
+    kernel = AMAGOLD(model, step_size=1e-2, batch_size=8, rows={"x": 0, "y": 0})
+    kernel.init(jax.random.key(0), 0, None, (Y,), {})
+    assert kernel.model is model
+    found = rows_of(kernel, (Y,), {"slope": jnp.array(0.5)})
+    np.testing.assert_allclose(found, norm.logpdf(Y - 0.5 * X)[ROWS], rtol=1e-5)
+
+
+def standardized(x: Any, y: Any) -> None:
+    slope = numpyro.sample("slope", dist.Normal(0.0, 1.0))
+    log = np.log(x)
+    numpyro.sample(
+        "y", dist.Normal(slope * (log - np.mean(log)) / np.std(log), 1.0), obs=y
+    )
+
+
+def test_numpy_standardizes_by_all_rows_and_acts_entry_by_entry() -> None:
+    kernel = set_up(standardized, X, Y)
+    for x in (X, X + 1.0):  # the second run is on other data of the same shape
+        kernel.init(jax.random.key(0), 0, None, (x, Y), {})
+        log = np.log(x)
+        mean = 0.7 * (log - log.mean()) / log.std()
+        found = rows_of(kernel, (x, Y), {"slope": jnp.array(0.7)})
+        np.testing.assert_allclose(found, norm.logpdf(Y, mean)[ROWS], rtol=1e-4)
+
+
+def test_kernels_on_data_with_other_values_are_not_equal() -> None:
+    kernels = [AMAGOLD(standardized, step_size=1e-2, batch_size=8) for _ in range(3)]
+    for kernel, x in zip(kernels, (X, X.copy(), X + 1.0), strict=True):
+        kernel._setup((x, Y), {})
+    assert kernels[0] == kernels[1] != kernels[2]
+    assert pickle.loads(pickle.dumps(kernels[0])) == kernels[0]
+
+
+def test_a_program_for_other_values_is_not_used_again() -> None:
+    kernel = AMAGOLD(standardized, step_size=1e-2, batch_size=8)
+    args = jnp.asarray(X), jnp.asarray(Y)
+    state = kernel.init(jax.random.key(0), 0, None, args, {})
+    # as MCMC(..., jit_model_args=True) does
+    jax.eval_shape(lambda state, args: kernel.sample(state, args, {}), state, args)
+    kernel.init(jax.random.key(1), 0, None, args, {})
+    with pytest.raises(ValueError, match="jit_model_args=True"):
+        kernel.init(jax.random.key(0), 0, None, (args[0] + 1.0, args[1]), {})
+
+
+def test_outside_of_a_kernel_the_model_is_as_written() -> None:
+    kernel = set_up(counted, GROUP, Y)
+    assert kernel.model is not None
+    few = handlers.trace(handlers.seed(kernel.model, 0)).get_trace(GROUP[:2], Y[:2])
+    assert few["means"]["value"].shape == (len(np.unique(GROUP[:2])),)
+
+
+def votes(position: Any, answer: Any) -> None:
+    people = int(np.max(position)) + 1
+    with numpyro.plate("people", people):
+        right = numpyro.sample("right", dist.Beta(2.0, 2.0))
+    with numpyro.plate("items", answer.shape[0], dim=-2):
+        truth = numpyro.sample("truth", dist.Bernoulli(0.5))
+        with numpyro.plate("answers", answer.shape[1]):
+            p = right[position]
+            p = jnp.where(truth == 1, p, 1.0 - p)
+            numpyro.sample("answer", dist.Bernoulli(p), obs=answer)
+
+
+@pytest.mark.parametrize("change", [lambda model: model, marginalize])
+def test_values_and_discrete_sites(change: Any) -> None:
+    position = RNG.integers(0, 5, (N, 3))
+    position[0, 0] = 4
+    answer = RNG.integers(0, 2, (N, 3))
+    kernel = set_up(change(votes), position, answer)
+    z = RNG.normal(size=5)
+    p = (1.0 / (1.0 + np.exp(-z)))[position[ROWS]]
+    hit, miss = (np.prod(np.where(answer[ROWS] == k, p, 1.0 - p), 1) for k in (1, 0))
+    found = rows_of(kernel, (position, answer), {"right": jnp.asarray(z)})
+    np.testing.assert_allclose(found, np.log(0.5 * hit + 0.5 * miss), rtol=1e-5)
+
+
+def not_row_by_row(group: Any, y: Any) -> None:
+    means = numpyro.sample("means", dist.Normal(0.0, 1.0).expand([GROUPS]))
+    codes = np.unique(group, return_inverse=True)[1]
+    numpyro.sample("y", dist.Normal(means[codes], 1.0), obs=y)
+
+
+def by_jax(group: Any, y: Any) -> None:
+    number = int(jnp.max(group)) + 1
+    means = numpyro.sample("means", dist.Normal(0.0, 1.0).expand([number]))
+    numpyro.sample("y", dist.Normal(means[group], 1.0), obs=y)
+
+
+@pytest.mark.parametrize("model", [not_row_by_row, by_jax])
+def test_what_has_no_meaning_for_a_batch_is_refused(model: Any) -> None:
+    with pytest.raises(TypeError, match="needs the values of the data"):
+        set_up(model, GROUP, Y)
