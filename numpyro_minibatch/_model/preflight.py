@@ -790,10 +790,10 @@ def _rows_of_batch(size: int) -> int:
 
 def _needs_batch_size(who: str, plate: str, size: int) -> str:
     return (
-        f"{who} has to be told how many of the {size} rows of plate {plate!r} a step "
-        f"reads: pass batch_size={{{plate!r}: {_rows_of_batch(size)}}}, or batch_size="
+        f"{who} needs the number of rows of plate {plate!r} that a step reads, of its "
+        f"{size}: pass batch_size={{{plate!r}: {_rows_of_batch(size)}}}, or batch_size="
         f"{_rows_of_batch(size)} if the model has no other data. A subsample_size of "
-        "the plate in the model says so, too."
+        "the plate in the model sets it, too."
     )
 
 
