@@ -6,6 +6,7 @@ import itertools
 import json
 import shutil
 from functools import partial
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -39,6 +40,8 @@ from numpyro_minibatch.control_variate._expand import Coordinates
 from numpyro_minibatch.control_variate._modes import (
     _End,
     _Ends,
+    _newton_to,
+    _refine,
     find_modes,
     posterior_of_modes,
 )
@@ -480,6 +483,25 @@ def test_newton_steps_give_up_on_an_optimum_that_does_not_matter():
     newton(wave_of, start, largest=-19.0)  # the wells are 20 deep
     with pytest.raises(Refused, match="the optimum is above"):
         newton(wave_of, start, largest=-21.0)
+
+
+def test_a_copy_that_leads_to_another_mode_hides_none():
+    """An end has its own mode although a copy of another one is near."""
+    density = SimpleNamespace(
+        of_all=wave_of,
+        spread=3.0,
+        about=lambda position: None,
+        known_at=lambda position: None,
+    )
+    end = _End(np.array([0.2, 0.0]), -15.0, np.diag([40.0, 1e4]), 1)
+    known, _ = _refine(density, end._replace(position=np.array([3.4, 0.0])), [], [])
+    assert known.end.position[0] == pytest.approx(3.5, abs=1e-4)
+    copy = np.array([1.7, 0.0])
+    by_copy = _newton_to(density, end, copy, 10.0, np.inf)
+    assert by_copy.end.position[0] == pytest.approx(3.5, abs=1e-4)
+    found, same = _refine(density, end, [known], [copy])
+    assert same is None
+    assert found.end.position[0] == pytest.approx(-0.5, abs=1e-4)
 
 
 # runs, against quadrature ----------------------------------------------------------

@@ -168,6 +168,60 @@ def find_modes(problem: Problem, starts: np.ndarray, taylor: Taylor) -> FoundMod
     return _of_all_rows(problem, density, ends, ended, taylor.modes)
 
 
+def _refine(
+    density: Density, end: _End, refined: list[_Refined], copies: list[np.ndarray]
+) -> tuple[_Refined, int | None]:
+    """The mode of all rows that an end on some rows leads to.
+
+    :param refined: the modes that are known.
+    :param copies: their transformed copies. One that is near may be the mode already,
+        or may lead to another one: then Newton steps start at the end itself.
+    :return: the mode, and its number among those that are known, if it is one.
+    :raises Refused: the steps do not end at a mode that matters.
+    """
+    best = min((one.score for one in refined), default=np.inf)
+    largest = best + _NEGLIGIBLE - _half_log_det(end.hessian)
+    # the mode of all rows is a few standard deviations of some rows away
+    reach = (2.0 + np.sqrt(len(end.position))) * density.spread
+    near = [x for x in copies if end.distance(x) < reach]
+    if near:
+        try:
+            start = min(near, key=end.distance)
+            found = _newton_to(density, end, start, reach, largest)
+        except Refused:
+            pass
+        else:
+            if (same := _number_of(found, refined)) is None:
+                return found, same
+    found = _newton_to(density, end, end.position, reach, largest)
+    return found, _number_of(found, refined)
+
+
+def _newton_to(
+    density: Density, end: _End, start: np.ndarray, reach: float, largest: float
+) -> _Refined:
+    """The mode that Newton steps on all rows end at."""
+    position, hessian = newton(density.of_all, start, end.hessian, reach, largest)
+    value = float(density.of_all(position)[0])
+    return _Refined(
+        end._replace(position=position, value=value, hessian=hessian),
+        density.about(position),
+        density.known_at(position),
+    )
+
+
+def _number_of(new: _Refined, refined: list[_Refined]) -> int | None:
+    """The number of a mode among those that are known, if it is one."""
+    for k, old in enumerate(refined):
+        apart = (
+            old.end.distance(new.end.position),
+            new.end.distance(old.end.position),
+        )
+        if min(apart) < _SAME:
+            return k
+    return None
+
+
 def _of_all_rows(
     problem: Problem, density: Density, ends: _Ends, ended: int, most: int
 ) -> FoundModes:
@@ -181,42 +235,22 @@ def _of_all_rows(
     for number, end in sorted(enumerate(ends.found), key=lambda pair: pair[1].value):
         if ends.too_low(end.value):
             continue
-        best = min((one.score for one in refined), default=np.inf)
-        # the mode of all rows is a few standard deviations of some rows away
-        reach = (2.0 + np.sqrt(len(end.position))) * density.spread
-        start = min(copies, key=end.distance, default=end.position)
-        if not end.distance(start) < reach:
-            start = end.position
         try:
-            position, hessian = newton(
-                density.of_all,
-                start,
-                end.hessian,
-                reach,
-                best + _NEGLIGIBLE - _half_log_det(end.hessian),
-            )
+            new, same = _refine(density, end, refined, copies)
         except Refused:
             if not refined:  # the best one is not left out without a word
                 raise
             continue
-        value = float(density.of_all(position)[0])
-        new = _Refined(
-            end._replace(position=position, value=value, hessian=hessian),
-            density.about(position),
-            density.known_at(position),
-        )
-        for k, old in enumerate(refined):
-            apart = old.end.distance(position), new.end.distance(old.end.position)
-            if min(apart) < _SAME:
-                better = min(old, new, key=lambda one: one.end.value)
-                found = old.end.found + new.end.found
-                refined[k] = better._replace(end=better.end._replace(found=found))
-                members[k].add(number)
-                break
-        else:
+        if same is None:
             refined.append(new)
             members.append({number})
-            copies += _transformed(problem, position)
+            copies += _transformed(problem, new.end.position)
+        else:
+            old = refined[same]
+            better = min(old, new, key=lambda one: one.end.value)
+            found = old.end.found + new.end.found
+            refined[same] = better._replace(end=better.end._replace(found=found))
+            members[same].add(number)
     logs = -np.array([one.score for one in refined])
     masses = np.exp(logs - logs.max())
     masses /= masses.sum()
