@@ -22,9 +22,10 @@ BIN = $(VENV)/bin
 PROGRAMS ?= $(CURDIR)/$(VENV)/programs
 export JAX_COMPILATION_CACHE_DIR ?= $(PROGRAMS)
 export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0.3
+# A worker takes whole files, because fixtures and compiled programs are shared in a file.
+SHARES ?= loadfile
 # A test that never ends fails alone, not the whole run with it: the worker is ended,
 # because no signal reaches a compiler.
-# A worker takes whole files, because fixtures and compiled programs are shared in a file.
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --timeout 600 --timeout-method thread
 # Most of the time of a test is the compiler's, and most programs run once: they are not
 # optimised, and the compiler has no threads besides the workers. Doctests, the wheel and
@@ -75,15 +76,15 @@ test: test-single test-double
 verify:
 	$(MAKE) --no-print-directory test-single SELECT='slow and not long_runs'
 	$(MAKE) --no-print-directory test-single SELECT='slow and long_runs' \
-	    COMPILING=--optimised
+	    COMPILING=--optimised SHARES=worksteal
 
 test-single: $(VENV)/.has-test
 	XLA_FLAGS="$(FAST_COMPILER) $$XLA_FLAGS" \
-	    $(PYTEST) --dist loadfile -m '$(SELECT)'
+	    $(PYTEST) --dist $(SHARES) -m '$(SELECT)'
 
 test-double: $(VENV)/.has-test
 	XLA_FLAGS="$(FAST_COMPILER) $$XLA_FLAGS" JAX_ENABLE_X64=1 \
-	    $(PYTEST) --dist loadfile -m '$(SELECT_X64)'
+	    $(PYTEST) --dist $(SHARES) -m '$(SELECT_X64)'
 
 lint: $(VENV)/.has-dev
 	$(BIN)/ruff format --check

@@ -107,7 +107,7 @@ class NoFlip(AMAGOLD):
 @pytest.mark.parametrize(
     "name",
     [
-        "flip",
+        pytest.param("flip", marks=pytest.mark.slow_in_single),
         pytest.param("thick", marks=slow),
         pytest.param("thick, goes on", marks=slow),
         pytest.param("no friction", marks=slow),

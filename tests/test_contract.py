@@ -396,7 +396,7 @@ SEQUENTIAL = (
 )
 
 
-@kernels(*SEQUENTIAL, quick=("MHMinibatch", "RENHD"))
+@kernels(*SEQUENTIAL, quick=("MHMinibatch",))
 def test_vectorized_chains_are_the_sequential_ones(name: str) -> None:
     # as many draws as in the reference, so that the program is not compiled again
     settings = {"num_chains": CHAINS, "chain_method": "sequential"}

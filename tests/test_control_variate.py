@@ -312,8 +312,8 @@ EXACT = {
 
 
 MARKS = dict.fromkeys(EXACT, slow) | {
-    "default": (),
-    "langevin": (),
+    "default": pytest.mark.slow_in_single,
+    "langevin": pytest.mark.slow_in_single,
     "over-relaxed": pytest.mark.slow_in_single,
     "delayed random walk": pytest.mark.slow_in_single,
     "exact rows": pytest.mark.slow_in_single,
@@ -821,6 +821,7 @@ def test_passes_over_kept_residuals_are_those_through_the_model(monkeypatch):
         np.testing.assert_allclose(found, through_model, rtol=1e-3, atol=1e-4 * scale)
 
 
+@slow
 def test_draws_are_those_of_the_surrogate_with_its_rows():
     """Draws are resampled from a normal posterior to another known one, or made
     anew."""

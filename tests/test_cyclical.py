@@ -317,12 +317,12 @@ def test_every_draw_has_the_distribution_of_the_algorithm(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "wrong"),
     [
-        ("SGLD", {"heat": 0.6}),
+        pytest.param("SGLD", {"heat": 0.6}, marks=pytest.mark.slow),
         ("SGLD", {"heat": 0.5 / N}),  # the temperature divided by the rows once more
         ("SGLD", {"cold": 0.5}),
         ("SGLD", {"explore": 20}),
         ("SGLD", {"fpc": False}),
-        ("SGHMC", {"heat": 2.4}),
+        pytest.param("SGHMC", {"heat": 2.4}, marks=pytest.mark.slow),
         ("SGHMC", {"redraw": False}),
         ("SGHMC", {"cold": 2.0}),
     ],

@@ -343,6 +343,7 @@ def thermostat_moments(rule, h, temperature, noise, steps=1500, chains=512):
 THERMOSTATS = [("symmetric", 0.1, 0.01), ("euler", 0.03, 0.03)]
 
 
+@pytest.mark.slow_in_single
 @pytest.mark.parametrize("integrator, h, bias", THERMOSTATS)
 def test_thermostat(integrator, h, bias):
     """The friction absorbs isotropic gradient noise."""
@@ -474,6 +475,7 @@ def one_batch_for_all(rule, reader, *args):
     return path.follow(rule, Stuck, *args)
 
 
+@pytest.mark.slow_in_single
 def test_no_finite_population_is_noticed():
     """The same table with the variance of a batch with replacement."""
     settings = BIASES["sgld-141"]
@@ -587,6 +589,7 @@ def test_temperature_of_the_prior(temper_prior):
     assert np.abs(z_scores(not temper_prior)).max() > 8
 
 
+@pytest.mark.slow_in_single
 def test_jacobians_are_not_tempered():
     """A scale's tempered distribution by quadrature, in its own coordinates."""
     line, start = problems.tempered_scale(4.0)

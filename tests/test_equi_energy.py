@@ -365,6 +365,7 @@ def of_all_rows_below() -> tuple[MINTEE, MCMC]:
     return built, run(built, num_samples=2 * DRAWS)
 
 
+@slow
 def test_temperature_one_from_noisy_chains(of_all_rows_below: Any) -> None:
     _, mcmc = of_all_rows_below
     fields = mcmc.get_extra_fields(group_by_chain=True)
@@ -375,6 +376,7 @@ def test_temperature_one_from_noisy_chains(of_all_rows_below: Any) -> None:
     assert worst(z, distribution(1.2)) > 2 * LIMIT
 
 
+@slow
 def test_masses_of_modes(of_all_rows_below: Any) -> None:
     """All quantities at once, with the covariance between chains: Hotelling's T."""
     z = of_rungs(of_all_rows_below[1])[0]

@@ -52,8 +52,11 @@ def truth(plates):
 @pytest.mark.parametrize("plates", [("a",), ("a", "b")], ids=["one", "two plates"])
 @pytest.mark.parametrize(
     "scheme",
-    [batch.without_replacement(), batch.with_replacement(), batch.pilot()],
-    ids=["without replacement", "with replacement", "pilot"],
+    [
+        pytest.param(batch.without_replacement(), id="without replacement"),
+        pytest.param(batch.with_replacement(), id="with replacement"),
+        pytest.param(batch.pilot(), id="pilot", marks=pytest.mark.slow_in_single),
+    ],
 )
 def test_unbiased_with_the_variance_it_reports(scheme, plates):
     """The mean is the sum over all rows; the mean variance is the scatter."""

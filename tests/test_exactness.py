@@ -157,7 +157,7 @@ KERNELS = {
 
 
 MARKS = dict.fromkeys(KERNELS, slow) | {
-    "shared batch": (),
+    "shared batch": pytest.mark.slow_in_single,
     "exact barker": (),
     "pilot": pytest.mark.slow_in_single,
     "langevin": pytest.mark.slow_in_single,
