@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-__all__ = ["Findings", "inputs_used", "inspect_flow", "needed_equations"]
+__all__ = [
+    "Findings",
+    "inputs_used",
+    "inspect_flow",
+    "needed_equations",
+    "sizes_of_scan",
+]
 
 # Work that XLA does not fuse into the gather of a few rows behind it, and so does on
 # every row. (Elementwise work it fuses: taking the logarithm of a million rows and then
@@ -224,8 +230,17 @@ def inputs_used(closed: Any) -> list[bool]:
 
 
 def needed_equations(jaxpr: Any) -> list[Any]:
-    """The equations of a jaxpr that its outputs need, in order."""
-    return [eqn for eqn, _ in _live_equations(jaxpr, [True] * len(jaxpr.outvars))]
+    """The equations of a jaxpr that its outputs need, in order.
+
+    They can be evaluated: all inputs of each are there, used inside of it or not.
+    """
+    needed = {v for v in jaxpr.outvars if not _is_literal(v)}
+    kept = []
+    for eqn in reversed(jaxpr.eqns):
+        if any(v in needed for v in eqn.outvars):
+            kept.append(eqn)
+            needed.update(v for v in eqn.invars if not _is_literal(v))
+    return kept[::-1]
 
 
 def _live_equations(
@@ -248,7 +263,9 @@ def _live_equations(
 
 def _needs(eqn: Any, used: Sequence[bool]) -> list[Any]:
     """The inputs of an equation that its used outputs need."""
-    if eqn.primitive.name in ("scan", "cond"):
+    if eqn.primitive.name == "scan":
+        return _needs_of_scan(eqn, used)
+    if eqn.primitive.name == "cond":
         return list(eqn.invars)
     for inner, _ in _inner_jaxprs(eqn):
         jaxpr = getattr(inner, "jaxpr", inner)
@@ -262,3 +279,37 @@ def _needs(eqn: Any, used: Sequence[bool]) -> list[Any]:
                 if var in inside
             ]
     return list(eqn.invars)
+
+
+def _needs_of_scan(eqn: Any, used: Sequence[bool]) -> list[Any]:
+    """The inputs of a scan that its used outputs need, in some step."""
+    if not eqn.params["length"]:
+        return list(eqn.invars)
+    consts, carries = sizes_of_scan(eqn.params)
+    inner = eqn.params["jaxpr"]
+    jaxpr = getattr(inner, "jaxpr", inner)
+    used = list(used)
+    while True:
+        inside = {
+            v
+            for v, u in zip(jaxpr.outvars, used, strict=True)
+            if u and not _is_literal(v)
+        }
+        for part, part_used in _live_equations(jaxpr, used):
+            inside.update(v for v in _needs(part, part_used) if not _is_literal(v))
+        needed = [var in inside for var in jaxpr.invars]
+        # what a step needs of the step before is an output that is used
+        before = needed[consts : consts + carries]
+        more = [u or b for u, b in zip(used[:carries], before, strict=True)]
+        if more == used[:carries]:
+            pairs = zip(eqn.invars, needed, strict=True)
+            return [atom for atom, yes in pairs if yes]
+        used[:carries] = more
+
+
+def sizes_of_scan(params: Any) -> tuple[int, int]:
+    """How many of a scan's inputs are constants, and how many are carried."""
+    if "ft_in" in params:  # since JAX 0.12
+        consts, carries, _ = params["ft_in"].unpack()
+        return len(list(consts)), len(list(carries))
+    return params["num_consts"], params["num_carry"]

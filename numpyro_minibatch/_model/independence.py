@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from types import FunctionType
@@ -316,9 +316,12 @@ class _Comparison:
             rows = {n: max(1, min(_SMALL_OF_PROOF, r - 1)) for n, r in rows.items()}
         return {n: jax.ShapeDtypeStruct((r,), jnp.int32) for n, r in rows.items()}
 
-    def evaluate(self) -> list[tuple[dict[str, Any], dict[str, Any], dict[str, str]]]:
+    def evaluate(
+        self, integrals: bool = True
+    ) -> list[tuple[dict[str, Any], dict[str, Any], dict[str, str]]]:
         """Log densities of the batches of either size.
 
+        :param integrals: whether to integrate the latent variables of rows out.
         :return: by site the rows, shape ``(positions, batches, rows)``; the log density
             of all else as sum and sum of absolute values, both of shape ``(positions,
             batches)``; and the plate of each site with rows.
@@ -330,7 +333,8 @@ class _Comparison:
             plates.clear()
 
             def at(z: Any, indices: Any) -> Any:
-                parts = target.by_site(z, indices)
+                with nullcontext() if integrals else without_integrals():
+                    parts = target.by_site(z, indices)
                 plates.append(parts.plates)
                 fixed = {
                     name: (jnp.sum(x), jnp.sum(jnp.abs(x)))
@@ -374,16 +378,33 @@ class _Comparison:
         """
         if tolerance is None:
             tolerance = _WIDE_TOLERANCE if _is_double() else _TOLERANCE
-        (rows, fixed, plates), (few_rows, few_fixed, _) = self.evaluate()
         found: list[_Difference] = []
-        for site, plate in plates.items():
-            indices = [batches.indices[plate] for batches in self.batches]
-            found += _compared_rows(site, plate, (rows[site], few_rows[site]), indices)
-        for site in fixed.keys() & few_fixed.keys():
-            found += _compared_others(site, (fixed[site], few_fixed[site]))
+        # An integral gives the rows of a batch the same latent values, and so does not
+        # show that the density of a row depends on those of another one.
+        kinds = (True, False) if _marginalizes(self.target_of(self.arrays)) else (True,)
+        for integrals in kinds:
+            (rows, fixed, plates), few = self.evaluate(integrals)
+            few_rows, few_fixed, _ = few
+            for site, plate in plates.items():
+                indices = [batches.indices[plate] for batches in self.batches]
+                found += _compared_rows(
+                    site, plate, (rows[site], few_rows[site]), indices
+                )
+            for site in fixed.keys() & few_fixed.keys():
+                found += _compared_others(site, (fixed[site], few_fixed[site]))
         found = [one for one in found if one.size > tolerance]
         # what is no row comes first: rows may differ because it does
         return max(found, key=lambda d: (d.plate is None, d.size), default=None)
+
+
+def _marginalizes(target: Target) -> bool:
+    """Whether latent variables are integrated out of the rows of a model."""
+    model = getattr(target, "model", None)
+    while model is not None:
+        if getattr(model, "marginalizes", False):
+            return True
+        model = getattr(model, "fn", getattr(model, "func", None))
+    return False
 
 
 def _distance(values: np.ndarray, scale: Any) -> float:

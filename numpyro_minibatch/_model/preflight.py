@@ -101,7 +101,7 @@ class LocalSites(NamedTuple):
     """The latent sites in plates that hold observations.
 
     :param discrete: those with a finite support, if all discrete sites of the model are
-        of this kind and outside of scans; otherwise empty.
+        of this kind; otherwise empty.
     :param continuous: the others.
     """
 
@@ -351,7 +351,6 @@ def local_sites(model: Callable, args: tuple, kwargs: Mapping[str, Any]) -> Loca
         return LocalSites()
     samples = [s for s in sites if s.type == "sample"]
     holding = [{f.name for f in s.frames} for s in samples if s.observed]
-    known = {s.name for s in sites if s.type == "plate"}
 
     def is_local(site: Site) -> bool:
         plates = {f.name for f in site.frames}
@@ -360,11 +359,7 @@ def local_sites(model: Callable, args: tuple, kwargs: Mapping[str, Any]) -> Loca
     latent = [s for s in samples if not s.observed]
     local = [s for s in latent if is_local(s)]
     discrete = tuple(s.name for s in local if s.discrete)
-    summable = all(
-        s.enumerable and is_local(s) and {f.name for f in s.frames} <= known
-        for s in latent
-        if s.discrete
-    )
+    summable = all(s.enumerable and is_local(s) for s in latent if s.discrete)
     continuous = tuple(s.name for s in local if not s.discrete)
     return LocalSites(discrete if summable else (), continuous)
 

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from numpyro_minibatch._model.dataflow import sizes_of_scan
+
 __all__ = ["PLAIN", "SAME", "Fact", "rows_of_plate", "trace_rows"]
 
 # Kinds of an axis. Along SAME the value is constant; along PLAIN it varies in a way
@@ -301,16 +303,8 @@ def _loop(body: Any, carry: list[Fact]) -> tuple[list[Fact], list[Fact]]:
     raise _Unproven
 
 
-def _sizes_of_scan(params: Any) -> tuple[int, int]:
-    """How many of a scan's inputs are constants, and how many are carried."""
-    if "ft_in" in params:  # since JAX 0.12
-        consts, carries, _ = params["ft_in"].unpack()
-        return len(list(consts)), len(list(carries))
-    return params["num_consts"], params["num_carry"]
-
-
 def _scan(params: Any, others: Any, inputs: list[Fact], outputs: int) -> list[Fact]:
-    consts, carries = _sizes_of_scan(params)
+    consts, carries = sizes_of_scan(params)
     if params["length"] != others["length"]:  # over the rows of a batch
         return [None] * outputs
     items: list[Fact] = []

@@ -12,6 +12,7 @@ from numpyro.distributions import biject_to
 
 from numpyro_minibatch.marginal._model import Rows
 from numpyro_minibatch.marginal._quadrature import Place
+from numpyro_minibatch.marginal._row_sites import each_key
 from numpyro_minibatch.marginal._split import Split
 
 __all__ = ["draw_latents"]
@@ -32,7 +33,7 @@ def draw_latents(rows: Rows, keys: Array) -> tuple[dict[str, Array], dict[str, A
     """
     of_state, of_rest = _split(keys)
     by_state = rows.log_by_state()  # (states,) + rows
-    gumbel = _each(of_state, lambda k: jax.random.gumbel(k, by_state.shape[:1]))
+    gumbel = each_key(of_state, lambda k: jax.random.gumbel(k, by_state.shape[:1]))
     which = jnp.argmax(jnp.moveaxis(by_state, 0, -1) + gumbel, -1)
     state = jnp.asarray(rows.states)[which]  # rows + (discrete sites,)
     probability = jax.nn.softmax(by_state, axis=0)
@@ -56,14 +57,8 @@ def draw_latents(rows: Rows, keys: Array) -> tuple[dict[str, Array], dict[str, A
     return values, probabilities
 
 
-def _each(keys: Array, fn: Any) -> Array:
-    """Apply ``fn`` to each key."""
-    found = jax.vmap(fn)(keys.reshape(-1))
-    return found.reshape(keys.shape + found.shape[1:])
-
-
 def _split(keys: Array) -> tuple[Array, Array]:
-    both = _each(keys, lambda k: jax.random.split(k, 2))
+    both = each_key(keys, lambda k: jax.random.split(k, 2))
     return both[..., 0], both[..., 1]
 
 
@@ -77,7 +72,7 @@ def _by_table(density: Split, place: Place, keys: Array) -> Array:
     width = jnp.diff(grid)
     mass = 0.5 * (f[..., 1:] + f[..., :-1]) * width
     below = jnp.cumsum(mass, -1)
-    uniform = _each(keys, lambda k: jax.random.uniform(k, (), f.dtype))
+    uniform = each_key(keys, lambda k: jax.random.uniform(k, (), f.dtype))
     wanted = uniform * below[..., -1]
     cell = jnp.sum(below < wanted[..., None], -1)
     cell = jnp.minimum(cell, len(width) - 1)
@@ -98,12 +93,12 @@ def _by_chain(density: Split, place: Place, keys: Array) -> Array:
     """Independence Metropolis with proposals from a t distribution at the mode."""
     d = place.mode.shape[-1]
     of_moves, of_tests = _split(keys)
-    x = _each(of_moves, lambda k: _t_draws(k, d))  # rows + (steps, d)
+    x = each_key(of_moves, lambda k: _t_draws(k, d))  # rows + (steps, d)
     x = jnp.moveaxis(x, -2, 0)
     log_q = -0.5 * (_FREEDOM + d) * jnp.log1p(jnp.sum(x**2, -1) / _FREEDOM)
     log_f = jax.vmap(lambda x: density(place.at(x)))(x)
     log_w = jnp.where(jnp.isnan(log_f), -jnp.inf, log_f) - log_q
-    log_u = _each(of_tests, lambda k: jnp.log(jax.random.uniform(k, (_STEPS,))))
+    log_u = each_key(of_tests, lambda k: jnp.log(jax.random.uniform(k, (_STEPS,))))
 
     def step(current: Any, new: Any) -> Any:
         (at, weight), (x, log_w, log_u) = current, new

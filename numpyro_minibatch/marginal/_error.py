@@ -12,6 +12,7 @@ from jax import Array
 
 from numpyro_minibatch._internal.checks import check_count, check_positive
 from numpyro_minibatch._internal.precision import double
+from numpyro_minibatch.marginal._chain import ChainRows
 from numpyro_minibatch.marginal._model import Rows, RowsMarginalized
 from numpyro_minibatch.marginal._quadrature import (
     NODES,
@@ -260,10 +261,10 @@ def _measured(
 
 
 def _look(
-    rows: Rows, tried: list[int], fine: int, names: tuple[str, ...]
+    rows: Rows | ChainRows, tried: list[int], fine: int, names: tuple[str, ...]
 ) -> dict[str, Array]:
     """Log likelihoods of the rows of the outermost plate by several rules."""
-    if rows.model.level.names != names:
+    if isinstance(rows, ChainRows) or rows.model.level.names != names:
         return {}
     d = rows.model.level.dimensions
 

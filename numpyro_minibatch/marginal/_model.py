@@ -14,11 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 from jax import Array
-from numpyro.distributions import Distribution, biject_to, constraints
+from numpyro.distributions import biject_to
 from numpyro.primitives import CondIndepStackFrame, Messenger
 
 from numpyro_minibatch._internal.static import Static
 from numpyro_minibatch._model.dataflow import inputs_used
+from numpyro_minibatch.marginal._chain import ChainModel, find_chains
 from numpyro_minibatch.marginal._quadrature import (
     NODES,
     Place,
@@ -26,10 +27,18 @@ from numpyro_minibatch.marginal._quadrature import (
     log_integral,
     log_sum_exp,
 )
+from numpyro_minibatch.marginal._row_sites import (
+    RowMarginal,
+    marked_states,
+    row_marks,
+    rows_first,
+    site_rows,
+)
 from numpyro_minibatch.marginal._sites import (
     Level,
     Local,
     find_levels,
+    find_sites,
     indexable,
     placeholder,
     plates_of,
@@ -86,20 +95,35 @@ class RowsMarginalized:
 
     def _find_levels(self, args: tuple, kwargs: Mapping[str, Any]) -> tuple[Level, ...]:
         model: Callable = self.fn
+        found = find_sites(model, args, kwargs)
         levels: list[Level] = []
-        for level in find_levels(self.fn, args, kwargs, self.sites):
+        if any(s.in_scan and s.plates and not s.observed for s in found):
+            levels += find_chains(model, args, kwargs, self.sites)
+            for level in levels:
+                model = ChainModel(model, level)
+        sites = self.sites
+        if levels:
+            found = find_sites(model, args, kwargs)
+            names = {name for level in levels for name in level.names}
+            sites = None if sites is None else tuple(set(sites) - names)
+        for level in find_levels(found, sites, more=not levels):
             one = LevelModel(model, level, self.num_nodes)
             one = LevelModel(model, one.checked(args, kwargs), self.num_nodes)
             levels.append(one.level)
             model = one
         return tuple(levels)
 
-    def chain(self, args: tuple, kwargs: Mapping[str, Any]) -> list[LevelModel]:
+    def chain(
+        self, args: tuple, kwargs: Mapping[str, Any]
+    ) -> list[LevelModel | ChainModel]:
         """The model with all levels integrated out, one after the other."""
-        models: list[LevelModel] = []
+        models: list[LevelModel | ChainModel] = []
         for level in self.levels(args, kwargs):
             below = models[-1] if models else self.fn
-            models.append(LevelModel(below, level, self.num_nodes))
+            if level.chain is None:
+                models.append(LevelModel(below, level, self.num_nodes))
+            else:
+                models.append(ChainModel(below, level))
         return models
 
 
@@ -107,37 +131,6 @@ class RowsMarginalized:
 _LEVELS: WeakKeyDictionary[RowsMarginalized, dict[Any, tuple[Level, ...]]] = (
     WeakKeyDictionary()
 )
-
-
-class RowMarginal(Distribution):
-    """The marginal distribution of the observations of each row, as its log density.
-
-    :param log_factor: the log density of each row.
-    :param event_dim: axes of the observations of a row.
-    :param event_shape: their lengths.
-    """
-
-    pytree_data_fields = ("log_factor",)
-
-    def __init__(self, log_factor: Array, event_shape: tuple[int, ...]) -> None:
-        self.log_factor = log_factor
-        super().__init__(jnp.shape(log_factor), event_shape)
-
-    @property
-    def support(self) -> Any:
-        """Unconstrained: the values are the given observations."""
-        return constraints.independent(constraints.real, self.event_dim)
-
-    def log_prob(self, value: Any) -> Array:
-        """The log density of each row at the observations it was computed from."""
-        return self.log_factor
-
-    def sample(self, key: Any, sample_shape: tuple[int, ...] = ()) -> Array:
-        """Not available; the model without observations draws new rows."""
-        raise NotImplementedError(
-            "a marginalized row with observations cannot be sampled. Run the model "
-            "without observations (obs=None) to draw latent sites and observations."
-        )
 
 
 class _Observed(NamedTuple):
@@ -174,7 +167,7 @@ class HideRows(Messenger):
         super().__init__(fn)
 
     def process_message(self, msg: Any) -> None:
-        kind, name = msg["type"], msg["name"]
+        kind, name = msg["type"], msg.get("name")
         if kind == "sample" and name in self.names:
             fn = msg["fn"]
             self.fns[name] = fn
@@ -189,7 +182,7 @@ class HideRows(Messenger):
             self._in_rows(msg) or name in self.level.hidden
         ):
             msg["stop"] = True
-        elif kind == "param" or (kind == "sample" and msg["value"] is None):
+        elif kind == "param" or (kind == "sample" and _is_drawn(msg)):
             self._asked.add(id(msg))
 
     def postprocess_message(self, msg: Any) -> None:
@@ -202,6 +195,12 @@ class HideRows(Messenger):
     def _in_rows(self, msg: Any) -> bool:
         plates = {frame.name for frame in msg["cond_indep_stack"]}
         return plates.issuperset(self.level.plates)
+
+
+def _is_drawn(msg: Any) -> bool:
+    """Whether a site gets its value by this message, or got it in a scan."""
+    in_scan = msg.get("_control_flow_done", False) and not msg["is_observed"]
+    return in_scan or msg["value"] is None
 
 
 class _Fill(Messenger):
@@ -223,7 +222,7 @@ class _Fill(Messenger):
         super().__init__(fn)
 
     def process_message(self, msg: Any) -> None:
-        kind, name = msg["type"], msg["name"]
+        kind, name = msg["type"], msg.get("name")
         if kind == "plate" and name in self.plates:
             indices, size = self.plates[name]
             msg["value"] = indices
@@ -238,15 +237,6 @@ class _Fill(Messenger):
             msg["value"] = transform(self.free[name].reshape(shape))
 
 
-def _rows_first(
-    value: Array, site: Any, plates: Sequence[str], event_dim: int
-) -> Array:
-    """An array of a site with the axes of the plates in front of all others."""
-    dims = {frame.name: frame.dim for frame in site["cond_indep_stack"]}
-    axes = [dims[name] - event_dim for name in plates]
-    return jnp.moveaxis(value, axes, range(len(axes)))
-
-
 def _observed(msg: Any, plates: Sequence[str]) -> _Observed:
     fn, value = msg["fn"], jnp.asarray(msg["value"])
     shape = jnp.broadcast_shapes(value.shape, fn.shape())
@@ -259,7 +249,7 @@ def _observed(msg: Any, plates: Sequence[str]) -> _Observed:
     own = tuple(infer.pop("event_dims", ()))
     if own:
         names[len(names) - len(own) :] = own
-    value = _rows_first(value, msg, plates, event_dim)
+    value = rows_first(value, msg, plates, event_dim)
     rest = [name for name in names if name not in plates]
     # axes of length one without a plate only align shapes
     kept = [
@@ -279,21 +269,6 @@ def _observed(msg: Any, plates: Sequence[str]) -> _Observed:
     )
 
 
-def _site_rows(site: Any, plates: Sequence[str], scale: float) -> Array:
-    """The log density of a site for each row, without the ``scale`` of the plates."""
-    fn = site["fn"]
-    if site["intermediates"]:
-        log_prob = fn.log_prob(site["value"], site["intermediates"])
-    else:
-        log_prob = fn.log_prob(site["value"])
-    own = site["scale"]
-    if own is not None and not (isinstance(own, int | float) and own == scale):
-        log_prob = log_prob * (own / scale)
-    shape = jnp.broadcast_shapes(jnp.shape(log_prob), tuple(fn.batch_shape))
-    rows = _rows_first(jnp.broadcast_to(log_prob, shape), site, plates, 0)
-    return rows.sum(tuple(range(len(plates), rows.ndim)))
-
-
 @dataclass(frozen=True, eq=False)
 class LevelModel:
     """A model with the sites of one level integrated out.
@@ -309,12 +284,22 @@ class LevelModel:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model, and observe the marginal likelihood of each row."""
-        seen = HideRows(None, self.level)
-        with seen:
-            returned = self.fn(*args, **kwargs)
-        rows = Rows.of(self, seen, args, kwargs)
+        seen = self.observer()
+        returned = seen(*args, **kwargs)
+        rows = self.rows(seen, args, kwargs)
         self._observe(seen, rows, rows.log_marginal())
         return returned
+
+    def observer(self) -> HideRows:
+        """The model without the sites of its rows, to be run for :meth:`rows`."""
+        return HideRows(self.fn, self.level)
+
+    def rows(self, seen: HideRows, args: tuple, kwargs: Mapping[str, Any]) -> Rows:
+        """The rows of the model after a run.
+
+        :param seen: the :meth:`observer` that was run.
+        """
+        return Rows.of(self, seen, args, kwargs)
 
     def _observe(self, seen: HideRows, rows: Rows, log_marginal: Array) -> None:
         """The marginal likelihood of the rows as a site in their plates."""
@@ -423,6 +408,7 @@ class Rows:
     :param fns: the distributions of the sites, as functions of each other's values.
     :param shape: the number of rows along each plate of the level.
     :param scale: scale of the rows if the plates are subsampled.
+    :param observed: the observations, rows first.
     """
 
     model: LevelModel
@@ -433,6 +419,7 @@ class Rows:
     fns: Mapping[str, Any]
     shape: tuple[int, ...]
     scale: float
+    observed: tuple[Array, ...]
 
     @classmethod
     def of(
@@ -455,7 +442,15 @@ class Rows:
                     "plate."
                 )
         return cls(
-            model, args, kwargs, seen.globals, seen.plates, seen.fns, shape, scale
+            model=model,
+            args=args,
+            kwargs=kwargs,
+            globals=seen.globals,
+            plates=seen.plates,
+            fns=seen.fns,
+            shape=shape,
+            scale=scale,
+            observed=tuple(site.value for site in seen.observed),
         )
 
     @property
@@ -541,7 +536,7 @@ class Rows:
                 continue
             if not (site["is_observed"] or name in self.fns):
                 continue
-            total = total + _site_rows(site, plates, self.scale)
+            total = total + site_rows(site, plates, self.scale)
             if u is not None and any(name == s.name for s in self.continuous):
                 free = self.free_values(u)[name]
                 transform = biject_to(site["fn"].support)
@@ -549,6 +544,20 @@ class Rows:
                 found = transform.log_abs_det_jacobian(free, site["value"])
                 total = total + found.reshape(*self.shape, -1).sum(-1)
         return total
+
+    def log_integrand(self) -> Array:
+        """The log density of each row at latent values of its own.
+
+        They differ between rows, so that a row whose density depends on the latent
+        values of another one has another density in another batch.
+        """
+        marks = row_marks(self.observed, self.shape)
+        state = jnp.asarray(self.states)[marked_states(marks, len(self.states))]
+        if not self.continuous:
+            return self.log_joint(state, None)
+        start = self.start()
+        apart = 0.5 / jnp.arange(1.0, start.shape[-1] + 1.0, dtype=start.dtype)
+        return self.log_joint(state, start + marks[..., None] * apart)
 
     def density(self, state: Array) -> Split:
         """:meth:`log_joint` of a joint state as a function of the continuous ones."""
@@ -580,6 +589,5 @@ class Rows:
     def log_marginal(self, num_nodes: int | None = None) -> Array:
         """The log marginal likelihood of each row."""
         if not integrates():
-            start = self.start() if self.continuous else None
-            return self.log_joint(jnp.asarray(self.states)[0], start)
+            return self.log_integrand()
         return log_sum_exp(self.log_by_state(num_nodes))

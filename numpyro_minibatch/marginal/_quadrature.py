@@ -42,6 +42,7 @@ _MOST_STEPS = 60
 # half the squared distance to the mode, in standard deviations, before the last step
 _DECREMENT = 1e-5
 _SHORTER = 0.25  # factor on a step that lowers the density
+_NO_SHARE = -69.0  # log of a share that derivatives leave out
 _FLOOR = 1e-4  # smallest curvature, relative to a scale of one
 
 
@@ -85,9 +86,11 @@ def nodes_of(num_nodes: int, d: int) -> tuple[np.ndarray, np.ndarray]:
 
 @jax.custom_jvp
 def log_sum_exp(x: Array) -> Array:
-    """``log(sum(exp(x)))`` along the first axis; derivatives ignore terms of ``-inf``.
+    """``log(sum(exp(x)))`` along the first axis; NaN stays NaN.
 
-    NaN stays NaN.
+    Derivatives leave out terms whose share of the sum is below 1e-30, and so those of
+    ``-inf``. A state whose probability is clamped to the smallest number has such a
+    share, and second derivatives that overflow.
     """
     top = jnp.max(x, axis=0)
     top = jnp.where(jnp.isinf(top), 0.0, top)
@@ -98,7 +101,7 @@ def log_sum_exp(x: Array) -> Array:
 def _derivative(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
     (x,), (along,) = primals, tangents
     total = log_sum_exp(x)
-    present = ~(x == -jnp.inf)
+    present = ~((x == -jnp.inf) | (x - total < _NO_SHARE))
     share = jnp.where(present, jnp.exp(jnp.where(present, x - total, 0.0)), 0.0)
     return total, jnp.sum(share * jnp.where(present, along, 0.0), axis=0)
 

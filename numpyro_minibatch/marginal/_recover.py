@@ -12,7 +12,7 @@ from jax import Array
 
 from numpyro_minibatch._internal.checks import check_flag, describe
 from numpyro_minibatch.inference_data import as_inference_data, get_group, samples_of
-from numpyro_minibatch.marginal._model import Rows, RowsMarginalized
+from numpyro_minibatch.marginal._model import RowsMarginalized
 from numpyro_minibatch.marginal._visit import RowsAt, check_marginalized
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def recover_marginals(
     draws, shape = values_of(who, idata, at)
 
     def look(
-        rows: Rows, values: Mapping[str, Array], found: Mapping[str, Array]
+        rows: Any, values: Mapping[str, Array], found: Mapping[str, Array]
     ) -> dict[str, Array]:
         more = {f"{name}_probability": p for name, p in found.items()}
         return {**values, **(more if probabilities else {})}

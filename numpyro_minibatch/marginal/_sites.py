@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -14,7 +14,18 @@ from numpyro.distributions import MaskedDistribution, biject_to
 from numpyro.distributions.distribution import ExpandedDistribution, Independent
 from numpyro.infer import init_to_uniform
 
-__all__ = ["Level", "Local", "find_levels", "run_hidden"]
+from numpyro_minibatch.marginal._scans import SameTypes
+
+__all__ = [
+    "Chain",
+    "Found",
+    "Level",
+    "Local",
+    "find_levels",
+    "find_sites",
+    "run_hidden",
+    "summed_site",
+]
 
 MOST_DIMENSIONS = 3  # of the continuous latent numbers of one row
 MOST_STATES = 4096  # joint values of the discrete sites of one row
@@ -33,6 +44,23 @@ class Local(NamedTuple):
     size: int
 
 
+class Chain(NamedTuple):
+    """A scan whose discrete states are summed out by the forward recursion.
+
+    :param position: that of the scan among the scans of the model.
+    :param order: the number of earlier states that a step depends on.
+    :param varying: for each carried array, whether it depends on the states.
+    :param observed: names of the observed sites of a step.
+    :param length: the number of steps.
+    """
+
+    position: int
+    order: int
+    varying: tuple[bool, ...]
+    observed: tuple[str, ...]
+    length: int
+
+
 class Level(NamedTuple):
     """Latent sites that are integrated out together: those of the same plates.
 
@@ -41,11 +69,13 @@ class Level(NamedTuple):
     :param sites: the sites.
     :param hidden: deterministic sites outside of the plates that depend on these sites.
         They have no value in the marginalized model.
+    :param chain: the scan that the sites are in; ``None`` outside of scans.
     """
 
     plates: tuple[str, ...]
     sites: tuple[Local, ...]
     hidden: tuple[str, ...] = ()
+    chain: Chain | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -57,8 +87,16 @@ class Level(NamedTuple):
         """The continuous latent numbers of a row."""
         return sum(site.size for site in self.sites if not site.discrete)
 
+    @property
+    def states(self) -> int:
+        """The density evaluations of a row that sum over its discrete sites."""
+        joint = int(np.prod([s.size for s in self.sites if s.discrete], dtype=int))
+        if self.chain is None:
+            return joint
+        return self.chain.length * joint ** (self.chain.order + 1)
 
-class _Found(NamedTuple):
+
+class Found(NamedTuple):
     """The static part of a site of a trace."""
 
     name: str
@@ -89,6 +127,7 @@ def run_hidden(
     :param data: values of global sites; by default arbitrary values.
     """
     shown = ("plate", "subsample")
+    fn = SameTypes(fn)
     key = jax.random.PRNGKey(0)
     if data is None:  # an init strategy reads the site's key
         seeded = handlers.seed(fn, key)
@@ -114,22 +153,16 @@ def placeholder(fn: Any) -> Array:
     return transform(jnp.zeros(transform.inverse_shape(fn.shape())))
 
 
-def find_levels(
-    model: Callable,
-    args: tuple,
-    kwargs: Mapping[str, Any],
-    sites: Collection[str] | None,
-) -> tuple[Level, ...]:
-    """Find the sites to integrate out of a model, the innermost plates first.
+def find_sites(
+    model: Callable, args: tuple, kwargs: Mapping[str, Any]
+) -> tuple[Found, ...]:
+    """The sites of a model, in their order.
 
     :param model: the model.
     :param args: its positional arguments.
     :param kwargs: its keyword arguments.
-    :param sites: names, or ``None`` for all latent sites in plates with observations.
-    :return: nothing if the model observes nothing.
-    :raises ValueError: the sites cannot be integrated out of each row.
     """
-    found: list[_Found] = []
+    found: list[Found] = []
 
     def run() -> None:
         found.clear()
@@ -137,7 +170,7 @@ def find_levels(
             if site["type"] not in ("sample", "deterministic"):
                 continue
             found.append(
-                _Found(
+                Found(
                     name,
                     site["type"],
                     bool(site.get("is_observed", False)),
@@ -148,19 +181,33 @@ def find_levels(
             )
 
     jax.eval_shape(run)
+    return tuple(found)
+
+
+def find_levels(
+    found: Sequence[Found], sites: Collection[str] | None, *, more: bool = True
+) -> tuple[Level, ...]:
+    """Find the sites to integrate out of a model, the innermost plates first.
+
+    :param found: the sites of the model.
+    :param sites: names, or ``None`` for all latent sites in plates with observations.
+    :param more: whether there must be such a site.
+    :return: nothing if the model observes nothing.
+    :raises ValueError: the sites cannot be integrated out of each row.
+    """
     observed = [s for s in found if s.type == "sample" and s.observed]
     if not observed:
         return ()
     latent = [s for s in found if s.type == "sample" and not s.observed]
-    chosen = _chosen(latent, observed, sites)
-    by_plates: dict[frozenset[str], list[_Found]] = {}
+    chosen = _chosen(latent, observed, sites, more)
+    by_plates: dict[frozenset[str], list[Found]] = {}
     for site in chosen:
         by_plates.setdefault(frozenset(site.plates), []).append(site)
     _check_nesting(by_plates, found)
     levels = []
     for plates in sorted(by_plates, key=lambda plates: -len(plates)):
         members = by_plates[plates]
-        locals_ = tuple(_local(site) for site in members)
+        locals_ = tuple(_local(site.name, site.fn) for site in members)
         level = Level(members[0].plates, locals_)
         _check_sizes(level)
         levels.append(level)
@@ -168,17 +215,20 @@ def find_levels(
 
 
 def _chosen(
-    latent: list[_Found], observed: list[_Found], sites: Collection[str] | None
-) -> list[_Found]:
+    latent: list[Found],
+    observed: list[Found],
+    sites: Collection[str] | None,
+    more: bool,
+) -> list[Found]:
     """The requested latent sites."""
     by_name = {site.name: site for site in latent}
 
-    def has_data(site: _Found) -> bool:
+    def has_data(site: Found) -> bool:
         return any(set(site.plates) <= set(other.plates) for other in observed)
 
     local = [s for s in latent if s.plates and has_data(s)]
     if sites is None:
-        if not local:
+        if not local and more:
             raise ValueError(_nothing(latent, observed))
         for site in local:
             if site.in_scan:
@@ -211,14 +261,13 @@ def _chosen(
 
 def _in_scan(name: str) -> str:
     return (
-        f"marginalize cannot integrate out site {name!r}, which is in a scan. A chain "
-        "of discrete states is summed by the forward recursion: write it with "
-        "jax.lax.scan inside of the plate, carrying the log probability of each "
-        'state, and add it by numpyro.factor("y", log_likelihood) for each row.'
+        f"marginalize cannot sum out site {name!r}, which is in a scan that observes "
+        "nothing in its plate. Put the observation of each step into the scan and "
+        "into the plate of the rows."
     )
 
 
-def _nothing(latent: list[_Found], observed: list[_Found]) -> str:
+def _nothing(latent: list[Found], observed: list[Found]) -> str:
     in_scan = [s.name for s in latent if s.in_scan]
     if in_scan:
         return _in_scan(in_scan[0])
@@ -233,7 +282,7 @@ def _nothing(latent: list[_Found], observed: list[_Found]) -> str:
     )
 
 
-def _shared(site: _Found, observed: list[_Found]) -> str:
+def _shared(site: Found, observed: list[Found]) -> str:
     others = ", ".join(
         f"{s.name!r} (in {', '.join(map(repr, s.plates)) or 'no plate'})"
         for s in observed
@@ -253,7 +302,7 @@ def _shared(site: _Found, observed: list[_Found]) -> str:
 
 
 def _check_nesting(
-    by_plates: Mapping[frozenset[str], list[_Found]], found: list[_Found]
+    by_plates: Mapping[frozenset[str], list[Found]], found: Sequence[Found]
 ) -> None:
     for one, sites in by_plates.items():
         for other, others in by_plates.items():
@@ -278,8 +327,15 @@ def _kind(fn: Any) -> str:
     return type(fn).__name__
 
 
-def _local(site: _Found) -> Local:
-    fn, name = site.fn, site.name
+def summed_site(name: str, fn: Any) -> Local:
+    """A discrete site to sum over.
+
+    :raises ValueError: it has no finite support.
+    """
+    return _local(name, fn)
+
+
+def _local(name: str, fn: Any) -> Local:
     if name.endswith("_unobserved"):
         raise ValueError(
             f"marginalize cannot integrate out site {name!r}, which "
@@ -318,7 +374,8 @@ def _check_sizes(level: Level) -> None:
         raise ValueError(
             f"marginalize would sum over {states} joint states of the discrete sites "
             f"of a row: {which}; at most {MOST_STATES} are allowed. A chain of states "
-            "is summed by the forward recursion, with jax.lax.scan and numpyro.factor."
+            "is summed by the forward recursion if it is written with "
+            "numpyro.contrib.control_flow.scan, with the plate inside of the scan."
         )
     if level.dimensions > MOST_DIMENSIONS:
         which = ", ".join(

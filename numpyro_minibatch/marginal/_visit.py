@@ -15,8 +15,9 @@ from jax import Array
 from numpyro_minibatch._internal.checks import describe
 from numpyro_minibatch._model.preflight import inspect_model
 from numpyro_minibatch._model.replay import Program
+from numpyro_minibatch.marginal._chain import ChainRows
 from numpyro_minibatch.marginal._draw import draw_latents
-from numpyro_minibatch.marginal._model import HideRows, Rows, RowsMarginalized
+from numpyro_minibatch.marginal._model import Rows, RowsMarginalized
 from numpyro_minibatch.marginal._sites import Level, indexable, run_hidden
 from numpyro_minibatch.target import ModelTarget
 
@@ -47,7 +48,7 @@ class _Visit:
     """
 
     model: RowsMarginalized
-    look: Callable[[Rows, Any, Any], dict[str, Array]]
+    look: Callable[[Rows | ChainRows, Any, Any], dict[str, Array]]
     key: Array
     plate: str
     places: Array
@@ -56,26 +57,31 @@ class _Visit:
         """Run the model, the outermost plates first."""
         args, kwargs = jax.tree.map(indexable, (args, kwargs))
         models = self.model.chain(args, kwargs)
+        rows: Rows | ChainRows
         drawn: dict[str, Array] = {}
         known: dict[str, Any] = {}
         for k, model in enumerate(reversed(models)):
-            seen = HideRows(model.fn, model.level)
+            seen = model.observer()
             if k == 0:  # handlers see the parameters once
                 seen(*args, **kwargs)
             else:
                 run_hidden(seen, args, kwargs, known)
             known = {**known, **seen.globals}
-            rows = Rows.of(model, seen, args, kwargs)
-            values, probabilities = draw_latents(rows, self._keys(rows, k))
-            for name, value in values.items():
-                known[name] = value.reshape(seen.fns[name].shape())
+            rows = model.rows(seen, args, kwargs)
+            keys = self._keys(rows, k)
+            if isinstance(rows, ChainRows):  # no other level depends on its states
+                values, probabilities = rows.draw(keys)
+            else:
+                values, probabilities = draw_latents(rows, keys)
+                for name, value in values.items():
+                    known[name] = value.reshape(rows.fns[name].shape())
             axis = model.level.plates.index(self.plate)
             found = self.look(rows, values, probabilities)
             drawn |= {name: jnp.moveaxis(x, axis, 0) for name, x in found.items()}
         for name, value in drawn.items():
             numpyro.deterministic(f"{_MARK}{name}", value)
 
-    def _keys(self, rows: Rows, level: int) -> Array:
+    def _keys(self, rows: Rows | ChainRows, level: int) -> Array:
         """A key for each row, independent of its chunk."""
         key = jax.random.fold_in(self.key, level)
         keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(self.places)
@@ -152,11 +158,14 @@ class RowsAt:
             slices=layout.slices,
             by_row=layout.by_row,
         )
-        cost = 1
+        cost = chains = 1
         for level in levels:
-            states = np.prod([s.size for s in level.sites if s.discrete], dtype=int)
+            if level.chain is not None:  # in each evaluation of the other levels
+                chains *= level.states
+                continue
             nodes = 193 if level.dimensions == 1 else 64
-            cost = max(cost, int(states) * (1000 if level.dimensions > 1 else nodes))
+            cost = max(cost, level.states * (1000 if level.dimensions > 1 else nodes))
+        cost *= chains
         sites = {
             name: (plate, *(p for p in level.plates if p != plate))
             for level in levels
@@ -174,7 +183,7 @@ class RowsAt:
         draws: Mapping[str, np.ndarray],
         rows: np.ndarray,
         key: Array,
-        look: Callable[[Rows, Any, Any], dict[str, Array]],
+        look: Callable[[Rows | ChainRows, Any, Any], dict[str, Array]],
     ) -> dict[str, np.ndarray]:
         """The results of ``look`` for rows at draws of the parameters.
 

@@ -1,0 +1,145 @@
+"""Sites of rows: their log density row by row, and a site for a marginal one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from numpyro.distributions import (
+    BernoulliProbs,
+    Distribution,
+    ExpandedDistribution,
+    MaskedDistribution,
+    constraints,
+)
+from numpyro.distributions.util import clamp_probs
+
+__all__ = [
+    "RowMarginal",
+    "each_key",
+    "marked_states",
+    "row_marks",
+    "rows_first",
+    "site_rows",
+]
+
+_IMPOSSIBLE = 1e-18  # the square of a probability is a number in single precision
+
+
+class RowMarginal(Distribution):
+    """The marginal distribution of the observations of each row, as its log density.
+
+    :param log_factor: the log density of each row.
+    :param event_dim: axes of the observations of a row.
+    :param event_shape: their lengths.
+    """
+
+    pytree_data_fields = ("log_factor",)
+
+    def __init__(self, log_factor: Array, event_shape: tuple[int, ...]) -> None:
+        self.log_factor = log_factor
+        super().__init__(jnp.shape(log_factor), event_shape)
+
+    @property
+    def support(self) -> Any:
+        """Unconstrained: the values are the given observations."""
+        return constraints.independent(constraints.real, self.event_dim)
+
+    def log_prob(self, value: Any) -> Array:
+        """The log density of each row at the observations it was computed from."""
+        return self.log_factor
+
+    def sample(self, key: Any, sample_shape: tuple[int, ...] = ()) -> Array:
+        """Not available; the model without observations draws new rows."""
+        raise NotImplementedError(
+            "a marginalized row with observations cannot be sampled. Run the model "
+            "without observations (obs=None) to draw latent sites and observations."
+        )
+
+
+def rows_first(value: Array, site: Any, plates: Sequence[str], event_dim: int) -> Array:
+    """An array of a site with the axes of the plates in front of all others."""
+    dims = {frame.name: frame.dim for frame in site["cond_indep_stack"]}
+    axes = [dims[name] - event_dim for name in plates]
+    return jnp.moveaxis(value, axes, range(len(axes)))
+
+
+def _log_prob(fn: Any, value: Array) -> Array:
+    """The log density of a value, with finite second derivatives.
+
+    NumPyro multiplies both logarithms of a Bernoulli variable by its value. A state
+    that cannot follow another one has the smallest probability there is: the second
+    derivative of its logarithm overflows, and zero times it is NaN. So only the
+    logarithm that is needed is taken, and at such a probability it is constant.
+    """
+    base, masks = fn, []
+    while isinstance(base, MaskedDistribution | ExpandedDistribution):
+        if isinstance(base, MaskedDistribution):
+            masks.append(base._mask)
+        base = base.base_dist
+    if not isinstance(base, BernoulliProbs):
+        return fn.log_prob(value)
+    p = clamp_probs(base.probs)
+    yes = jnp.asarray(value) == 1
+    possible = p > _IMPOSSIBLE
+    constant = jnp.where(possible, 0.0, jnp.log(jax.lax.stop_gradient(p)))
+    found = jnp.where(
+        yes,
+        jnp.log(jnp.where(yes & possible, p, 1.0)) + constant,
+        jnp.log1p(-jnp.where(yes, 0.0, p)),
+    )
+    for mask in masks:
+        found = jnp.where(mask, found, 0.0)
+    return found
+
+
+def site_rows(site: Any, plates: Sequence[str], scale: float) -> Array:
+    """The log density of a site for each row, without the ``scale`` of the plates."""
+    fn = site["fn"]
+    if site["intermediates"]:
+        log_prob = fn.log_prob(site["value"], site["intermediates"])
+    else:
+        log_prob = _log_prob(fn, site["value"])
+    own = site["scale"]
+    if own is not None and not (isinstance(own, int | float) and own == scale):
+        log_prob = log_prob * (own / scale)
+    shape = jnp.broadcast_shapes(jnp.shape(log_prob), tuple(fn.batch_shape))
+    rows = rows_first(jnp.broadcast_to(log_prob, shape), site, plates, 0)
+    return rows.sum(tuple(range(len(plates), rows.ndim)))
+
+
+def row_marks(observed: Sequence[Array], shape: tuple[int, ...]) -> Array:
+    """A number in (-1, 1) for each row that depends on its observations only.
+
+    A check of independence gives each row latent values by its mark: the same row has
+    the same ones in every batch, and other rows have others.
+
+    :param observed: observations, rows first.
+    :param shape: the number of rows along each plate.
+    """
+    total: Any = jnp.zeros(shape)
+    for value in observed:
+        flat = jnp.nan_to_num(jnp.asarray(value, total.dtype)).reshape(*shape, -1)
+        each = jnp.arange(1.0, flat.shape[-1] + 1.0, dtype=total.dtype)
+        total = total + jnp.sum(jnp.sin((1.0 + flat) * jnp.sqrt(each)), -1)
+    return jnp.sin(7.0 * total)
+
+
+def marked_states(marks: Array, count: int) -> Array:
+    """A number below ``count`` for each row."""
+    wide = (0.5 + 0.5 * marks) * count
+    return jnp.clip(jnp.floor(wide).astype(jnp.int32), 0, count - 1)
+
+
+def each_key(keys: Array, fn: Callable[[Array], Array]) -> Array:
+    """Apply a function to the key of each row.
+
+    :param keys: an array of keys.
+    :param fn: from one key to an array.
+    :return: the axes of ``keys`` and then those of the values.
+    """
+    found = jax.vmap(fn)(keys.reshape(-1))
+    return found.reshape(keys.shape + found.shape[1:])
