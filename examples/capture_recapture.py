@@ -4,12 +4,12 @@
 Animals are marked when they are first caught, and seen again or not on later occasions.
 One that is not seen again may be dead, or only missed. The model of Cormack, Jolly and
 Seber has a binary state for each animal and occasion, alive or dead, and each state
-depends on the one before. ``marginalize`` sums over all histories of an animal, here 64
-of them, so that a step reads a few of 50,000 animals. ``recover_marginals`` returns the
-probability that an animal is still alive.
+depends on the one before. The occasions are the steps of NumPyro's ``scan``.
+``marginalize`` sums their states out by the forward recursion, so that a step of the
+sampler reads a few of 50,000 animals. ``recover_marginals`` returns the probability
+that an animal is still alive.
 
-Long histories have too many joint states. Their sum has a recursion, which is written
-below for comparison. The data are simulated, so that the truth is known.
+The data are simulated, so that the truth is known.
 """
 
 import argparse
@@ -23,6 +23,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from jax.nn import sigmoid
+from numpyro.contrib.control_flow import scan
 from numpyro.infer import MCMC, NUTS
 from numpyro.infer.util import log_density
 
@@ -80,31 +81,29 @@ print(f"{animals:,} animals, {occasions} occasions, {again:.0%} seen again")
 # The model
 # ---------
 # The history of an animal begins with its first capture: before, and on this occasion,
-# nothing is uncertain. The dead stay dead and are not seen: their logit is -30. A
-# probability of exactly zero has no finite second derivative, which control variates
-# need.
+# nothing is uncertain. The dead stay dead and are not seen, so that both probabilities
+# are zero without ``alive``. The plate of the animals is inside of the step.
 
 
 def model(mass, first, seen):
-    occasions, never = seen.shape[1], -30.0
     survival = numpyro.sample("survival", dist.Normal(0, 1.5).expand([2]).to_event(1))
-    prior = dist.Normal(0, 1.5).expand([occasions - 1]).to_event(1)
+    prior = dist.Normal(0, 1.5).expand([seen.shape[1] - 1]).to_event(1)
     capture = numpyro.sample("capture", prior)
-    with numpyro.plate("animals", len(seen)) as i:
-        stays = survival[0] + survival[1] * mass[i]
-        state, states = 1, []
-        for t in range(1, occasions):
-            logits = jnp.where(state == 1, stays, never)
-            logits = jnp.where(first[i] < t, logits, -never)
-            state = numpyro.sample(f"alive_{t}", dist.Bernoulli(logits=logits))
-            states.append(state)
-        after = first[i] < np.arange(1, occasions)[:, None]
-        with (
-            numpyro.plate("occasions", occasions - 1),
-            numpyro.handlers.mask(mask=after),
-        ):
-            logits = jnp.where(jnp.stack(states) == 1, capture[:, None], never)
-            numpyro.sample("seen", dist.Bernoulli(logits=logits), obs=seen[i, 1:].T)
+    stays = sigmoid(survival[0] + survival[1] * mass)
+
+    def occasion(alive, of_occasion):
+        t, seen, logit = of_occasion
+        after = first < t
+        with numpyro.plate("animals", len(mass)):
+            chance = jnp.where(after, stays * alive, 1.0)
+            alive = numpyro.sample("alive", dist.Bernoulli(chance))
+            with numpyro.handlers.mask(mask=after):
+                caught = dist.Bernoulli(sigmoid(logit) * alive)
+                numpyro.sample("seen", caught, obs=seen)
+        return alive, None
+
+    times = jnp.arange(1, seen.shape[1])
+    scan(occasion, jnp.ones(len(mass), int), (times, seen[:, 1:].T, capture))
 
 
 marginal = marginalize(model)
@@ -128,11 +127,11 @@ print(diagnose(idata))
 print(az.summary(idata))
 
 # %%
-# The same by a recursion
-# -----------------------
-# The probabilities of what was seen so far, with the animal alive and with it dead,
-# follow from those of the occasion before. The sum over histories is the same; its cost
-# grows with the number of occasions, and not with that of histories.
+# The recursion by hand
+# ---------------------
+# What the forward recursion computes, written by hand: the probabilities of what was
+# seen so far, with the animal alive and with it dead, follow from those of the occasion
+# before. NUTS samples this model below.
 
 
 def recursion(mass, first, seen):
@@ -155,7 +154,7 @@ def recursion(mass, first, seen):
 values = {"survival": survival, "capture": capture}
 device = tuple(map(jnp.asarray, data))
 both = [log_density(m, device, {}, values)[0] for m in (marginal, recursion)]
-print("log density by histories {:.2f}, by the recursion {:.2f}".format(*both))
+print("log density of the model {:.2f}, by hand {:.2f}".format(*both))
 
 # %%
 # Who is alive
@@ -166,8 +165,8 @@ print("log density by histories {:.2f}, by the recursion {:.2f}".format(*both))
 some = np.arange(2000)
 thin = idata.sel(draw=slice(None, None, 10))
 full = recover_marginals(marginal, thin, *data, rows=some, probabilities=True)
-last = full["posterior"][f"alive_{occasions - 1}_probability"]
-chance = last.mean(("chain", "draw")).values[:, 1]
+of_states = full["posterior"]["alive_probability"].mean(("chain", "draw"))
+chance = of_states.values[:, -1, 1]
 missed = seen[some, -1] == 0
 said, lives = chance[missed], alive[some, -1][missed]
 which = np.digitize(said, np.linspace(0.0, 1.0, 11)[1:-1])
@@ -232,7 +231,7 @@ if args.nuts:
 # the same number, and the probabilities of being alive, which lie on the diagonal.
 #
 # At the default size, 50,000 animals and seven occasions, a draw read 16 animals. The
-# smallest effective sample size was 4,000 of 4,000 draws, after 147 s of processor time
-# in all, on two cores that other jobs shared. A long run of NUTS on the recursion, for
-# 2,000 animals, agrees: means within 0.01 posterior standard deviations, and standard
-# deviations within 0.9%.
+# smallest effective sample size was 4,000 of 4,000 draws, after 38 s of processor time
+# in all, on two cores that other jobs shared. A run of NUTS on the recursion, for
+# 2,000 animals, agrees: means within 0.05 posterior standard deviations, and standard
+# deviations within 3.6%, with Monte Carlo errors of about 0.025 and 2%.

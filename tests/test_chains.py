@@ -24,7 +24,12 @@ from numpyro_minibatch import (
     recover_marginals,
     to_inference_data,
 )
-from numpyro_minibatch.marginal._row_sites import marked_states, row_marks
+from numpyro_minibatch.marginal._row_sites import (
+    marked_numbers,
+    marked_states,
+    next_marks,
+    row_marks,
+)
 
 N, T = 6, 4
 RNG = np.random.default_rng(3)
@@ -457,7 +462,7 @@ def test_rows_that_share_latent_values_are_refused(model: Any) -> None:
 def test_shared_latent_values_are_seen_because_rows_have_values_of_their_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    same = lambda observed, shape: jnp.zeros(shape)  # noqa: E731
+    same = lambda observed, shape: jnp.zeros(shape, jnp.uint32)  # noqa: E731
     monkeypatch.setattr("numpyro_minibatch.marginal._model.row_marks", same)
     y = jnp.asarray(RNG.normal(size=(40, 3)))
     kernel = MINT(marginalize(coupled), batch_size=5, temperature=2.0)
@@ -465,12 +470,16 @@ def test_shared_latent_values_are_seen_because_rows_have_values_of_their_own(
 
 
 def test_the_values_that_a_check_gives_differ_between_rows() -> None:
-    y = RNG.normal(size=(200, 3))
-    marks = row_marks([y], (200,))
-    assert abs(float(marks.mean())) < 0.2 and float(marks.std()) > 0.5
-    np.testing.assert_allclose(row_marks([y[7:9]], (2,)), marks[7:9], rtol=1e-5)
-    counts = np.bincount(marked_states(marks, 4), minlength=4)
-    assert counts.min() > 10
+    y = RNG.normal(size=(400, 3))
+    marks = row_marks([y], (400,))
+    numbers = marked_numbers(marks)
+    assert abs(float(numbers.mean())) < 0.15 and 0.5 < float(numbers.std()) < 0.65
+    assert (row_marks([y[7:9]], (2,)) == marks[7:9]).all()
+    for some in (marks, next_marks(marks)):
+        counts = np.bincount(marked_states(some, 4), minlength=4)
+        assert abs(counts - 100).max() < 40
+    binary = row_marks([(y > 0).astype(int)], (400,))
+    assert len(np.unique(binary)) == 8
 
 
 def test_draws_of_a_run_have_the_steps_of_the_scan() -> None:

@@ -26,16 +26,17 @@ Fact = tuple[str, ...] | None
 
 _ELEMENTWISE = {
     "abs", "acos", "acosh", "add", "add_any", "and", "asin", "asinh", "atan", "atan2",
-    "atanh", "bessel_i0e", "bessel_i1e", "cbrt", "ceil", "clamp", "clz", "complex",
-    "conj", "convert_element_type", "copy", "copy_p", "cos", "cosh", "digamma", "div",
-    "eq", "eq_to", "erf", "erf_inv", "erfc", "exp", "exp2", "expm1", "floor", "ge",
-    "gt", "igamma", "igamma_grad_a", "igammac", "imag", "integer_pow", "is_finite",
-    "le", "le_to", "lgamma", "log", "log1p", "logistic", "lt", "lt_to", "max", "min",
-    "mul", "mulhi", "ne", "neg", "nextafter", "not", "or", "polygamma",
-    "population_count", "pow", "random_gamma_grad", "real", "reduce_precision",
-    "regularized_incomplete_beta", "rem", "round", "rsqrt", "select_n", "shift_left",
-    "shift_right_arithmetic", "shift_right_logical", "sign", "sin", "sinh", "sqrt",
-    "square", "stop_gradient", "sub", "tan", "tanh", "xor", "zeta",
+    "atanh", "bessel_i0e", "bessel_i1e", "bitcast_convert_type", "cbrt", "ceil",
+    "clamp", "clz", "complex", "conj", "convert_element_type", "copy", "copy_p", "cos",
+    "cosh", "digamma", "div", "eq", "eq_to", "erf", "erf_inv", "erfc", "exp", "exp2",
+    "expm1", "floor", "ge", "gt", "igamma", "igamma_grad_a", "igammac", "imag",
+    "integer_pow", "is_finite", "le", "le_to", "lgamma", "log", "log1p", "logistic",
+    "lt", "lt_to", "max", "min", "mul", "mulhi", "ne", "neg", "nextafter", "not", "or",
+    "polygamma", "population_count", "pow", "random_gamma_grad", "real",
+    "reduce_precision", "regularized_incomplete_beta", "rem", "round", "rsqrt",
+    "select_n", "shift_left", "shift_right_arithmetic", "shift_right_logical", "sign",
+    "sin", "sinh", "sqrt", "square", "stop_gradient", "sub", "tan", "tanh", "xor",
+    "zeta",
 }  # fmt: skip
 _REDUCTIONS = {
     "argmax", "argmin", "reduce_and", "reduce_max", "reduce_min", "reduce_or",
@@ -228,6 +229,8 @@ def _elementwise(facts: Sequence[Fact], ndim: int) -> Fact:
             return None
         if not fact:
             continue  # scalars combine with any shape
+        if len(fact) != ndim:
+            return None  # numbers of other sizes are cast to more or fewer of them
         for i, kind in enumerate(fact):
             joined = _joined(found[i], kind)
             if joined is None:

@@ -29,7 +29,9 @@ from numpyro_minibatch.marginal._quadrature import (
 )
 from numpyro_minibatch.marginal._row_sites import (
     RowMarginal,
+    marked_numbers,
     marked_states,
+    next_marks,
     row_marks,
     rows_first,
     site_rows,
@@ -557,7 +559,8 @@ class Rows:
             return self.log_joint(state, None)
         start = self.start()
         apart = 0.5 / jnp.arange(1.0, start.shape[-1] + 1.0, dtype=start.dtype)
-        return self.log_joint(state, start + marks[..., None] * apart)
+        numbers = marked_numbers(next_marks(marks))
+        return self.log_joint(state, start + numbers[..., None] * apart)
 
     def density(self, state: Array) -> Split:
         """:meth:`log_joint` of a joint state as a function of the continuous ones."""

@@ -20,7 +20,9 @@ from numpyro.distributions.util import clamp_probs
 __all__ = [
     "RowMarginal",
     "each_key",
+    "marked_numbers",
     "marked_states",
+    "next_marks",
     "row_marks",
     "rows_first",
     "site_rows",
@@ -112,26 +114,46 @@ def site_rows(site: Any, plates: Sequence[str], scale: float) -> Array:
 
 
 def row_marks(observed: Sequence[Array], shape: tuple[int, ...]) -> Array:
-    """A number in (-1, 1) for each row that depends on its observations only.
+    """A hash of the observations of each row.
 
     A check of independence gives each row latent values by its mark: the same row has
-    the same ones in every batch, and other rows have others.
+    the same ones in every batch, and other rows have others. Sums of integers have no
+    rounding errors, which depend on the batch.
 
     :param observed: observations, rows first.
     :param shape: the number of rows along each plate.
+    :return: unsigned integers of 32 bits.
     """
-    total: Any = jnp.zeros(shape)
+    total = jnp.zeros(shape, jnp.uint32)
     for value in observed:
-        flat = jnp.nan_to_num(jnp.asarray(value, total.dtype)).reshape(*shape, -1)
-        each = jnp.arange(1.0, flat.shape[-1] + 1.0, dtype=total.dtype)
-        total = total + jnp.sum(jnp.sin((1.0 + flat) * jnp.sqrt(each)), -1)
-    return jnp.sin(7.0 * total)
+        real = jnp.asarray(value, jnp.float32).reshape(*shape, -1)
+        # the last bits may be rounding errors, too, if the model computes them
+        bits = jax.lax.bitcast_convert_type(real, jnp.uint32) >> 8
+        each = 2 * jnp.arange(real.shape[-1], dtype=jnp.uint32) + 1
+        total = total + jnp.sum(_mixed(bits) * each, -1, dtype=jnp.uint32)
+    return _mixed(total)
+
+
+def _mixed(x: Array) -> Array:
+    """A bijection of integers after which all bits depend on all bits."""
+    x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
+    x = (x ^ (x >> 15)) * jnp.uint32(0x846CA68B)
+    return x ^ (x >> 16)
+
+
+def next_marks(marks: Array) -> Array:
+    """Other marks of the same rows."""
+    return _mixed(marks + jnp.uint32(0x9E3779B9))
+
+
+def marked_numbers(marks: Array) -> Array:
+    """A number in [-1, 1) for each row."""
+    return (marks >> 8).astype(jnp.result_type(float)) / 2.0**23 - 1.0
 
 
 def marked_states(marks: Array, count: int) -> Array:
     """A number below ``count`` for each row."""
-    wide = (0.5 + 0.5 * marks) * count
-    return jnp.clip(jnp.floor(wide).astype(jnp.int32), 0, count - 1)
+    return ((marks >> 8) % jnp.uint32(count)).astype(jnp.int32)
 
 
 def each_key(keys: Array, fn: Callable[[Array], Array]) -> Array:
