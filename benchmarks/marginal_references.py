@@ -186,7 +186,7 @@ def species_counts() -> Case:
 
 
 def capture_recapture() -> Case:
-    """Cormack, Jolly and Seber, with the histories summed by the recursion."""
+    """Cormack, Jolly and Seber, with the states summed by hand."""
     there = example("capture_recapture")
     args = tuple(map(jnp.asarray, there["simulate"](2000, 5)[:3]))
     mass, first, seen = args
@@ -207,7 +207,7 @@ def capture_recapture() -> Case:
             alive = np.where(after, lives, alive)
             dead = np.where(after, dies, dead)
         chance = alive / (alive + dead)
-        return {"alive_4_probability": chance}
+        return {"alive_probability": chance}
 
     return Case(
         there["model"],
@@ -219,7 +219,83 @@ def capture_recapture() -> Case:
     )
 
 
+def random_intercepts() -> Case:
+    """A multilevel logistic regression, with the intercepts in the position of NUTS."""
+    there = example("random_intercepts")
+    rng = np.random.default_rng(1)
+    covariates = rng.normal(size=(500, 6, 3)).astype(np.float32)
+    logits = 1.2 * rng.normal(size=(500, 1)) + covariates @ np.array([0.5, -1.0, 0.25])
+    recovered = rng.uniform(size=logits.shape) < 1 / (1 + np.exp(-logits))
+    mask = np.arange(6) < rng.integers(3, 7, size=500)[:, None]
+    args = tuple(map(jnp.asarray, (covariates, recovered.astype(np.float32), mask)))
+    return Case(
+        there["model"],
+        there["model"],
+        args,
+        lambda found: {"intercept": found["intercept"][..., SOME]},
+        "random intercepts, 500 clinics, 3 to 6 patients",
+        names=("slopes", "tau"),
+    )
+
+
+def random_slopes() -> Case:
+    """The same with random slopes, all in the position of NUTS."""
+    there = example("random_slopes")
+    treated, recovered, *_ = there["simulate"](500)
+    return Case(
+        there["model"],
+        there["model"],
+        (jnp.asarray(treated), jnp.asarray(recovered)),
+        lambda found: {"z": found["z"][..., SOME, :]},
+        "random intercepts and slopes, 500 clinics, 8 patients",
+        names=("means", "scales", "correlation"),
+    )
+
+
+def gaussian_mixture() -> Case:
+    """Three components, with the members summed by hand."""
+    there = example("gaussian_mixture")
+    rng = np.random.default_rng(2)
+    mean, sd = np.array([-2.0, 0.5, 3.0]), np.array([0.8, 0.6, 1.0])
+    member = rng.choice(3, size=2000, p=[0.3, 0.45, 0.25])
+    y = jnp.asarray(mean[member] + sd[member] * rng.normal(size=2000), jnp.float32)
+
+    def by_member(mean: Any, sd: Any, weight: Any, rows: Any = slice(None)) -> Any:
+        found = dist.Normal(mean, sd).log_prob(y[rows, None])
+        return found + jnp.log(weight)
+
+    def whole(y: Any) -> None:
+        support = dist.constraints.ordered_vector
+        mean = numpyro.sample("mean", dist.ImproperUniform(support, (), (3,)))
+        numpyro.factor("prior", dist.Normal(0.0, 5.0).log_prob(mean).sum())
+        sd = numpyro.sample("sd", dist.LogNormal(0.0, 0.5).expand([3]).to_event(1))
+        weight = numpyro.sample("weight", dist.Dirichlet(2.0 * jnp.ones(3)))
+        total = jax.nn.logsumexp(by_member(mean, sd, weight), -1).sum()
+        numpyro.factor("y", total)
+
+    def latent(found: Draws) -> Draws:
+        def one(values: Any) -> Any:
+            return jax.nn.softmax(by_member(*values, SOME))
+
+        values = found["mean"], found["sd"], found["weight"]
+        return {"member_probability": np.asarray(jax.vmap(jax.vmap(one))(values))}
+
+    start = {"mean": np.array([-2.0, 0.5, 3.0])}
+    return Case(
+        there["model"],
+        whole,
+        (y,),
+        latent,
+        "a mixture of three normal components, 2,000 rows",
+        start=init_to_value(values=start),
+        names=("mean", "sd", "weight"),
+    )
+
+
 CASES = {
+    "random_intercepts": random_intercepts,
+    "random_slopes": random_slopes,
+    "gaussian_mixture": gaussian_mixture,
     "annotators": annotators,
     "item_response": item_response,
     "species_counts": species_counts,
@@ -338,9 +414,11 @@ def measure(name: str, options: argparse.Namespace) -> list[str]:
     mine = numbers({n: idata["posterior"][n].values for n in case.names}, case.names)
     one, other = moments(mine), moments(numbers(reference, case.names))
     found = {n: full["posterior"][n].values for n in wanted}
-    for n, values in wanted.items():  # of two states the probability of the second
-        if found[n].ndim > values.ndim:
+    for n, values in wanted.items():
+        if found[n].ndim > values.ndim:  # of two states the probability of the second
             found[n] = found[n][..., 1]
+        if found[n].ndim > values.ndim:  # of all steps the last one
+            found[n] = found[n][..., -1]
     pair = numbers(found, wanted), numbers(wanted, wanted)
     varies = pair[1].std((0, 1)) > 1e-6  # not the states that are certain
     latent = moments(pair[0][..., varies]), moments(pair[1][..., varies])
