@@ -8,6 +8,7 @@ ORDER = (
     "covertype",
     "hierarchical_poisson",
     "random_intercepts",
+    "random_slopes",
     "gaussian_mixture",
     "annotators",
     "item_response",

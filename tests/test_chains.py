@@ -219,6 +219,7 @@ def of_animals(phi: Any, rho: Any, seen: np.ndarray) -> Any:
     return total
 
 
+@pytest.mark.slow_in_single
 @pytest.mark.x64
 def test_states_of_probability_zero_have_derivatives() -> None:
     """Products with zero probabilities overflow in second derivatives by themselves."""
@@ -240,6 +241,7 @@ def test_states_of_probability_zero_have_derivatives() -> None:
         np.testing.assert_allclose(one(u), other(u), rtol=2e-4)
 
 
+@pytest.mark.slow
 def test_a_kernel_samples_the_model_as_it_is_written() -> None:
     seen = simulated_animals(2_000)
     grid = np.linspace(0.5, 0.85, 201)
@@ -264,6 +266,7 @@ def test_a_kernel_samples_the_model_as_it_is_written() -> None:
         assert abs(draws.std() / sd[name] - 1) < 4 / np.sqrt(2_000)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", MODELS)
 def test_states_are_drawn_given_all_observations(kind: str) -> None:
     model, values, of_path, states, _ = MODELS[kind]
@@ -317,6 +320,7 @@ def with_an_effect(y: Any) -> None:
     scan(step, jnp.zeros(len(y), jnp.int32), y.T)
 
 
+@pytest.mark.slow
 def test_a_latent_number_of_a_row_is_integrated_after_its_chain() -> None:
     tau = 0.8
     a = np.linspace(-8, 8, 2_001)
