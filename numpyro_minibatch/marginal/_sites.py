@@ -261,9 +261,10 @@ def _chosen(
 
 def _in_scan(name: str) -> str:
     return (
-        f"marginalize cannot sum out site {name!r}, which is in a scan that observes "
-        "nothing in its plate. Put the observation of each step into the scan and "
-        "into the plate of the rows."
+        f"marginalize cannot sum out site {name!r}, which is in a scan: the steps of "
+        "the scan have no observation in the plate of the site. Write the plate of the "
+        "rows inside of the function that is scanned, with the site and its "
+        "observation in it."
     )
 
 
