@@ -169,9 +169,12 @@ def species_counts() -> Case:
             found["abundance"],
             found["effect"][..., SOME],
         )
-        probability = jax.jit(jax.vmap(jax.vmap(one)))(values)
+        probability = np.asarray(jax.jit(jax.vmap(jax.vmap(one)))(values))[..., 1]
+        # given an effect, so that probabilities differ from those of `marginalize` in
+        # spread; draws of the states do not
+        present = np.random.default_rng(3).uniform(size=probability.shape) < probability
         return {
-            "present_probability": np.asarray(probability)[..., 1],
+            "present": present.astype(float),
             "effect": np.asarray(found["effect"])[..., SOME],
         }
 
@@ -451,8 +454,8 @@ reference, those of standard deviations are relative: root mean squares over all
 numbers, in brackets the root mean square of their Monte Carlo errors, and the largest.
 z is the largest difference over its Monte Carlo error. Latent variables are those of
 100 rows: draws of continuous ones, conditional probabilities of the states of discrete
-ones, where they are not certain. Processor seconds include compilation; other jobs
-shared the machine's two cores.
+ones (draws of them in rows with continuous ones too), where they are not certain.
+Processor seconds include compilation; other jobs shared the machine's two cores.
 
 """
 

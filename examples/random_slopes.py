@@ -35,10 +35,12 @@ parser = argparse.ArgumentParser(description="A random intercept and slope")
 sizes = parser.add_mutually_exclusive_group()
 sizes.add_argument("--small", action="store_true", help="2,000 clinics")
 sizes.add_argument("--nuts", action="store_true", help="1,000 clinics, and NUTS")
+sizes.add_argument("--full", action="store_true", help="a million clinics")
 parser.add_argument("--out", type=Path, default=Path("demo-output"))
 args = parser.parse_args()
 
-clinics = 2_000 if args.small else 1_000 if args.nuts else 100_000
+clinics = 1_000_000 if args.full else 100_000
+clinics = 2_000 if args.small else 1_000 if args.nuts else clinics
 draws = 400 if args.small else 1_000
 
 # %%
