@@ -37,7 +37,7 @@ from numpyro_minibatch import (
 from numpyro_minibatch.__main__ import main
 from numpyro_minibatch._internal import progress
 from numpyro_minibatch._internal.static import digest
-from numpyro_minibatch._model import preflight
+from numpyro_minibatch._model import content, preflight
 from numpyro_minibatch.inference_data import get_group
 from numpyro_minibatch.sampling import _sample
 from numpyro_minibatch.target import ModelTarget
@@ -286,7 +286,7 @@ def test_what_a_model_is_remembered_by(monkeypatch: Any) -> None:
     def layout(y: Any, *rest: Any) -> tuple[Any, bool]:
         """The layout of the result, and whether the model had to be run for it."""
         runs.clear()
-        with preflight.remembered(digest(in_groups)):
+        with content.remembered(digest(in_groups)):
             found = preflight.inspect_model("MINT", in_groups, (y, *rest), {}, None)
         return found, bool(runs)
 

@@ -25,7 +25,8 @@ import numpy as np
 from numpyro.distributions.distribution import ExpandedDistribution, Independent
 
 from numpyro_minibatch._internal.static import Static, surroundings
-from numpyro_minibatch._model.preflight import Layout, known_content
+from numpyro_minibatch._model.content import known_content
+from numpyro_minibatch._model.layout import Layout
 from numpyro_minibatch._model.row_axes import suggestion
 from numpyro_minibatch._model.rowwise import (
     PLAIN,

@@ -15,7 +15,8 @@ from numpyro.distributions import MaskedDistribution
 from numpyro.distributions.distribution import ExpandedDistribution, Independent
 from numpyro.util import find_stack_level
 
-from numpyro_minibatch._model.preflight import Layout, find_nan, inspect_target
+from numpyro_minibatch._model.indexing import inspect_target
+from numpyro_minibatch._model.layout import Layout
 from numpyro_minibatch.target import ModelTarget, Target
 
 __all__ = ["check_init_params", "check_start", "find_start"]
@@ -281,3 +282,27 @@ def _non_finite_rows(target: Target, z: Any) -> dict[str, list[int]]:
                 bad[name] = sorted({int(row) for row in wrong[:5]})
                 break
     return bad
+
+
+def find_nan(args: Any) -> list[str]:
+    """The arrays in a model's ``(args, kwargs)`` that contain NaN, described."""
+    found = []
+    for path, leaf in jax.tree_util.tree_flatten_with_path(args)[0]:
+        if isinstance(leaf, jax.core.Tracer) or not isinstance(
+            leaf, np.ndarray | Array
+        ):
+            continue
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            continue
+        values = np.asarray(leaf)
+        # the minimum is NaN if any value is, and needs no memory
+        if (
+            np.issubdtype(values.dtype, np.floating)
+            and values.size
+            and np.isnan(values.min())
+        ):
+            kind = ("args", "kwargs")[path[0].idx]
+            where = jax.tree_util.keystr(path[1:])
+            count = int(np.isnan(values).sum())
+            found.append(f"{kind}{where}: {count} of {values.size} values")
+    return found

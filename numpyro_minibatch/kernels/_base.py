@@ -19,14 +19,11 @@ from numpyro_minibatch import control_variate as control_variates
 from numpyro_minibatch._internal.checks import check_flag, check_positive, describe
 from numpyro_minibatch._internal.progress import asked_by, shown
 from numpyro_minibatch._internal.static import Static, digest
+from numpyro_minibatch._model.content import content_of
 from numpyro_minibatch._model.independence import check_rows
-from numpyro_minibatch._model.preflight import (
-    Layout,
-    content_of,
-    explained,
-    inspect_model,
-    layout_target,
-)
+from numpyro_minibatch._model.layout import Layout, layout_target
+from numpyro_minibatch._model.preflight import inspect_model
+from numpyro_minibatch._model.sites import explained
 from numpyro_minibatch._model.start import check_init_params, check_start
 from numpyro_minibatch.batch import BatchSize, FullBatch, Scheme
 from numpyro_minibatch.control_variate import Taylor

@@ -11,7 +11,7 @@ from typing import Any, Self
 import jax
 
 from numpyro_minibatch._internal.static import Seen, digest
-from numpyro_minibatch._model.preflight import Layout
+from numpyro_minibatch._model.layout import Layout
 from numpyro_minibatch.control_variate._setup import Plan, Prepared
 
 __all__ = ["ByValue", "Run", "recorded"]

@@ -15,8 +15,10 @@ from typing import Any, NamedTuple
 
 from numpyro import handlers
 
+from numpyro_minibatch._model.indexing import fails_on_rows
+from numpyro_minibatch._model.layout import Layout
 from numpyro_minibatch._model.numpy_calls import ReadsValues
-from numpyro_minibatch._model.preflight import Layout, fails_on_rows, local_sites
+from numpyro_minibatch._model.sites import local_sites
 from numpyro_minibatch.target import with_bound_arguments
 
 __all__ = ["Inspected", "PreparedModel", "prepare_model"]

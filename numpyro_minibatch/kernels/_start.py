@@ -17,7 +17,7 @@ from jax.flatten_util import ravel_pytree
 from jax.scipy.linalg import solve_triangular
 
 from numpyro_minibatch._internal.static import Static
-from numpyro_minibatch._model.preflight import content_of
+from numpyro_minibatch._model.content import content_of
 from numpyro_minibatch._model.start import find_start
 from numpyro_minibatch.control_variate._expand import Expansions
 from numpyro_minibatch.kernels._contract import Start

@@ -15,7 +15,7 @@ from numpyro.util import find_stack_level
 
 from numpyro_minibatch._internal import passes
 from numpyro_minibatch._internal.static import Seen, Static
-from numpyro_minibatch._model.preflight import content_of, known_content
+from numpyro_minibatch._model.content import content_of, known_content
 from numpyro_minibatch.batch import full
 from numpyro_minibatch.control_variate._problem import Chosen, Problem, Refused
 from numpyro_minibatch.control_variate._setup import Prepared, prepare

@@ -23,7 +23,7 @@ from numpyro.infer import HMC
 
 from numpyro_minibatch._internal.passes import agreed, using
 from numpyro_minibatch._internal.static import Seen, Static, digest
-from numpyro_minibatch._model.preflight import remembered
+from numpyro_minibatch._model.content import remembered
 from numpyro_minibatch.host_rows import HostRows, find_rows, map_rows
 from numpyro_minibatch.sampling._devices import CHAINS
 

@@ -19,7 +19,8 @@ from numpyro.util import is_prng_key
 from numpyro_minibatch import ladder
 from numpyro_minibatch._internal.checks import check_divides, check_flag, check_mesh
 from numpyro_minibatch._internal.static import Static
-from numpyro_minibatch._model.preflight import check_prior, known_content
+from numpyro_minibatch._model.content import known_content
+from numpyro_minibatch._model.prior import check_prior
 from numpyro_minibatch.accept import AcceptanceTest
 from numpyro_minibatch.batch import Scheme
 from numpyro_minibatch.kernels._contract import Start

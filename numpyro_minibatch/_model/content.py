@@ -1,0 +1,45 @@
+"""Digests of models: what a driver or a kernel knows a model by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from numpyro_minibatch._internal.static import digest
+
+__all__ = ["content_of", "known_content", "remembered"]
+
+_CONTENT: ContextVar[str | None] = ContextVar("content of a model", default=None)
+
+
+@contextmanager
+def remembered(content: str) -> Iterator[None]:
+    """Have models inspected once only, for arguments of the same shapes.
+
+    :param content: a digest of the model and of what it reads from its surroundings.
+    """
+    token = _CONTENT.set(content)
+    try:
+        yield
+    finally:
+        _CONTENT.reset(token)
+
+
+def known_content() -> str | None:
+    """What a driver told of the content of the model; ``None`` where there is none."""
+    return _CONTENT.get()
+
+
+def content_of(model: Callable) -> str | None:
+    """A digest of a model and of what it reads from its surroundings, if it has one.
+
+    :param model: the model.
+    """
+    told = known_content()
+    if told is not None:
+        return told
+    try:
+        return digest(model)
+    except Exception:  # it reads something of its author's that cannot be read here
+        return None

@@ -1,0 +1,234 @@
+"""Whether the data of a model follow the indices of its plates."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from numpyro.infer import init_to_uniform
+from numpyro.util import find_stack_level
+
+from numpyro_minibatch._model.dataflow import inspect_flow
+from numpyro_minibatch._model.plates import example_plate
+from numpyro_minibatch._model.sites import Site, static_site
+from numpyro_minibatch._model.values import NEEDS_VALUES, first_line, needs_values
+from numpyro_minibatch.target import ModelTarget, Target
+
+__all__ = [
+    "WHICH_FAILS",
+    "NeedsValues",
+    "NotIndexed",
+    "check_flow",
+    "check_indexing",
+    "fails_on_rows",
+    "inspect_target",
+    "latent_of_rows",
+    "not_indexed",
+    "probe_indices",
+]
+
+WHICH_FAILS = "which fails: "
+_DO_NOT_FOLLOW = "do not follow the indices"
+# a warning about work on all rows is worth its noise from so many batches of rows on
+_WIDE = 10
+
+
+def fails_on_rows(error: ValueError) -> bool:
+    """Whether a refusal is about a model that does not run on some of its rows.
+
+    :param error: what :func:`inspect_model` raised.
+    """
+    return any(words in str(error) for words in (WHICH_FAILS, _DO_NOT_FOLLOW))
+
+
+def inspect_target(who: str, target: Target, widths: Mapping[str, int], z: Any) -> None:
+    """Check that a target written by hand gives one number per row.
+
+    :param who: the kernel's name, for the messages.
+    :param target: the target.
+    :param widths: rows of one draw of each plate.
+    :param z: a position.
+    :raises ValueError: it does not.
+    """
+    probe = probe_indices(target.plates)
+    rows = jax.eval_shape(lambda z, indices: target.terms(z, indices).rows, z, probe)
+    for name, indices in probe.items():
+        shape = getattr(rows.get(name), "shape", None)
+        if shape != indices.shape:
+            raise ValueError(
+                f"{who}: log_likelihood(z, indices) of the target must return one "
+                f"number for each of the indices of plate {name!r}, so for "
+                f"{len(indices)} indices an array of shape {indices.shape}, and "
+                f"returned {'nothing' if shape is None else f'shape {shape}'}. Take "
+                "the data by the indices, y[indices], and do not sum over them."
+            )
+    check_flow(who, target, widths, z)
+
+
+def not_indexed(who: str, problem: str, size: int) -> str:
+    """What to write where data keep all of their rows in a plate."""
+    return (
+        f"{who}: the data of the model {_DO_NOT_FOLLOW} of its plate "
+        f"({problem}). Inside the plate take every array by its indices, or by "
+        f"numpyro.subsample(y, event_dim=0):{example_plate(size)}"
+    )
+
+
+def probe_indices(plates: Mapping[str, int]) -> dict[str, Any]:
+    """Two rows per plate, without values: nothing is computed."""
+    return {
+        name: jax.ShapeDtypeStruct((min(2, size),), jnp.int32)
+        for name, size in plates.items()
+    }
+
+
+class NeedsValues(TypeError):
+    """The Python code of a model needs the values of its data."""
+
+
+class NotIndexed(ValueError):
+    """Data do not follow the indices; with what is wrong by itself."""
+
+    def __init__(self, message: str, problem: str) -> None:
+        super().__init__(message)
+        self.problem = problem
+
+
+def check_indexing(
+    who: str,
+    target: ModelTarget,
+    plates: Mapping[str, int],
+    as_written: Mapping[str, Site],
+) -> tuple[str, ...]:
+    """Run the model on two rows per plate: data that are not indexed do not fit.
+
+    :return: the deterministic sites in no plate that have a value for each row.
+    """
+    problem = crossed = ""
+    by_row: list[str] = []
+
+    def run(indices: Mapping[str, Array]) -> dict[str, Array]:
+        nonlocal problem, crossed
+        trace = target.trace(indices, substitute_fn=init_to_uniform())
+        by_row.clear()
+        for name, site in trace.items():
+            written = as_written.get(name)
+            if site["type"] == "deterministic" and written is not None:
+                if jnp.shape(site["value"]) != written.value_shape:
+                    by_row.append(name)
+            is_latent = site["type"] == "sample" and not site["is_observed"]
+            if is_latent and written is not None and target.slices is not None:
+                if jnp.shape(site["value"]) != written.value_shape:
+                    problem = problem or _latent_by_row(name, plates)
+            if site["type"] == "sample" and site["is_observed"]:
+                found = static_site(site)
+                problem = problem or _shape_problem(found, plates)
+                if not problem and found.inside(plates):
+                    crossed = crossed or _crossed(found, as_written[found.name], plates)
+        return {} if problem else target.site_rows(trace)
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            jax.eval_shape(run, probe_indices(plates))
+    except (ValueError, TypeError, AssertionError) as error:
+        if isinstance(error, NEEDS_VALUES):
+            raise NeedsValues(needs_values(who, target.model, error)) from error
+        if not any(size > 2 for size in plates.values()):
+            raise
+        problem = f"on 2 rows the model fails with: {first_line(error)}"
+    if problem:
+        message = not_indexed(who, problem, next(iter(plates.values())))
+        raise NotIndexed(message, problem)
+    if crossed:
+        raise ValueError(f"{who}: {crossed}")
+    return tuple(by_row)
+
+
+def latent_of_rows(
+    sites: list[Site], latents: Collection[str], plates: Mapping[str, int]
+) -> str:
+    """What is wrong if a latent site has as many entries as a plate that fails."""
+    for site in sites:
+        for plate, size in plates.items():
+            if site.name in latents and size > 1 and size in (site.value_shape or ()):
+                return (
+                    f"latent site {site.name!r} has {size} entries, as many as plate "
+                    f"{plate!r} has rows. If it has a value for each row, as a "
+                    "Gaussian process or a random walk has, there are no minibatches: "
+                    "sample with NUTS. If not, take the data inside the plate by its "
+                    "indices, y[idx]."
+                )
+    return ""
+
+
+def _latent_by_row(name: str, plates: Mapping[str, int]) -> str:
+    size = next(iter(plates.values()))
+    return f"latent site {name!r} has a value for each of the {size} rows"
+
+
+def _crossed(site: Site, as_written: Site, plates: Mapping[str, int]) -> str:
+    """What is wrong if every row of the data meets every row of the distribution."""
+    shapes = []
+    for seen in (as_written, site):
+        shape = jnp.broadcast_shapes(seen.shape, seen.value_shape or ())
+        shapes.append(shape[: len(shape) - seen.event_dim])
+    written, probed = shapes
+    declared = {frame.dim for frame in site.frames}
+    for axis in range(-min(len(written), len(probed)), 0):
+        if axis not in declared and written[axis] != probed[axis]:
+            return (
+                f"observed site {site.name!r} has shape {written} in plate "
+                f"{site.inside(plates)[0].name!r}: it has the rows of the plate twice, "
+                "because its distribution and its data do not line up, as (n, 1) and "
+                "(n,) do not. Give both one entry per row, for example y[idx][:, 0] or "
+                "(X[idx] @ beta)[:, 0]."
+            )
+    return ""
+
+
+def check_flow(who: str, target: Target, widths: Mapping[str, int], z: Any) -> bool:
+    """Check what a target does with its data beyond the rows that it is asked for.
+
+    :return: whether there was something to warn of.
+    """
+    plates, probe = target.plates, probe_indices(target.plates)
+    closed = jax.make_jaxpr(target.terms)(z, probe)
+    indices = [None] * len(jax.tree.leaves(z)) + sorted(probe)
+    found = inspect_flow(closed, plates, indices)
+    for plate, rows, shape in found.short:
+        raise ValueError(
+            f"{who}: an array of shape {shape} is taken by the indices of plate "
+            f"{plate!r}, which has {plates[plate]} rows: beyond its {rows} entries "
+            "JAX would repeat the last one without a word. Give the arrays of a plate "
+            "one length, and the plate that size."
+        )
+    for plate, primitive in found.wide:
+        if plates[plate] > _WIDE * widths[plate]:
+            warnings.warn(
+                f"{who}: the model computes on all {plates[plate]} rows of plate "
+                f"{plate!r} ({primitive}) to use {widths[plate]} of them, at every "
+                "step. This is right but slow: take the data by the plate's indices "
+                "first, X[idx] @ beta instead of (X @ beta)[idx].",
+                stacklevel=find_stack_level(),
+            )
+            return True
+    return False
+
+
+def _shape_problem(site: Site, plates: Mapping[str, int]) -> str:
+    for frame in site.inside(plates):
+        size = plates[frame.name]
+        axis = frame.dim - site.event_dim
+        shape = site.value_shape or ()
+        rows = shape[axis] if len(shape) >= -axis else 1
+        if rows not in (1, frame.size):
+            return (
+                f"observed site {site.name!r} has {rows} rows of data for {frame.size} "
+                f"indices of plate {frame.name!r}, which has {size} rows"
+            )
+    return ""

@@ -1,0 +1,362 @@
+"""The choice of the plates to subsample, and the refusal of models without any."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from numpyro_minibatch._model.sites import Site, batch_shape, own_sizes
+
+__all__ = ["candidates", "check_sites", "choose_plates", "example_plate"]
+
+
+def example_plate(size: int, plate: str = "data") -> str:
+    """How a model takes its data by the indices of a plate, for the messages."""
+    return (
+        f'\n    with numpyro.plate("{plate}", {size}) as idx:'
+        '\n        numpyro.sample("obs", dist.Normal(X[idx] @ beta, 1.0), obs=y[idx])'
+        f'\nand pass batch_size={{"{plate}": {_rows_of_batch(size)}}}.'
+    )
+
+
+def choose_plates(
+    who: str,
+    sites: list[Site],
+    sizes: int | Mapping[str, int] | None,
+    full: bool,
+    default: int | None = None,
+) -> tuple[dict[str, int], dict[str, int]]:
+    """The rows of one draw of each plate to subsample, and the sizes of these plates.
+
+    :raises ValueError: there is none, or the sizes given do not fit the model.
+    """
+    plates = {s.name: s.args for s in sites if s.type == "plate"}
+    own = own_sizes(sites)
+    listing = ", ".join(f"{n!r} ({a[0]} rows)" for n, a in plates.items()) or "none"
+    # sorted: the message must not depend on the hashes of strings
+    in_scan = sorted({f.name for s in sites for f in s.frames} - set(plates))
+    subsampled_in_scan = [
+        f.name for s in sites if s.scaled for f in s.frames if f.name in in_scan
+    ]
+    if subsampled_in_scan:
+        raise ValueError(_inside_scan(who, subsampled_in_scan[0]))
+    if isinstance(sizes, Mapping):
+        unknown = [name for name in sizes if name not in plates]
+        if unknown and unknown[0] in in_scan:
+            raise ValueError(_inside_scan(who, unknown[0]))
+        if unknown:
+            raise ValueError(
+                f"{who} got batch_size for plate {unknown[0]!r}, which the model does "
+                f"not have; its plates are: {listing}."
+            )
+        widths = {**own, **sizes}
+    elif full:
+        widths = dict.fromkeys(list(own) or candidates(sites, plates), 0)
+    elif sizes is None and default is not None and not own:
+        found = candidates(sites, plates)
+        widths = {name: min(default, plates[name][0]) for name in found}
+    elif sizes is None:
+        widths = own
+    else:
+        names = list(own) or candidates(sites, plates)
+        if len(names) > 1:
+            raise ValueError(
+                f"{who} got batch_size={sizes}, but the model has several plates that "
+                f"can be subsampled: {', '.join(map(repr, names))}. Say which: "
+                f"batch_size={{{names[0]!r}: {sizes}}}."
+            )
+        widths = dict.fromkeys(names, sizes)
+    if full:
+        widths = {name: plates[name][0] for name in widths}
+    if not widths and in_scan:
+        latents = [s for s in sites if s.type == "sample" and not s.observed]
+        local = [s for s in latents if s.discrete and s.inside(in_scan)]
+        raise ValueError(_inside_scan(who, in_scan[0], local[0].name if local else ""))
+    if not widths:
+        samples = [s for s in sites if s.type == "sample"]
+        if samples and not any(s.observed for s in samples):
+            unobserved = ", ".join(repr(s.name) for s in samples)
+            raise ValueError(
+                f"{who}: the model observes nothing, all of its sites ({unobserved}) "
+                "are parameters. Pass the data, for example mcmc.run(key, X, y), "
+                "and in the model to the likelihood, obs=y[idx]."
+            )
+        ready = candidates(sites, plates)
+        if ready:
+            name = max(ready, key=lambda name: plates[name][0])
+            raise ValueError(_needs_batch_size(who, name, plates[name][0]))
+        raise ValueError(
+            f"{who} needs a data plate whose rows it can subsample, and found none to "
+            f"subsample among the model's plates: {listing}. "
+            f"{_why_no_rows(sites, plates)}"
+        )
+    for name, width in widths.items():
+        size = plates[name][0]
+        if width > size:
+            raise ValueError(
+                f"{who} got batch_size={width} for plate {name!r}, which has only "
+                f"{size} rows. Use at most {size}, the full batch."
+            )
+    return widths, {name: plates[name][0] for name in widths}
+
+
+def _rows_of_batch(size: int) -> int:
+    """A number of rows of a batch that would run."""
+    return max(2, min(100, size // 10))
+
+
+def _needs_batch_size(who: str, plate: str, size: int) -> str:
+    return (
+        f"{who} needs the number of rows of plate {plate!r} that a step reads, of its "
+        f"{size}: pass batch_size={{{plate!r}: {_rows_of_batch(size)}}}, or batch_size="
+        f"{_rows_of_batch(size)} if the model has no other data. A subsample_size of "
+        "the plate in the model sets it, too."
+    )
+
+
+def _why_no_rows(sites: list[Site], plates: Mapping[str, tuple[Any, ...]]) -> str:
+    """Why nothing of a model can be subsampled, and what to write."""
+    observed = [s for s in sites if s.type == "sample" and s.observed]
+    for name in sorted(plates, key=lambda name: -plates[name][0]):
+        local = [
+            s
+            for s in sites
+            if s.type == "sample" and not s.observed and s.inside({name})
+        ]
+        if local and any(s.inside({name}) for s in observed):
+            why = _local_latent(local, name, sites)
+            return f"Plate {name!r} has observations, but {why}"
+    in_scan = [s for s in observed if s.in_scan]
+    if in_scan:
+        return (
+            f"Observed site {in_scan[0].name!r} is in a scan, so that each step may "
+            "depend on the ones before: a time series has no rows that can be read by "
+            "themselves. Sample it with NUTS. If each row of the data is a series of "
+            "its own, put the rows into a plate and loop over time with jax.lax.scan "
+            "inside of it."
+        )
+    for site in observed:
+        length = max((site.value_shape or (0,))[-site.event_dim or 0 :], default=0)
+        if site.event_dim and not batch_shape(site) and length > 1:
+            kind = site.kind.removesuffix(".to_event")
+            if kind != site.kind:
+                return (
+                    f"Observed site {site.name!r} has its {length} entries as one "
+                    "event: leave out .to_event(...), which makes them conditionally "
+                    "independent rows."
+                )
+            return (
+                f"Observed site {site.name!r} is one {kind} of {length} entries, which "
+                "depend on each other: it does not divide into rows. Sample such a "
+                "model (a Gaussian process, a random walk) with NUTS."
+            )
+    scalars = [s for s in observed if s.auxiliary and not batch_shape(s)]
+    if scalars and all(s.auxiliary for s in observed):
+        name = scalars[0].name
+        return (
+            f"numpyro.factor({name!r}, ...) is one number. Give it one number for each "
+            "row of the data and do not sum over the rows; what is needed of the data "
+            "must be an argument of the model."
+        )
+    for site in observed:
+        shape = batch_shape(site)
+        if shape and shape[0] == 1 and max(shape) > 1:
+            return (
+                f"Observed site {site.name!r} has batch shape {shape}. The rows must "
+                "be its first dimension: leave the dimension of length 1 out, and pass "
+                "the data as arguments of the model that have one entry for each row."
+            )
+        if shape and shape[0] > 1:
+            return (
+                f"Observed site {site.name!r} has {shape[0]} entries, and no argument "
+                "of the model has as many along an axis. Pass the data as arguments "
+                "that have one entry for each row, also lagged ones (y[1:], y[:-1]); "
+                f"or put the site into a plate:{example_plate(shape[0])}"
+            )
+    return (
+        "Put the observed sites into a plate and take the data by its indices:"
+        f"{example_plate(max((a[0] for a in plates.values()), default=1000))}"
+    )
+
+
+def _inside_scan(who: str, plate: str, discrete: str = "") -> str:
+    if discrete:
+        return (
+            f"{who} cannot subsample plate {plate!r}: it stands inside a scan, with "
+            f"discrete latent site {discrete!r} for each of its rows, which NumPyro "
+            "sums out by enumeration. Enumerated sites are not supported. If each row "
+            "is a series of its own, write its log likelihood with jax.lax.scan (the "
+            "forward algorithm) as a numpyro.factor with one entry for each row, "
+            "inside of the plate."
+        )
+    return (
+        f"{who} cannot subsample plate {plate!r}: it stands inside a scan or another "
+        "control flow primitive. Move the plate of the data out of it; a plate that "
+        "stays inside needs all its rows, without a subsample_size or scale."
+    )
+
+
+def candidates(sites: list[Site], plates: Mapping[str, Any]) -> list[str]:
+    """Plates that hold observations and no latent site; of nested ones the largest."""
+    found = _holding_data(sites, plates)
+    observed = [s for s in sites if s.type == "sample" and s.observed]
+
+    def is_inner(name: str) -> bool:
+        """Whether all that it holds is in a larger plate, too."""
+        held = [s.inside(found) for s in observed if s.inside({name})]
+        return all(
+            any(
+                _size(plates[f.name]) > _size(plates[name])
+                for f in frames
+                if f.name != name
+            )
+            for frames in held
+        )
+
+    return [name for name in found if not is_inner(name)]
+
+
+def _size(plate: Any) -> int:
+    return plate[0] if isinstance(plate, tuple) else plate
+
+
+def _holding_data(sites: list[Site], plates: Mapping[str, Any]) -> list[str]:
+    return [
+        name
+        for name in plates
+        if any(s.type == "sample" and s.observed and s.inside({name}) for s in sites)
+        and not any(
+            s.type == "sample" and not s.observed and s.inside({name}) for s in sites
+        )
+    ]
+
+
+def check_sites(
+    who: str, sites: list[Site], plates: Mapping[str, int]
+) -> tuple[str, ...]:
+    """The latent sites of a model, if given plates of it can be subsampled.
+
+    :raises ValueError: they cannot, or there is nothing to sample.
+    """
+    latents = []
+    _check_plate_names(sites, plates)
+    for site in sites:
+        inside = site.inside(plates)
+        if site.type == "mutable":
+            raise ValueError(
+                f"{who} cannot sample a model with mutable state: site {site.name!r} "
+                "(batch normalisation?) would carry one minibatch into the next. Use a "
+                "stateless layer, such as layer or group normalisation."
+            )
+        if site.type != "sample":
+            continue
+        if len(inside) > 1:
+            raise ValueError(
+                f"site {site.name!r} is inside two subsampled plates, "
+                f"{inside[0].name!r} and {inside[1].name!r}, so it has no single "
+                f"number per row. Subsample one of them: batch_size={{"
+                f"{inside[0].name!r}: ...}}, and no subsample_size for the other."
+            )
+        if site.observed:
+            continue
+        latents.append(site.name)
+        if inside:
+            local = [
+                s
+                for s in sites
+                if s.type == "sample" and not s.observed and s.inside({inside[0].name})
+            ]
+            raise ValueError(_local_latent(local, inside[0].name, sites))
+        if site.discrete:
+            held = _holds_rows(site, sites)
+            how = (
+                f"{held} has a value of it for each of its rows: sum it out of them "
+                f'by numpyro_minibatch.marginalize(model, sites=["{site.name}"]).'
+                if held
+                else "Sum it out, for example with MixtureSameFamily."
+            )
+            raise ValueError(
+                f"{who} samples continuous parameters, but latent site {site.name!r} "
+                f"is discrete. {how}"
+            )
+    for name in plates:
+        if not any(
+            s.type == "sample" and s.observed and s.inside({name}) for s in sites
+        ):
+            after = [s.name for s in sites if s.type == "sample" and s.observed]
+            outside = (
+                f" Observed site {after[0]!r} stands outside of it, perhaps after the "
+                "with block: indent it."
+                if after
+                else ""
+            )
+            raise ValueError(
+                f"plate {name!r} has no observed site, so subsampling it estimates "
+                f"nothing.{outside} Put the observations inside it, or leave it out of "
+                "batch_size and give it no subsample_size."
+            )
+    if not latents:
+        raise ValueError(
+            f"{who} has nothing to sample: the model has no latent site. Does it "
+            "condition on every site, or need other arguments?"
+        )
+    return tuple(latents)
+
+
+def _holds_rows(latent: Site, sites: list[Site]) -> str:
+    """The plate of a latent site in which there are observations, too."""
+    observed = [s for s in sites if s.type == "sample" and s.observed]
+    for frame in latent.frames:
+        if any(s.inside({frame.name}) for s in observed):
+            return f"Plate {frame.name!r}"
+    return ""
+
+
+def _check_plate_names(sites: list[Site], plates: Mapping[str, int]) -> None:
+    """A trace keeps one plate of each name: a second one must be the same."""
+    for name in plates:
+        sizes = {frame.size for site in sites for frame in site.inside({name})}
+        if len(sizes) > 1:
+            raise ValueError(
+                f"the model has several plates called {name!r}, of sizes "
+                f"{' and '.join(map(str, sorted(sizes)))}. Give each a name of its own."
+            )
+
+
+def _local_latent(sites: list[Site], plate: str, everything: list[Site]) -> str:
+    """What to write where latent sites have a value for each row."""
+    first = sites[0]
+    names_of = {s.name for s in sites}
+    shared = [
+        s.name
+        for s in everything
+        if s.type == "sample" and not s.observed and s.name not in names_of
+    ]
+    site = first.name
+    names = ", ".join(f'"{s.name}"' for s in sites)
+    message = (
+        f"latent site {site!r} is inside the subsampled plate {plate!r}: it has one "
+        "value per row, and most rows are not in a minibatch."
+    )
+    if not shared and not site.endswith("_unobserved"):
+        return (
+            f"{message} If it holds the observations, pass them: it got obs=None. "
+            "Otherwise the rows share no parameter, so that each has a posterior of "
+            "its own, which no other row tells anything about. Sample it with NUTS."
+        )
+    if first.discrete:
+        return (
+            f"{message} It is discrete: sum it out of each row by "
+            f"numpyro_minibatch.marginalize(model, sites=[{names}]), or write the sum "
+            "yourself, as dist.MixtureSameFamily(dist.Categorical(weights), parts)."
+        )
+    if site.endswith("_unobserved"):
+        return (
+            f"{message} numpyro.sample(..., obs_mask=...) made it for the missing "
+            "values; use numpyro.handlers.mask around a plain observed site instead."
+        )
+    return (
+        f"{message} If it holds the observations, pass them: it got obs=None. "
+        "Otherwise integrate it out of each row by "
+        f"numpyro_minibatch.marginalize(model, sites=[{names}])."
+    )

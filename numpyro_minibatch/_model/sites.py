@@ -1,0 +1,264 @@
+"""The sites of a model that is run abstractly: shapes and plates, no arithmetic."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpyro.distributions import MaskedDistribution, biject_to
+from numpyro.distributions.distribution import ExpandedDistribution, Independent
+from numpyro.infer import init_to_uniform
+
+from numpyro_minibatch._model.values import NEEDS_VALUES, first_line, needs_values
+from numpyro_minibatch.host_rows import HostRows
+from numpyro_minibatch.target import ModelTarget, Subsample, flatten_arguments
+
+__all__ = [
+    "AllRows",
+    "LocalSites",
+    "Site",
+    "abstract_sites",
+    "arguments_of",
+    "batch_shape",
+    "explained",
+    "local_sites",
+    "own_sizes",
+    "static_site",
+]
+
+
+class LocalSites(NamedTuple):
+    """The latent sites in plates that hold observations.
+
+    :param discrete: those with a finite support, if all discrete sites of the model are
+        of this kind; otherwise empty.
+    :param continuous: the others.
+    """
+
+    discrete: tuple[str, ...] = ()
+    continuous: tuple[str, ...] = ()
+
+
+class Site(NamedTuple):
+    """The static part of a site of a trace."""
+
+    name: str
+    type: str
+    observed: bool
+    auxiliary: bool
+    discrete: bool
+    frames: tuple[Any, ...]
+    value_shape: tuple[int, ...] | None
+    shape: tuple[int, ...]
+    free_shape: tuple[int, ...]
+    event_dim: int
+    scaled: bool
+    args: tuple[Any, ...]
+    kind: str = ""
+    in_scan: bool = False
+    enumerable: bool = False
+
+    def inside(self, plates: Collection[str]) -> list[Any]:
+        """The frames of this site that belong to ``plates``."""
+        return [f for f in self.frames if f.name in plates]
+
+
+def local_sites(model: Callable, args: tuple, kwargs: Mapping[str, Any]) -> LocalSites:
+    """The latent sites of a model that have a value for each row or group of rows.
+
+    :param model: the model.
+    :param args: its positional arguments.
+    :param kwargs: its keyword arguments.
+    :return: no sites if the model does not run.
+    """
+    target = ModelTarget(model=model, args=args, kwargs=kwargs, sizes={})
+    try:
+        sites, _ = abstract_sites(target)
+    except Exception:  # the refusal that is being considered says why
+        return LocalSites()
+    samples = [s for s in sites if s.type == "sample"]
+    holding = [{f.name for f in s.frames} for s in samples if s.observed]
+
+    def is_local(site: Site) -> bool:
+        plates = {f.name for f in site.frames}
+        return bool(plates) and any(plates <= held for held in holding)
+
+    latent = [s for s in samples if not s.observed]
+    local = [s for s in latent if is_local(s)]
+    discrete = tuple(s.name for s in local if s.discrete)
+    summable = all(s.enumerable and is_local(s) for s in latent if s.discrete)
+    continuous = tuple(s.name for s in local if not s.discrete)
+    return LocalSites(discrete if summable else (), continuous)
+
+
+@contextmanager
+def explained(
+    who: str, model: Any, args: tuple, kwargs: Mapping[str, Any]
+) -> Iterator[None]:
+    """Say what to write instead where a model cannot be traced by JAX.
+
+    :param who: the kernel's name, for the messages.
+    :param model: the model.
+    :param args: the model's positional arguments.
+    :param kwargs: its keyword arguments.
+    """
+    try:
+        yield
+    except (TypeError, KeyError, IndexError) as error:
+        unusable = _unusable(args, kwargs)
+        if unusable:
+            raise TypeError(
+                f"{who} cannot run the model, which got {', '.join(unusable)}: data "
+                "must be NumPy or JAX arrays of numbers. Convert them with "
+                f"numpy.asarray first. ({first_line(error)})"
+            ) from error
+        if isinstance(error, NEEDS_VALUES):
+            raise TypeError(needs_values(who, model, error)) from error
+        raise
+
+
+def _unusable(args: tuple, kwargs: Mapping[str, Any]) -> list[str]:
+    """The arguments of a model that look like data but are not arrays of numbers."""
+    found = []
+    for name, value in [*((f"args[{i}]", x) for i, x in enumerate(args))] + [
+        *kwargs.items()
+    ]:
+        if isinstance(value, np.ndarray) and value.dtype.kind not in "biufc":
+            found.append(f"{name} of dtype {value.dtype}")
+        elif isinstance(value, list) or hasattr(value, "iloc"):
+            found.append(f"{name} of type {type(value).__name__}")
+    return found
+
+
+def static_site(site: Any) -> Site:
+    """The static part of a site of NumPyro's trace."""
+    fn = site.get("fn")
+    value = site.get("value")
+    sample = site["type"] == "sample"
+    return Site(
+        name=site["name"],
+        type=site["type"],
+        observed=bool(site.get("is_observed", False)),
+        auxiliary=bool(site.get("infer", {}).get("is_auxiliary", False)),
+        discrete=bool(sample and fn.support is not None and fn.support.is_discrete),
+        frames=tuple(site.get("cond_indep_stack", ())),
+        value_shape=(
+            jnp.shape(value) if sample or site["type"] == "deterministic" else None
+        ),
+        shape=tuple(fn.shape()) if sample else (),
+        free_shape=_free_shape(fn, value) if sample else (),
+        event_dim=fn.event_dim if sample else 0,
+        scaled=site.get("scale") is not None,
+        args=tuple(site.get("args", ())),
+        kind=_kind(fn) if sample else "",
+        in_scan=bool(site.get("_control_flow_done", False))
+        and "_scan_current_index" in site.get("infer", {}),
+        enumerable=bool(sample and fn.has_enumerate_support),
+    )
+
+
+def _kind(fn: Any) -> str:
+    """The class of a distribution, and whether it is an event by ``to_event``."""
+    independent = ""
+    while isinstance(fn, ExpandedDistribution | Independent | MaskedDistribution):
+        independent = ".to_event" if isinstance(fn, Independent) else independent
+        fn = fn.base_dist
+    return type(fn).__name__ + independent
+
+
+def _free_shape(fn: Any, value: Any) -> tuple[int, ...]:
+    """The shape of the unconstrained value of a site."""
+    if fn.support is None or fn.support.is_discrete:
+        return jnp.shape(value)
+    return tuple(biject_to(fn.support).inverse_shape(jnp.shape(value)))
+
+
+class AllRows(Subsample):
+    """Give each plate all its rows, and note the subsample size that it asked for."""
+
+    def __init__(self, fn: Callable) -> None:
+        super().__init__(fn, {})
+        self.asked: dict[str, tuple[int, int]] = {}
+
+    def process_message(self, msg: Any) -> None:
+        if msg["type"] == "plate":
+            size, subsample_size = msg["args"]
+            self.asked[msg["name"]] = (size, subsample_size)
+            msg["value"] = jnp.arange(size)
+            msg["args"] = (size, size)
+
+
+def abstract_sites(
+    target: ModelTarget, in_memory: bool = False
+) -> tuple[list[Site], dict[str, Any]]:
+    """The sites of a model that runs as written, and its ``param`` values.
+
+    :param in_memory: whether rows on the host are taken for arrays in memory, as a
+        model has them that is given rows of its arguments.
+    """
+    found: list[Site] = []
+
+    def described(x: Any) -> Any:
+        if in_memory and isinstance(x, HostRows):
+            return jax.ShapeDtypeStruct(x.shape, x.dtype)
+        return x
+
+    leaves, treedef = flatten_arguments(arguments_of(target))
+    on_host = [isinstance(x, HostRows) and in_memory for x in leaves]
+
+    def run(*arrays: Any) -> dict[str, Any]:
+        found.clear()
+        given = iter(arrays)
+        filled = [
+            next(given) if yes else x for x, yes in zip(leaves, on_host, strict=True)
+        ]
+        args, kwargs = jax.tree.unflatten(treedef, filled)
+        filled_target = replace(target, args=args, kwargs=kwargs)
+        trace = filled_target.trace({}, substitute_fn=init_to_uniform())
+        found.extend(static_site(site) for site in trace.values())
+        return {n: s["value"] for n, s in trace.items() if s["type"] == "param"}
+
+    with warnings.catch_warnings():
+        # what the message below says better
+        warnings.filterwarnings("ignore", "subsample_size does not match")
+        arrays = [described(x) for x, yes in zip(leaves, on_host, strict=True) if yes]
+        frozen = jax.eval_shape(run, *arrays)
+    if arrays and jax.tree.leaves(frozen):
+        raise ValueError(
+            "HostRows need a model that takes them by the indices of a plate if it has "
+            "numpyro.param sites, too."
+        )
+    if jax.tree.leaves(frozen):
+        # every chain must share these values, so they come from a fixed key and are
+        # computed for real even where the kernel is being initialised under a transform
+        with jax.ensure_compile_time_eval():
+            frozen = jax.jit(run)()
+    return found, frozen
+
+
+def own_sizes(sites: list[Site]) -> dict[str, int]:
+    """The plates that the model itself subsamples, and their sizes."""
+    plates = {s.name: s.args for s in sites if s.type == "plate"}
+    return {
+        name: args[1]
+        for name, args in plates.items()
+        if len(args) > 1 and args[1] is not None and args[1] != args[0]
+    }
+
+
+def arguments_of(target: ModelTarget) -> Any:
+    """A model's arguments by position and by name, as one tree."""
+    return target.args, dict(target.kwargs)
+
+
+def batch_shape(site: Site) -> tuple[int, ...]:
+    """The batch shape of a site's distribution and value, broadcast."""
+    shapes = [site.shape, site.value_shape or ()]
+    cut = [shape[: len(shape) - site.event_dim] for shape in shapes]
+    return jnp.broadcast_shapes(*cut)
