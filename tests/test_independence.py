@@ -19,7 +19,7 @@ from jax import lax
 from numpyro import handlers
 
 from numpyro_minibatch import MINT, SGHMC, HostRows, Target
-from numpyro_minibatch._model import independence
+from numpyro_minibatch._model import batch_comparison
 from numpyro_minibatch._model.independence import check_rows
 from numpyro_minibatch._model.preflight import inspect_model
 from numpyro_minibatch.target import ModelTarget
@@ -47,10 +47,10 @@ def check(model: Callable, *args: Any) -> None:
 def comparisons() -> Iterator[list[int]]:
     """Counts the numerical comparisons that are made inside."""
     counted: list[int] = []
-    evaluate = independence._Comparison.evaluate
+    evaluate = batch_comparison.Comparison.evaluate
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            independence._Comparison,
+            batch_comparison.Comparison,
             "evaluate",
             lambda self, *more: counted.append(1) or evaluate(self, *more),
         )
@@ -240,7 +240,7 @@ ACROSS: dict[str, Callable[[Any, Any], Any]] = {
 def test_no_proof_for_rows_that_depend_on_their_batch(name: str) -> None:
     with comparisons() as made, pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            independence._Comparison, "difference", lambda self: made.append(1)
+            batch_comparison.Comparison, "difference", lambda self: made.append(1)
         )
         check(observe(ACROSS[name]), jnp.asarray(X), jnp.asarray(Y), jnp.asarray(GROUP))
     assert made

@@ -16,7 +16,7 @@ from numpyro import handlers
 from numpyro.infer import MCMC, Predictive, init_to_value
 
 from numpyro_minibatch import MINT, SGHMC, marginalize, to_inference_data
-from numpyro_minibatch._model import independence
+from numpyro_minibatch._model import batch_comparison
 from numpyro_minibatch._model.independence import check_rows
 from numpyro_minibatch._model.preflight import inspect_model
 from numpyro_minibatch.target import ModelTarget
@@ -478,7 +478,7 @@ def test_rows_of_an_integrand_prove_those_of_the_integral(monkeypatch: Any) -> N
     def compare(self: Any, integrals: bool = True) -> None:
         raise AssertionError("rows were compared")
 
-    monkeypatch.setattr(independence._Comparison, "evaluate", compare)
+    monkeypatch.setattr(batch_comparison.Comparison, "evaluate", compare)
     check(marginalize(regression), *REGRESSION)
 
     def dependent(X: Any, y: Any) -> None:

@@ -1,0 +1,402 @@
+"""The same rows in several batches: proven to agree, or their largest difference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_minibatch._model.layout import Layout
+from numpyro_minibatch._model.rowwise import trace_rows
+from numpyro_minibatch._model.rowwise_rules import PLAIN, SAME, Fact, rows_of_plate
+from numpyro_minibatch.target import ModelTarget, Target, without_integrals
+
+__all__ = [
+    "DIFFERS",
+    "Batches",
+    "Comparison",
+    "Difference",
+    "draw_batches",
+    "draw_positions",
+    "is_double",
+]
+
+_POOL = 24  # rows of each plate that are compared
+# Rows of a batch. Large and small ones differ in all that is a function of their rows
+# or of their number, and nothing is closer to a row alone than a pair: a single row
+# would do, were there no models that drop an axis of length one.
+_LARGE, _SMALL = 16, 2
+_SETS = 4, _POOL // 2  # sets of rows of either size, each of them in two orders
+_SMALL_OF_PROOF = 5  # rows of the smaller batch of a proof: not a factor of the larger
+_RADII = (2.0, 0.5, 0.05)  # positions are uniform within these, as NumPyro's starts
+# relative differences between batches: rounding stays below the first, or below the
+# second in double precision
+_TOLERANCE, _WIDE_TOLERANCE = 5e-5, 1e-6
+_BEYOND_DOUBT = 0.1  # a difference that is not confirmed in double precision
+
+
+def _double() -> AbstractContextManager[Any]:
+    """Double precision inside, whatever the setting outside."""
+    if hasattr(jax, "enable_x64"):
+        return jax.enable_x64(True)
+    from jax.experimental import enable_x64  # type: ignore[attr-defined]
+
+    return enable_x64()
+
+
+def is_double() -> bool:
+    """Whether numbers are in double precision by the setting outside."""
+    return jnp.result_type(float) == jnp.float64
+
+
+class Batches(NamedTuple):
+    """Batches of one size, for each plate.
+
+    Batches ``2 k`` and ``2 k + 1`` are the same rows in two orders.
+
+    :param indices: by plate, shape ``(batches, rows)``.
+    """
+
+    indices: dict[str, np.ndarray]
+
+
+def draw_batches(plates: Mapping[str, int], rng: Any) -> tuple[Batches, Batches]:
+    """Random batches of two sizes, the first rows of some of them neighbours."""
+    both: list[dict[str, np.ndarray]] = [{}, {}]
+    for name, size in plates.items():
+        large = min(_LARGE, size)
+        small = max(1, min(_SMALL, large - 1))
+        start = int(rng.integers(size - large + 1))
+        run = np.arange(start, start + large)
+        others = rng.choice(size, min(4 * _POOL, size), replace=False)
+        pool = np.concatenate([run, np.setdiff1d(others, run)])[:_POOL]
+        for found, width, count in zip(both, (large, small), _SETS, strict=True):
+            sets = [run[:width], *_random_sets(pool, width, count - 1, rng)]
+            orders = [x for rows in sets for x in (rows, _reordered(rows, rng))]
+            found[name] = np.stack(orders).astype(np.int32)
+    return Batches(both[0]), Batches(both[1])
+
+
+def _random_sets(
+    pool: np.ndarray, width: int, count: int, rng: Any
+) -> list[np.ndarray]:
+    """Sets of distinct rows: every row is in one of them before any is in two."""
+    each = len(pool) // width
+    shuffled = (rng.permutation(pool) for _ in range(-(-count // each)))
+    sets = [x[k * width : (k + 1) * width] for x in shuffled for k in range(each)]
+    return sets[:count]
+
+
+def _reordered(rows: np.ndarray, rng: Any) -> np.ndarray:
+    """The same rows in another order."""
+    return np.roll(rng.permutation(rows), 1) if len(rows) > 2 else rows[::-1]
+
+
+def draw_positions(layout: Layout, init: Any, rng: Any) -> Any:
+    """Positions along a first axis."""
+    given = jax.tree.map(_value, init)
+    if not layout.latents:  # a target written by hand
+        moved = [
+            jax.tree.map(lambda x, r=r: x + r * rng.uniform(-1, 1, x.shape), given)
+            for r in (0.0, 0.01, 0.1)
+        ]
+        return jax.tree.map(lambda *x: np.stack(x), *moved)
+    shapes = dict(zip(layout.latents, layout.shapes, strict=True))
+    positions = [
+        {name: rng.uniform(-r, r, shape) for name, shape in shapes.items()}
+        for r in _RADII
+    ]
+    if given is not None:
+        positions[-1] = given
+    return jax.tree.map(lambda *x: np.stack(x), *positions)
+
+
+def _value(x: Any) -> np.ndarray:
+    """The number; zeros for what is being traced, of which only the shape is known."""
+    if isinstance(x, jax.core.Tracer):
+        return np.zeros(x.shape)
+    return np.asarray(x, np.float64)
+
+
+class Difference(NamedTuple):
+    """The largest difference that was found.
+
+    :param site: where; the plate, of a target written by hand.
+    :param plate: of the row; ``None`` for what is no row.
+    :param row: the number of the row; ``None`` for what is no row.
+    :param values: two values that should be equal.
+    :param between: what their batches differ in: ``"order"``, ``"rows"`` or
+        ``"size"``.
+    :param size: relative to the values.
+    """
+
+    site: str
+    plate: str | None
+    row: int | None
+    values: tuple[float, float]
+    between: str
+    size: float
+
+
+@dataclass
+class Comparison:
+    """The same rows at the same positions in several batches.
+
+    :param target_of: from the arrays among the model's arguments to the target.
+    :param arrays: these arrays.
+    :param batches: the batches of either size.
+    :param positions: the positions, along a first axis.
+    """
+
+    target_of: Callable[[list[Any]], Target]
+    arrays: list[Any]
+    batches: tuple[Batches, Batches]
+    positions: Any
+
+    def is_proven(self) -> bool:
+        """Whether how the target computes shows that its rows are independent."""
+        if any(x.shape[0] < 2 for x in self.batch(1).values()):
+            return False  # an axis of length one could be any
+        names: list[Any] = []
+
+        def parts(indices: Any, z: Any, arrays: list[Any]) -> Any:
+            # the integrals of rows depend on what the integrands depend on
+            with without_integrals():
+                found = self.target_of(arrays).by_site(z, indices)
+            names.append((list(found.rows), list(found.fixed), found.plates))
+            return list(found.rows.values()), list(found.fixed.values())
+
+        trace = jax.make_jaxpr(parts)
+        batches = [self.batch(0), self.batch(1)]
+        target = self.target_of(self.arrays)
+        if isinstance(target, ModelTarget) and target.slices is not None:
+            # given all rows, the model runs as it was written
+            batches[0] = {
+                name: jax.ShapeDtypeStruct((size,), jnp.int32)
+                for name, size in target.plates.items()
+            }
+        one, other = (trace(i, self.position, self.arrays) for i in batches)
+        if names[0] != names[1]:
+            return False
+        rows, fixed, plates_of = names[0]
+        facts: list[Fact] = [(rows_of_plate(name),) for name in sorted(self.batch(0))]
+        for var in one.jaxpr.invars[len(facts) :]:
+            facts.append((PLAIN,) * len(var.aval.shape))
+        found = trace_rows(one, other, facts)
+        for name, fact in zip(rows, found, strict=False):
+            if fact not in [(rows_of_plate(plates_of[name]),), (SAME,)]:
+                return False
+        outputs = zip(one.jaxpr.outvars, other.jaxpr.outvars, found, strict=True)
+        return all(
+            fact is not None
+            and set(fact) <= {SAME, PLAIN}
+            and a.aval.shape == b.aval.shape
+            for a, b, fact in list(outputs)[len(rows) :]
+        )
+
+    @property
+    def position(self) -> Any:
+        """What JAX has to know of a position."""
+        return jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape[1:], jnp.result_type(float)),
+            self.positions,
+        )
+
+    def batch(self, size: int) -> dict[str, Any]:
+        """What JAX has to know of a batch, the larger or the smaller one of a proof."""
+        rows = {name: i.shape[1] for name, i in self.batches[0].indices.items()}
+        if size:
+            rows = {n: max(1, min(_SMALL_OF_PROOF, r - 1)) for n, r in rows.items()}
+        return {n: jax.ShapeDtypeStruct((r,), jnp.int32) for n, r in rows.items()}
+
+    def evaluate(
+        self, integrals: bool = True
+    ) -> list[tuple[dict[str, Any], dict[str, Any], dict[str, str]]]:
+        """Log densities of the batches of either size.
+
+        :param integrals: whether to integrate the latent variables of rows out.
+        :return: by site the rows, shape ``(positions, batches, rows)``; the log density
+            of all else as sum and sum of absolute values, both of shape ``(positions,
+            batches)``; and the plate of each site with rows.
+        """
+        plates: list[dict[str, str]] = []
+
+        def run(arrays: list[Any], positions: Any, indices: list[Any]) -> Any:
+            target = self.target_of(arrays)
+            plates.clear()
+
+            def at(z: Any, indices: Any) -> Any:
+                with nullcontext() if integrals else without_integrals():
+                    parts = target.by_site(z, indices)
+                plates.append(parts.plates)
+                fixed = {
+                    name: (jnp.sum(x), jnp.sum(jnp.abs(x)))
+                    for name, x in parts.fixed.items()
+                }
+                return parts.rows, fixed
+
+            # in loops and not vectorised: what a model may contain is not always both
+            return [
+                jax.lax.map(
+                    lambda z, i=i: jax.lax.map(lambda i: at(z, i), i), positions
+                )
+                for i in indices
+            ]
+
+        dtype = jnp.result_type(float)
+        found = jax.jit(run)(
+            self.arrays,
+            jax.tree.map(lambda x: np.asarray(x, dtype), self.positions),
+            [batches.indices for batches in self.batches],
+        )
+        found = jax.tree.map(lambda x: np.asarray(x, np.float64), found)
+        return [(*two, plates[k]) for k, two in enumerate(found)]
+
+    def difference(self) -> Difference | None:
+        """The largest difference that is more than rounding."""
+        found = self.worst()
+        if found is None or is_double() or found.size > _BEYOND_DOUBT:
+            return found
+        try:
+            with _double():
+                # parts of the model may have a precision of their own
+                return self.worst(_TOLERANCE)
+        except (TypeError, ValueError):  # the model has not been written for it
+            return found
+
+    def worst(self, tolerance: float | None = None) -> Difference | None:
+        """The largest difference above the tolerance.
+
+        :param tolerance: relative to the values; by default that of the precision.
+        """
+        if tolerance is None:
+            tolerance = _WIDE_TOLERANCE if is_double() else _TOLERANCE
+        found: list[Difference] = []
+        # An integral gives the rows of a batch the same latent values, and so does not
+        # show that the density of a row depends on those of another one.
+        kinds = (True, False) if _marginalizes(self.target_of(self.arrays)) else (True,)
+        for integrals in kinds:
+            (rows, fixed, plates), few = self.evaluate(integrals)
+            few_rows, few_fixed, _ = few
+            for site, plate in plates.items():
+                indices = [batches.indices[plate] for batches in self.batches]
+                found += _compared_rows(
+                    site, plate, (rows[site], few_rows[site]), indices
+                )
+            for site in fixed.keys() & few_fixed.keys():
+                found += _compared_others(site, (fixed[site], few_fixed[site]))
+        found = [one for one in found if one.size > tolerance]
+        # what is no row comes first: rows may differ because it does
+        return max(found, key=lambda d: (d.plate is None, d.size), default=None)
+
+
+def _marginalizes(target: Target) -> bool:
+    """Whether latent variables are integrated out of the rows of a model."""
+    model = getattr(target, "model", None)
+    while model is not None:
+        if getattr(model, "marginalizes", False):
+            return True
+        model = getattr(model, "fn", getattr(model, "func", None))
+    return False
+
+
+def _distance(values: np.ndarray, scale: Any) -> float:
+    """How far apart some values are; those that are not finite must be the same."""
+    finite = np.isfinite(values)
+    if finite.all():
+        return float(np.ptp(values) / max(scale, 1e-30))
+    same = np.isnan(values).all() or bool((values == values[0]).all())
+    return 0.0 if same else np.inf
+
+
+def _furthest(values: np.ndarray) -> tuple[float, float]:
+    """Two values that show how far apart some are."""
+    finite = np.isfinite(values)
+    if finite.all() or not finite.any():
+        return float(values.min()), float(values.max())
+    return float(values[finite][0]), float(values[~finite][0])
+
+
+def _compared_rows(
+    site: str,
+    plate: str,
+    values: tuple[np.ndarray, np.ndarray],
+    indices: list[np.ndarray],
+) -> list[Difference]:
+    """The largest difference of a row at each position."""
+    found = []
+    flat_rows = np.concatenate([i.ravel() for i in indices])
+    for at_large, at_small in zip(*values, strict=True):
+        flat = np.concatenate([at_large.ravel(), at_small.ravel()])
+        finite = np.abs(flat[np.isfinite(flat)])
+        middle = float(np.median(finite)) if len(finite) else 0.0
+        distances: dict[int, tuple[float, float]] = {}
+        for row in np.unique(flat_rows):
+            mine = flat[flat_rows == row]
+            scale = max(middle, float(np.abs(mine[np.isfinite(mine)]).max(initial=0)))
+            distances[int(row)] = _distance(mine, scale), scale
+        worst = max(distances, key=lambda row: distances[row][0])
+        size = distances[worst][0]
+        if size == 0.0:
+            continue
+        # a row may be in one batch of either size only, and another tells more
+        kinds = {
+            _between(
+                [np.where(i == row, v, 0.0).sum(1)
+                 for i, v in zip(indices, (at_large, at_small), strict=True)],
+                [(i == row).any(1) for i in indices],
+                own,
+                scale,
+            )
+            for row, (own, scale) in distances.items()
+            if own >= 0.1 * size
+        }  # fmt: skip
+        between = next(kind for kind in DIFFERS if kind in kinds)
+        values_of_worst = _furthest(flat[flat_rows == worst])
+        found.append(Difference(site, plate, worst, values_of_worst, between, size))
+    return found
+
+
+def _compared_others(site: str, values: Any) -> list[Difference]:
+    """The largest difference of what is no row at each position."""
+    found = []
+    (large, large_abs), (small, small_abs) = values
+    for k in range(len(large)):
+        mine = np.concatenate([large[k], small[k]])
+        sizes = np.concatenate([large_abs[k], small_abs[k]])
+        scale = float(sizes[np.isfinite(sizes)].max(initial=0.0))
+        size = _distance(mine, scale)
+        if size > 0.0:
+            present = [np.ones(len(x), bool) for x in (large[k], small[k])]
+            between = _between([large[k], small[k]], present, size, scale)
+            found.append(Difference(site, None, None, _furthest(mine), between, size))
+    return found
+
+
+def _between(
+    values: list[np.ndarray], present: list[np.ndarray], size: float, scale: float
+) -> str:
+    """What batches differ in whose values differ; the least that has a large part."""
+    enough = 0.01 * size if np.isfinite(size) else _TOLERANCE
+    for one, here in zip(values, present, strict=True):
+        for k in range(0, len(one), 2):
+            if here[k] and here[k + 1] and _distance(one[k : k + 2], scale) > enough:
+                return "order"
+    for one, here in zip(values, present, strict=True):
+        if here.any() and _distance(one[here], scale) > enough:
+            return "rows"
+    return "size"
+
+
+# what is said ------------------------------------------------------------------------
+
+DIFFERS = {
+    "order": "of the same rows in another order",
+    "rows": "of other rows",
+    "size": "of another number of rows",
+}
