@@ -19,7 +19,8 @@ from numpyro.primitives import CondIndepStackFrame, Messenger
 
 from numpyro_minibatch._internal.static import Static
 from numpyro_minibatch._model.dataflow import inputs_used
-from numpyro_minibatch.marginal._chain import ChainModel, find_chains
+from numpyro_minibatch.marginal._chain import ChainModel
+from numpyro_minibatch.marginal._find_chains import find_chains
 from numpyro_minibatch.marginal._quadrature import (
     NODES,
     Place,
