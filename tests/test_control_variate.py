@@ -38,6 +38,7 @@ from numpyro_minibatch.control_variate import (
     _pilot,
     _posterior,
     _residuals,
+    _row_sums,
     _setup,
     expand,
 )
@@ -48,8 +49,8 @@ from numpyro_minibatch.control_variate._problem import Chosen, Problem, double
 from numpyro_minibatch.control_variate._residuals import (
     ResidualScan,
     Rows,
-    sums_in_double,
 )
+from numpyro_minibatch.control_variate._row_sums import RowSums, Some
 from numpyro_minibatch.estimate import Weights
 from numpyro_minibatch.target import ModelTarget
 
@@ -534,7 +535,7 @@ def test_polynomials_that_are_kept_are_those_that_are_derived(monkeypatch, order
     taylor = Taylor(order, center={"beta": np.array([-4.0, 0.6])})
     found = []
     for keeps in (True, False):
-        monkeypatch.setattr(_center, "keeps_polynomials", lambda *_, k=keeps: k)
+        monkeypatch.setattr(_row_sums, "keeps_polynomials", lambda *_, k=keeps: k)
         expansion = find_center(problem, np.zeros((1, 2)), taylor).expansion
         assert {n: np.shape(p) for n, p in expansion.rows.items()} == (
             {n: (size, 6) for n, size in sizes.items()} if keeps else {}
@@ -579,10 +580,18 @@ def test_a_sum_in_double_precision_is_that_of_the_residuals():
     draws = 0.15 + 0.2 * np.random.default_rng(9).normal(size=(8, 1))
     for order in (1, 2):
         expansion = find_center(problem, np.zeros((1, 1)), Taylor(order)).expansion
-        found = sums_in_double(problem, order, expansion, draws)
-        sums, _ = ResidualScan(problem, order, "direct", expansion).sums(draws)
+        exact = RowSums.of(problem, Taylor(order), 1)
+        found = exact.residuals(order, expansion, draws)
+        scan = ResidualScan(problem, order, "direct", expansion)
         assert np.ptp(found) > 0.5
-        np.testing.assert_allclose(found, sums, atol=1e-3)
+        np.testing.assert_allclose(found, scan.sums(draws)[0], atol=1e-3)
+        # of some rows, all of them read in single precision too
+        some = Some({"data": jnp.arange(0, 230, 3)}, problem.plates)
+        few = replace(exact, some=some, last={})
+        estimated = few.residuals(order, expansion, draws, some=True)
+        assert np.abs(estimated - found).max() > 0.1
+        rounded = scan.sums_of_some(draws, some)
+        np.testing.assert_allclose(estimated, rounded, atol=1e-3)
 
 
 @dataclass(frozen=True)

@@ -145,7 +145,7 @@ def find_modes(problem: Problem, starts: np.ndarray, taylor: Taylor) -> FoundMod
     :raises Refused: no search ends in a mode.
     """
     density = Density.of(problem, taylor, starts.shape[1])
-    density.ahead(starts.shape[1], curve=True)
+    density.ahead(starts.shape[1])
     stage("modes of some rows")
     ends, ended = _Ends(density), 0
     for start in _random_starts(problem, starts.shape[1]):
@@ -518,7 +518,7 @@ def _copies(problem: Problem, density: Density, ends: _Ends, number: int) -> np.
     kept = [found[k] for k in order if np.isfinite(values[k])]
     # wide jumps along the directions that the data determine least
     root = np.linalg.cholesky(np.linalg.inv(mode.hessian))
-    scale = 10.0 * np.sqrt(density.num_rows / density.num_some)
+    scale = 10.0 * density.spread
     jitter = rng.normal(size=(_JITTERED, len(position))) @ root.T * scale
     return np.vstack([*kept[: _COPIES - _JITTERED], *(position + jitter)])
 

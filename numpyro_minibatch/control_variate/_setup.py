@@ -6,10 +6,8 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.flatten_util import ravel_pytree
 
 from numpyro_minibatch._internal.progress import stages
 from numpyro_minibatch.batch import Scheme
@@ -53,7 +51,6 @@ from numpyro_minibatch.control_variate._problem import (
     Needs,
     Problem,
     Refused,
-    double,
 )
 from numpyro_minibatch.control_variate._tails import (
     MAX_INEFFICIENCY,
@@ -150,7 +147,7 @@ def _prepared(problem: Problem, chosen: Chosen, needs: Needs) -> Prepared:
     coordinates = choose_coordinates(target, problem.example, taylor.sites)
     problem = replace(problem, coordinates=coordinates)
     positions = _positions(problem, chosen.start)
-    phi = _in_coordinates(problem, positions)
+    phi = problem.in_coordinates(positions)
     few = may_be_exact(problem, chosen, needs)
     center, start, found = None, positions[0], None
     if taylor.modes > 1:
@@ -282,7 +279,7 @@ def _recentred(
     for _ in range(_RECENTRED):
         if pilot.residual_sd <= COARSE:
             break
-        mean = _in_coordinates(problem, posterior.draws[::8]).mean(0)
+        mean = problem.in_coordinates(posterior.draws[::8]).mean(0)
         try:
             moved = surrogate_posterior(problem, center.about(mean), posterior.location)
             found = run_pilot(problem, chosen, needs, moved, pilot)
@@ -307,19 +304,6 @@ def _positions(problem: Problem, start: Any) -> np.ndarray:
     if not given or any(isinstance(x, jax.core.Tracer) for x in given):
         return positions
     return np.vstack([positions, flatten(start)])
-
-
-def _in_coordinates(problem: Problem, positions: np.ndarray) -> np.ndarray:
-    """The coordinates of the expansion at some flat positions."""
-    if problem.in_own_coordinates:
-        return np.asarray(positions, np.float64)
-    with double():
-        at = jnp.asarray(positions, jnp.float64)
-        return np.asarray(problem.compiled(_phi_of)(at))
-
-
-def _phi_of(problem: Problem, arrays: list[Any], positions: Array) -> Array:
-    return jax.vmap(lambda z: ravel_pytree(problem.phi_of(arrays, z))[0])(positions)
 
 
 def _element(problem: Problem, which: int) -> str:
