@@ -6,12 +6,11 @@ returned; none of them changes.
 
 from __future__ import annotations
 
-import os
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property, partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -23,6 +22,7 @@ from jax.sharding import Mesh
 
 from numpyro_minibatch._internal import passes
 from numpyro_minibatch._internal.precision import double
+from numpyro_minibatch._internal.threads import compilers
 from numpyro_minibatch.batch import Scheme
 from numpyro_minibatch.control_variate._expand import Coordinates
 from numpyro_minibatch.control_variate._taylor import Taylor
@@ -110,12 +110,7 @@ class Program:
             return
         self.compiled.asked.add(shapes)
         lowered = self.compiled.fn.lower(self.arrays, *rest)
-        self.compiled.pending.append(_threads().submit(lowered.compile))
-
-
-@cache
-def _threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(max(2, min(4, os.cpu_count() or 1)), "compile")
+        self.compiled.pending.append(compilers().submit(lowered.compile))
 
 
 _PROGRAMS: OrderedDict[Hashable, dict[Hashable, _Compiled]] = OrderedDict()
