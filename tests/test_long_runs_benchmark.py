@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.long_runs import costs, kills
-from numpyro_minibatch.sampling import _sample
+from numpyro_minibatch.sampling import _pace, _run
 
 # separate processes, which compile their own programs
 pytestmark = [
@@ -17,8 +17,8 @@ pytestmark = [
 
 
 def test_killed_runs_are_those_of_an_uninterrupted_one(monkeypatch):
-    monkeypatch.setattr(_sample._Pace, "saw", _sample._Pace.saw)
-    monkeypatch.setattr(_sample, "_COMMIT_SECONDS", -1.0)
+    monkeypatch.setattr(_pace.Pace, "saw", _pace.Pace.saw)
+    monkeypatch.setattr(_run, "_COMMIT_SECONDS", -1.0)
     found = kills.main(["--small"])
     (run,) = found["runs"]
     assert run["kills"] == len(run["moments"]) == 2
@@ -27,7 +27,7 @@ def test_killed_runs_are_those_of_an_uninterrupted_one(monkeypatch):
 
 
 def test_costs(monkeypatch):
-    monkeypatch.setattr(_sample._Pace, "saw", _sample._Pace.saw)
+    monkeypatch.setattr(_pace.Pace, "saw", _pace.Pace.saw)
     found = costs.main(["--small"])
     assert found["second_call"]["second"]["compiled"] == []
     assert found["second_call"]["first"]["compiled"]

@@ -39,7 +39,8 @@ from numpyro_minibatch._internal import progress
 from numpyro_minibatch._internal.static import digest
 from numpyro_minibatch._model import content, preflight
 from numpyro_minibatch.inference_data import get_group
-from numpyro_minibatch.sampling import _sample
+from numpyro_minibatch.sampling import _pace, _run
+from numpyro_minibatch.sampling._store import Store
 from numpyro_minibatch.target import ModelTarget
 
 slow = pytest.mark.slow
@@ -101,8 +102,8 @@ def in_chunks_of(monkeypatch: Any, steps: int) -> None:
     def saw(self: Any, _: int) -> None:
         self.steps = steps
 
-    monkeypatch.setattr(_sample._Pace, "saw", saw)
-    monkeypatch.setattr(_sample, "_COMMIT_SECONDS", -1.0)
+    monkeypatch.setattr(_pace.Pace, "saw", saw)
+    monkeypatch.setattr(_run, "_COMMIT_SECONDS", -1.0)
 
 
 # progress ----------------------------------------------------------------------------
@@ -384,12 +385,12 @@ import sys
 import jax
 sys.path.insert(0, {tests!r})
 import test_sampling as t
-from numpyro_minibatch.sampling import _sample
+from numpyro_minibatch.sampling import _pace, _run
 
 def saw(self, _):
     self.steps = 5
-_sample._Pace.saw = saw
-_sample._COMMIT_SECONDS = -1.0
+_pace.Pace.saw = saw
+_run._COMMIT_SECONDS = -1.0
 print("started", flush=True)
 t.run(num_samples=4000, out={out!r}, resume=True, keep_warmup=True,
       seed=jax.random.key(3, impl={impl!r}))
@@ -427,13 +428,13 @@ def test_killed_runs_go_on(impl: str, tmp_path: Path) -> None:
 
 
 def _steps(out: Path) -> int:
-    return _sample.Store(out).counts().get("steps", 0)
+    return Store(out).counts().get("steps", 0)
 
 
 def test_an_interrupt_returns_what_was_drawn(whole_run: Any, monkeypatch: Any) -> None:
     in_chunks_of(monkeypatch, 5)
     calls = 0
-    take = _sample._Run._take
+    take = _run.Run._take
 
     def interrupted(self: Any, *args: Any, **settings: Any) -> None:
         nonlocal calls
@@ -442,7 +443,7 @@ def test_an_interrupt_returns_what_was_drawn(whole_run: Any, monkeypatch: Any) -
             os.kill(os.getpid(), signal.SIGINT)
         take(self, *args, **settings)
 
-    monkeypatch.setattr(_sample._Run, "_take", interrupted)
+    monkeypatch.setattr(_run.Run, "_take", interrupted)
     before = signal.getsignal(signal.SIGINT)
     with pytest.warns(UserWarning, match="interrupted after .. of 90 draws"):
         found = run()
@@ -544,7 +545,7 @@ def test_a_disk_that_is_full_keeps_what_was_committed(
     whole_run: Any, monkeypatch: Any, tmp_path: Path
 ) -> None:
     in_chunks_of(monkeypatch, 10)
-    append, calls = _sample.Store.append, 0
+    append, calls = Store.append, 0
 
     def full(self: Any, *args: Any) -> None:
         nonlocal calls
@@ -555,7 +556,7 @@ def test_a_disk_that_is_full_keeps_what_was_committed(
 
     out = tmp_path / "run"
     with monkeypatch.context() as patch:
-        patch.setattr(_sample.Store, "append", full)
+        patch.setattr(Store, "append", full)
         with pytest.raises(OSError, match="No space left"):
             run(out=out)
     kept = values(open_run(out))["b"]
@@ -737,7 +738,7 @@ def test_surroundings_are_part_of_a_run(tmp_path: Path, monkeypatch: Any) -> Non
 
 def test_one_process_at_a_run(tmp_path: Path) -> None:
     pytest.importorskip("fcntl")
-    store = _sample.Store(tmp_path / "run")
+    store = Store(tmp_path / "run")
     store.lock()
     with pytest.raises(ValueError, match="another process is writing this run"):
         run(out=tmp_path / "run")

@@ -55,7 +55,8 @@ from numpyro_minibatch.proposal import (
     ProposalContext,
     Whitening,
 )
-from numpyro_minibatch.sampling import _sample
+from numpyro_minibatch.sampling import _pace, _run
+from numpyro_minibatch.sampling._store import Store
 from numpyro_minibatch.target import ModelTarget
 
 slow = pytest.mark.slow
@@ -737,7 +738,7 @@ def test_a_killed_ladder_with_several_modes_goes_on(tmp_path, monkeypatch):
 
     What a kill leaves is the folder as it is at that moment.
     """
-    append, killed = _sample.Store.append, tmp_path / "killed"
+    append, killed = Store.append, tmp_path / "killed"
 
     def copied(self, group, values):
         append(self, group, values)
@@ -746,11 +747,9 @@ def test_a_killed_ladder_with_several_modes_goes_on(tmp_path, monkeypatch):
         if group == "sample_stats" and steps > 100 and not killed.exists():
             shutil.copytree(self.path, killed)
 
-    monkeypatch.setattr(_sample.Store, "append", copied)
-    monkeypatch.setattr(
-        _sample._Pace, "saw", lambda self, _: setattr(self, "steps", 20)
-    )
-    monkeypatch.setattr(_sample, "_COMMIT_SECONDS", -1.0)
+    monkeypatch.setattr(Store, "append", copied)
+    monkeypatch.setattr(_pace.Pace, "saw", lambda self, _: setattr(self, "steps", 20))
+    monkeypatch.setattr(_run, "_COMMIT_SECONDS", -1.0)
     whole = resumable(num_samples=300, out=tmp_path / "whole")
     assert 0 < open_run(killed)["posterior"].sizes["draw"] < 150
     found = resumable(num_samples=300, out=killed, resume=True)

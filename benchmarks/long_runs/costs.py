@@ -23,7 +23,7 @@ import numpy as np
 
 from benchmarks.long_runs.problem import DIM, KERNEL, X, Y, model, save
 from numpyro_minibatch import MINT, HostRows, Target, sample
-from numpyro_minibatch.sampling import _sample
+from numpyro_minibatch.sampling import _pace
 
 
 def memory() -> dict[str, float]:
@@ -90,7 +90,7 @@ def large_file(gigabytes: str, folder: str, steps: str) -> dict[str, Any]:
 
 def chunk_overhead(draws: int, repeats: int) -> dict[str, Any]:
     """The same draws in one chunk, and in chunks of the usual length."""
-    pace = _sample._Pace.saw
+    pace = _pace.Pace.saw
     steps: list[int] = []
 
     def whole(self: Any, _: int) -> None:
@@ -103,11 +103,11 @@ def chunk_overhead(draws: int, repeats: int) -> dict[str, Any]:
     seconds: dict[str, list[float]] = {"one": [], "chunks": []}
     for _ in range(repeats + 1):
         for name, saw in (("one", whole), ("chunks", chunks)):
-            _sample._Pace.saw = saw  # type: ignore[method-assign]
+            _pace.Pace.saw = saw  # type: ignore[method-assign]
             begin = time.perf_counter()
             sample(KERNEL, X, Y, num_warmup=1, num_samples=draws, progress=False)
             seconds[name].append(time.perf_counter() - begin)
-    _sample._Pace.saw = pace  # type: ignore[method-assign]
+    _pace.Pace.saw = pace  # type: ignore[method-assign]
     ratios = [c / o for c, o in zip(seconds["chunks"], seconds["one"], strict=True)]
     return {
         "draws": draws,

@@ -26,7 +26,7 @@ import numpy as np
 from benchmarks.long_runs.problem import KERNEL, X, Y, save
 from numpyro_minibatch import open_run, sample
 from numpyro_minibatch.inference_data import get_group
-from numpyro_minibatch.sampling import _sample
+from numpyro_minibatch.sampling import _pace, _run
 from numpyro_minibatch.sampling._store import Store
 
 GROUPS = ("posterior", "sample_stats", "warmup_posterior", "warmup_sample_stats")
@@ -38,11 +38,11 @@ jax.config.update("jax_compilation_cache_dir", {cache!r})
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 from benchmarks.long_runs import kills
-from numpyro_minibatch.sampling import _sample
+from numpyro_minibatch.sampling._store import Store
 
 file = open({doing!r}, "r+b")
 doing = mmap.mmap(file.fileno(), 1)
-append, commit = _sample.Store.append, _sample.Store.commit
+append, commit = Store.append, Store.commit
 
 def noted(function, mark):
     def wrapped(self, *args):
@@ -55,8 +55,8 @@ def noted(function, mark):
         doing[:] = b"d"
     return wrapped
 
-_sample.Store.append = noted(append, b"a")
-_sample.Store.commit = noted(commit, b"c")
+Store.append = noted(append, b"a")
+Store.commit = noted(commit, b"c")
 kills.in_chunks_of({steps})
 kills.start({steps}, {impl!r}, 10**7, {out!r}, True)
 """
@@ -69,8 +69,8 @@ def in_chunks_of(steps: int) -> None:
     def saw(self: Any, _: int) -> None:
         self.steps = steps
 
-    _sample._Pace.saw = saw  # type: ignore[method-assign]
-    _sample._COMMIT_SECONDS = -1.0
+    _pace.Pace.saw = saw  # type: ignore[method-assign]
+    _run._COMMIT_SECONDS = -1.0
 
 
 def start(steps: int, impl: str, draws: int, out: str | None, resume: bool) -> Any:

@@ -1,16 +1,9 @@
-"""Metropolis-Hastings on minibatches; the named algorithms are presets of it.
-
-Every kernel here makes the accept/reject step
-
-    accept  iff  test(log_ratio(target, z, z', batch) / T + proposal and prior ratios)
-
-with its own choice of the batch, the estimate and the test.
-"""
+"""The general kernel: any proposal, batch, estimate and acceptance test."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +12,6 @@ from jax.flatten_util import ravel_pytree
 from jax.typing import ArrayLike
 from numpyro.infer import init_to_uniform
 
-from numpyro_minibatch import batch, estimate, proposal
 from numpyro_minibatch._internal.checks import (
     check_count,
     check_instance,
@@ -33,13 +25,11 @@ from numpyro_minibatch.control_variate._expand import Expansion, Expansions
 from numpyro_minibatch.control_variate._problem import Needs
 from numpyro_minibatch.estimate import (
     Augmented,
-    Comparison,
-    Estimate,
     Exact,
     Reader,
     Shared,
 )
-from numpyro_minibatch.kernels._adaptation import AdaptedKernel, AdaptState, advanced
+from numpyro_minibatch.kernels._adaptation import AdaptedKernel, advanced
 from numpyro_minibatch.kernels._arguments import (
     read_acceptance,
     read_flags,
@@ -47,121 +37,28 @@ from numpyro_minibatch.kernels._arguments import (
 )
 from numpyro_minibatch.kernels._base import MinibatchKernel
 from numpyro_minibatch.kernels._contract import Pieces, Start
-from numpyro_minibatch.kernels._fields import with_named_items
 from numpyro_minibatch.kernels._pieces import SteppedKernel
+from numpyro_minibatch.kernels.metropolis._arguments import (
+    default_proposal,
+    other_number_of_modes,
+    read_estimate,
+    refuse_unfit_rule,
+)
+from numpyro_minibatch.kernels.metropolis._state import MinibatchMHState
+from numpyro_minibatch.kernels.metropolis._step import (
+    Carry,
+    Checks,
+    MetropolisStep,
+    Readers,
+    Step,
+)
 from numpyro_minibatch.proposal import Proposal, ProposalContext, Whitening
 from numpyro_minibatch.target import Target
 
-__all__ = ["MinibatchMH", "MinibatchMHState"]
+__all__ = ["MinibatchMH"]
 
 _OF_MODES = "mode", "mode_moves_tried", "mode_moves_made"  # fields
 _FEWEST = 16  # the smallest batch that the pilot chooses; fewer rows save no time
-
-
-class _Checks(NamedTuple):
-    """Sums over the decisions that were also made on all rows."""
-
-    number: Array
-    error: Array  # squared errors of the log ratio
-    z: Array  # the same, relative to the variance that the decision assumed
-
-
-@with_named_items
-class MinibatchMHState(NamedTuple):
-    """The state of a chain of :class:`MinibatchMH`.
-
-    - **i** - draws made so far, warmup included.
-    - **z** - unconstrained values of the latent sites.
-    - **rng_key** - key of the proposals and decisions to come.
-    - **index_key** - key of the rows; step ``t`` reads the rows of
-      ``fold_in(index_key, t)``. Runs that continue from one state read the same rows,
-      whatever their ``rng_key``.
-    - **surrogate** - with a control variate, the expansion, the surrogate's posterior
-      and the tables that rows are drawn from; one for all vectorised chains.
-    - **memory** - what the estimator keeps with the position; empty for a shared batch.
-    - **adapt_state** - step size and mass matrix with their adaptation.
-    - **accept_prob** - mean acceptance probability of the draw's inner steps.
-    - **mean_accept_prob** - the same averaged over warmup, or since its end.
-    - **step_size** - step size with which the draw was made.
-    - **diverging** - whether the log density at ``z`` is not finite, according to the
-      rows that the draw read.
-    - **lp_estimate** - minibatch estimate of the target's log density at ``z``.
-    - **log_ratio** - estimated log acceptance ratio of the last inner step.
-    - **log_ratio_variance** - its estimated variance.
-    - **reliable** - share of the inner steps whose noise was inside the test's domain.
-    - **check_rms_error** - with a control variate: root mean square, over the
-      decisions that were checked on all rows so far, of the error of their log ratio;
-      NaN before the first.
-    - **check_rms_z** - the same in units of the noise's estimated standard deviation;
-      about 1 if that is right.
-    - **num_rows** - rows of data read to make the draw; a row of a shared batch is
-      evaluated at both positions and counts once.
-    - **mode** - with ``taylor2(modes=...)``, the mode that ``z`` belongs to, in the
-      order of ``kernel.pilot["mode_masses"]``; else empty.
-    - **mode_moves_tried**, **mode_moves_made** - with ``taylor2(modes=...)``, the inner
-      steps of the draw that tried another mode, and those that reached it; else empty.
-    """
-
-    i: Array
-    z: Any
-    rng_key: Array
-    index_key: Array
-    surrogate: Any
-    memory: Any
-    adapt_state: AdaptState
-    accept_prob: Array
-    mean_accept_prob: Array
-    step_size: Array
-    diverging: Array
-    lp_estimate: Array
-    log_ratio: Array
-    log_ratio_variance: Array
-    reliable: Array
-    num_rows: Array
-    check_rms_error: Array
-    check_rms_z: Array
-    checks: _Checks
-    mode: Any = ()
-    mode_moves_tried: Any = ()
-    mode_moves_made: Any = ()
-
-
-class _Carry(NamedTuple):
-    """The values that change from one inner step to the next."""
-
-    rng_key: Array
-    z: Array
-    memory: Any
-    lp_estimate: Array
-
-
-class _Step(NamedTuple):
-    """The results of an inner step."""
-
-    accept_prob: Array
-    mobility: Array  # the same, relative to the highest rate that the noise allows
-    lp_estimate: Array
-    log_ratio: Array
-    log_ratio_variance: Array
-    reliable: Array
-    num_rows: Array
-    checks: _Checks
-    jumps: tuple[Array, ...] = ()  # whether another mode was tried, and reached
-
-
-class _Readers(NamedTuple):
-    """Ways to read the rows of a target.
-
-    :param all: the reader that everything else uses.
-    :param residual: with a surrogate, reads the residual of the target over it.
-    :param plain: with a surrogate whose residuals are differences from polynomials,
-        reads the log likelihoods themselves. The polynomials of all rows have a known
-        sum, so that a decision on all rows needs no derivatives.
-    """
-
-    all: Reader
-    residual: Reader | None
-    plain: Reader | None
 
 
 class MinibatchMH(SteppedKernel, AdaptedKernel, MinibatchKernel):
@@ -289,7 +186,7 @@ class MinibatchMH(SteppedKernel, AdaptedKernel, MinibatchKernel):
         rows: Mapping[str, Any] | None = None,
     ) -> None:
         name = type(self).__name__
-        self._estimate, batch = _estimator(name, estimate, batch, batch_size)
+        self._estimate, batch = read_estimate(name, estimate, batch, batch_size)
         super().__init__(
             model,
             target=target,
@@ -305,7 +202,7 @@ class MinibatchMH(SteppedKernel, AdaptedKernel, MinibatchKernel):
         known = self._control_variate is not None
         several = self._several_modes
         self._proposal = (
-            _default_proposal(known, several) if proposal is None else proposal
+            default_proposal(known, several) if proposal is None else proposal
         )
         check_instance(name, "proposal", self._proposal, Proposal, "random_walk()")
         if self._proposal.uses_surrogate and not known:
@@ -315,10 +212,10 @@ class MinibatchMH(SteppedKernel, AdaptedKernel, MinibatchKernel):
                 '"taylor2", or use proposal.random_walk().'
             )
         if several != self._proposal.moves_between_modes:
-            raise ValueError(_other_number_of_modes(name, self._proposal, several))
+            raise ValueError(other_number_of_modes(name, self._proposal, several))
         if step_size is None:
             step_size = self._proposal.default_step_size
-        _refuse_unfit_rule(name, self._acceptance, self._batch, self._estimate)
+        refuse_unfit_rule(name, self._acceptance, self._batch, self._estimate)
         check_positive(name, "step_size", step_size)
         check_count(name, "num_steps", num_steps)
         # a test that accepts at most half of small moves needs a lower target
@@ -430,7 +327,7 @@ class MinibatchMH(SteppedKernel, AdaptedKernel, MinibatchKernel):
             num_rows=jnp.zeros((), self._rows_dtype(start.reader)),
             check_rms_error=jnp.full_like(zero, jnp.nan),
             check_rms_z=jnp.full_like(zero, jnp.nan),
-            checks=_Checks(zero, zero, zero),
+            checks=Checks(zero, zero, zero),
             **(dict.fromkeys(_OF_MODES, jnp.int32(0)) if self._several_modes else {}),
         )
 
@@ -514,23 +411,28 @@ class MinibatchMH(SteppedKernel, AdaptedKernel, MinibatchKernel):
             if self._run.plan.form == "direct":
                 plain = self.plain_reader(target, unravel)
 
+        step = MetropolisStep(
+            self._proposal,
+            self._estimate,
+            self._acceptance,
+            self._target_accept_prob,
+            fallback=self._fallback is not None,
+            checks=self._may_check(reader),
+            readers=Readers(reader, residual, plain),
+            context=context,
+            unravel=unravel,
+            row_keys=self.row_keys,
+            rows_dtype=self._rows_dtype(reader),
+        )
         is_check = self._is_check(reader, state.i)
 
-        def inner(carry: _Carry, n: ArrayLike) -> tuple[_Carry, _Step]:
+        def inner(carry: Carry, n: ArrayLike) -> tuple[Carry, Step]:
             count = state.i * self.num_steps + n
             batch_key = jax.random.fold_in(state.index_key, count)
             step_size = self._step_size_at(count, state)
-            return self._metropolis_step(
-                _Readers(reader, residual, plain),
-                context,
-                step_size,
-                is_check & (n == 0),
-                batch_key,
-                carry,
-                unravel,
-            )
+            return step(carry, step_size, batch_key, is_check & (n == 0))
 
-        carry = _Carry(state.rng_key, flat, state.memory, state.lp_estimate)
+        carry = Carry(state.rng_key, flat, state.memory, state.lp_estimate)
         if self.num_steps == 1:
             carry, last = inner(carry, 0)
             steps = jax.tree.map(lambda x: x[None], last)
@@ -656,226 +558,3 @@ class MinibatchMH(SteppedKernel, AdaptedKernel, MinibatchKernel):
             if several
             else None,
         )
-
-    def _metropolis_step(
-        self,
-        readers: _Readers,
-        context: ProposalContext,
-        step_size: Array,
-        is_check: Array,
-        batch_key: Array,
-        carry: _Carry,
-        unravel: Callable[[Array], Any],
-    ) -> tuple[_Carry, _Step]:
-        """Propose, compare on a batch, accept or reject."""
-        reader, residual, plain = readers
-        rng_key, z, memory, lp = carry
-        rng_key, key_proposal, key_accept = jax.random.split(rng_key, 3)
-        evaluations = self._proposal.evaluations(context)
-        proposal_rows: ArrayLike = context.num_rows * evaluations
-        if self._proposal.uses_gradient:
-            batch_key, gradient_key = self.row_keys(batch_key)
-            proposal_rows = proposal_rows + reader.gradient_rows
-
-        def gradient(position: Array) -> Array:
-            # cloned deliberately: both ends of a Langevin step read one batch
-            return reader.gradient(jax.random.clone(gradient_key), position)
-
-        proposed = self._proposal.propose(
-            key_proposal, z, step_size, context._replace(gradient=gradient)
-        )
-
-        judge, known, log_q_ratio = reader, None, proposed.log_q_ratio
-        if residual is not None and proposed.log_surrogate is not None:
-            # the surrogate's part of the log ratio and the proposal's ratio cancel
-            judge, known = residual, proposed.log_surrogate
-            log_q_ratio = jnp.zeros_like(log_q_ratio)
-
-        test = self._acceptance
-        move = unravel(z), unravel(proposed.z)
-        rule = test.rule(key_accept, log_q_ratio, move)
-
-        def compare(everything: Reader | None = None) -> Comparison:
-            seen = self._estimate.compare(
-                everything or judge,
-                # cloned: all rows, or the batch that a branch did not draw
-                jax.random.clone(batch_key),
-                z,
-                proposed.z,
-                memory,
-                test.max_variance,
-                None if everything else rule,
-            )
-            if known is None:
-                return seen
-            return seen._replace(log_density=seen.log_density + known)
-
-        def exact_log_ratio() -> Array:
-            whole = (plain or judge).difference(z, proposed.z)
-            if known is None or plain is None:
-                return whole
-            return whole - (known[1] - known[0])  # the surrogate has decided on that
-
-        if judge.known_rows < sum(reader.plates.values()):  # if not, all are the batch
-            rows = judge.known_rows * jnp.asarray(proposed.moved)
-            proposal_rows = proposal_rows + rows
-        if self._proposal.uses_surrogate:
-            # a proposal that stays needs no rows
-            seen = jax.lax.cond(
-                proposed.moved, compare, lambda: _stay(compare, memory, lp)
-            )
-        else:
-            seen = compare()
-        seen, checks = self._check_exactly(
-            judge, compare, exact_log_ratio, seen, is_check, proposed.moved
-        )
-        log_ratio = seen.log_ratio + log_q_ratio
-        decision = test(key_accept, log_ratio)
-        accept_prob = jnp.where(proposed.moved, decision.accept_prob, 0.0)
-        mobility = accept_prob / seen.ceiling
-        z, memory, lp = jax.tree.map(
-            lambda new, old: jnp.where(decision.accept, new, old),
-            (proposed.z, seen.memory, seen.log_density[1]),
-            (z, memory, seen.log_density[0]),
-        )
-        return _Carry(rng_key, z, memory, lp), _Step(
-            accept_prob=accept_prob,
-            mobility=jnp.where(proposed.tunes, mobility, self._target_accept_prob),
-            lp_estimate=lp,
-            log_ratio=jnp.asarray(log_ratio.value),
-            log_ratio_variance=seen.noise,
-            reliable=(decision.reliable & seen.reliable).astype(lp.dtype),
-            num_rows=(seen.num_rows + proposal_rows).astype(self._rows_dtype(reader)),
-            checks=checks,
-            jumps=()
-            if proposed.jump is None
-            else (
-                proposed.jump,
-                proposed.jump & jnp.asarray(proposed.moved) & decision.accept,
-            ),
-        )
-
-    def _check_exactly(
-        self,
-        reader: Reader,
-        compare: Callable,
-        exact_log_ratio: Callable[[], Array],
-        seen: Comparison,
-        is_check: Array,
-        moved: ArrayLike,
-    ) -> tuple[Comparison, _Checks]:
-        """Read all rows if a decision is checked, or too noisy for the test."""
-        noise = jnp.asarray(seen.log_ratio.variance)
-        zero = jnp.zeros_like(noise)
-        checks = _Checks(zero, zero, zero)
-        if self._may_check(reader):
-            # a branch, since vectorised chains check the same draws
-            exact = jax.lax.cond(is_check, exact_log_ratio, lambda: zero)
-            error = jnp.square(seen.log_ratio.value - exact)
-            # differences from rounding are not noise
-            tiny = jnp.finfo(noise.dtype).eps
-            relative = error / jnp.maximum(noise, tiny)
-            is_check = is_check & moved
-            checks = jax.tree.map(
-                lambda x: jnp.where(is_check, x, 0.0),
-                _Checks(zero + 1.0, error, relative),
-            )
-            number = jnp.where(is_check, sum(reader.plates.values()), 0)
-            seen = seen._replace(num_rows=seen.num_rows + number)
-        if self._fallback is None or isinstance(reader.scheme, FullBatch):
-            return seen, checks
-        # each chain has a condition of its own: all chains run the branch, and read
-        # only the rows that are active for them
-        is_noisy = ~(noise <= self._acceptance.max_variance)
-        exact = jax.lax.cond(
-            is_noisy,
-            lambda: compare(reader.everything(is_noisy)),
-            lambda: _stay(compare, seen.memory, seen.log_density[0]),
-        )
-        seen = jax.tree.map(
-            lambda all_rows, few: jnp.where(is_noisy, all_rows, few),
-            exact._replace(log_ratio=exact.log_ratio + Estimate(zero, zero)),
-            seen,
-        )._replace(num_rows=seen.num_rows + exact.num_rows)
-        return seen, checks
-
-
-def _other_number_of_modes(name: str, given: Proposal, several: bool) -> str:
-    if several:
-        return (
-            f"{name}(proposal={given!r}) moves within one mode, but control_variate="
-            "control_variate.taylor2(modes=...) asks for several. Leave the proposal "
-            "out, or write proposal.across_modes()."
-        )
-    return (
-        f"{name}(proposal={given!r}) moves between the modes of a surrogate, which "
-        "has several with control_variate=control_variate.taylor2(modes=8)."
-    )
-
-
-def _default_proposal(surrogate: bool, several: bool) -> Proposal:
-    if several:
-        return proposal.across_modes()
-    return proposal.surrogate_hmc() if surrogate else proposal.random_walk()
-
-
-def _stay(compare: Callable[[], Comparison], memory: Any, lp: Array) -> Comparison:
-    """A comparison of a position with itself."""
-    shapes = jax.eval_shape(compare)
-    nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-    return nothing._replace(
-        reliable=jnp.array(True),
-        log_density=jnp.stack([lp, lp]).astype(nothing.log_density.dtype),
-        memory=memory,
-        ceiling=jnp.ones_like(nothing.ceiling),
-    )
-
-
-def _refuse_unfit_rule(
-    name: str, acceptance: AcceptanceTest, scheme: Scheme, estimator: Any
-) -> None:
-    if not isinstance(acceptance, SequentialTest):
-        return
-    if not scheme.sequential:
-        raise ValueError(
-            f"{name}(acceptance={acceptance!r}) decides when it has read enough rows, "
-            f"but batch={scheme!r} cannot be stopped. Write batch=batch.growing(500)."
-        )
-    if not isinstance(estimator, Shared):
-        raise ValueError(
-            f"{name}(acceptance={acceptance!r}) compares two positions on the same "
-            f"rows, but estimate={estimator!r} does not. Leave estimate= out."
-        )
-
-
-def _estimator(
-    name: str, estimate_: Any, scheme: Scheme | None, batch_size: BatchSize | None
-) -> tuple[Shared | Augmented | Exact, Scheme | None]:
-    if not isinstance(estimate_, str | Shared | Augmented | Exact):
-        raise TypeError(_unknown_estimate(name, estimate_))
-    if estimate_ == "exact":
-        estimate_ = estimate.exact()
-    if isinstance(estimate_, Exact):
-        if scheme is not None or batch_size is not None:
-            raise ValueError(
-                f'{name}(estimate="exact") reads all rows: it takes no batch_size and '
-                "no batch. For another chunk size pass batch=batch.full(chunk_size) "
-                "alone."
-            )
-        return estimate_, batch.full()
-    if not isinstance(estimate_, str):
-        return estimate_, scheme
-    named: Mapping[str, Callable[[], Shared | Augmented]] = {
-        "shared": estimate.shared,
-        "augmented": estimate.augmented,
-    }
-    if estimate_ not in named:
-        raise ValueError(_unknown_estimate(name, estimate_))
-    return named[estimate_](), scheme
-
-
-def _unknown_estimate(name: str, estimate_: Any) -> str:
-    return (
-        f'{name}(estimate=...) must be "shared", "augmented", "exact" or an '
-        f"estimate.* object such as estimate.shared(), got {describe(estimate_)}."
-    )
