@@ -473,7 +473,7 @@ def test_an_expansion_with_exact_rows_is_the_likelihood(kind, order):
     kept = {"first": np.array([3, 77, 499]), "second": np.array([], int)}
     exact = {name: ExactRows.alone(rows, sizes[name]) for name, rows in kept.items()}
     if kind == "representing":
-        exact["first"] = ExactRows.representing(kept["first"], [8.0, 0.3, 2.5], 500)
+        exact["first"] = ExactRows.representing(kept["first"], [8.0, 0.3, 2.5])
     elif kind != "alone":
         rng = np.random.default_rng(5)
         representative, coefficient = (

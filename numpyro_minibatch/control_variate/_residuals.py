@@ -22,7 +22,7 @@ from numpyro_minibatch.control_variate._expand import (
     expand,
 )
 from numpyro_minibatch.control_variate._problem import Problem, Program
-from numpyro_minibatch.control_variate._row_sums import Some
+from numpyro_minibatch.control_variate._row_sums import Some, modes_of
 from numpyro_minibatch.control_variate._taylor import Form
 
 __all__ = [
@@ -101,11 +101,10 @@ class ResidualScan:
         scan = copy.copy(self)
         scan.exact = {
             # fields that the passes do not read are left out
-            name: exact.get(name, none)._replace(
-                rows=none.rows,
-                weights=none.weights,
-                at_center=none.at_center,
-                surplus=None,
+            name: none
+            if name not in exact or exact[name].others is None
+            else exact[name]._replace(
+                rows=none.rows, weights=none.weights, at_center=none.at_center
             )
             for name, none in self.exact.items()
         }
@@ -261,7 +260,10 @@ class ResidualScan:
 
         :param left: whether to subtract what the exact rows explain.
         """
-        left = left and any(not kept.others.all() for kept in self.exact.values())
+        left = left and any(
+            kept.others is not None and not kept.others.all()
+            for kept in self.exact.values()
+        )
         found = np.zeros((len(draws), len(rows.row)))
         for k, name in enumerate(self.problem.plates):
             mine = np.flatnonzero(rows.plate == k)
@@ -372,9 +374,20 @@ class ResidualScan:
         """What representative rows explain of the sums at some draws, ``(K,)``."""
         explained = np.zeros(len(draws))
         for name, (rows, weights) in self.surplus.items():
-            residuals = self._of_rows(draws, name, rows)
-            explained += np.asarray(residuals, np.float64) @ weights
+            residuals = np.asarray(self._of_rows(draws, name, rows.ravel()), np.float64)
+            if rows.ndim == 1:
+                explained += residuals @ weights
+                continue
+            # each mode has its own, of which a draw has those of its mode
+            mode = self.mode_of(draws)
+            mine = residuals.reshape(-1, *rows.shape)[np.arange(len(draws)), mode]
+            explained += (mine * weights[mode]).sum(1)
         return explained
+
+    def mode_of(self, draws: np.ndarray) -> np.ndarray:
+        """The mode that each draw belongs to, if there are several, ``(K,)``."""
+        assert isinstance(self.expansion, Expansions)
+        return modes_of(self.problem, self.expansion, draws)
 
     def variances(
         self, draws: np.ndarray, designs: Mapping[str, Design], scheme: Weighted

@@ -29,12 +29,14 @@ from numpyro_minibatch.control_variate._expand import (
 )
 from numpyro_minibatch.control_variate._problem import Problem, Program, double
 from numpyro_minibatch.control_variate._taylor import Taylor
+from numpyro_minibatch.proposal import Modes
 
 __all__ = [
     "RowSums",
     "Some",
     "Sums",
     "keeps_polynomials",
+    "modes_of",
     "row_sums",
     "value_and_derivatives",
 ]
@@ -182,7 +184,7 @@ class RowSums:
         :param some: whether to read some rows, whose sums are scaled up.
         """
         points = self.problem.in_coordinates(draws)
-        modes = _modes_of(expansion, draws)
+        modes = modes_of(self.problem, expansion, draws)
         found = np.zeros(len(draws))
         for mode in np.unique(modes):
             near = expansion if isinstance(expansion, Expansion) else expansion.each
@@ -195,12 +197,15 @@ class RowSums:
         return found
 
 
-def _modes_of(expansion: Expansion | Expansions, draws: np.ndarray) -> np.ndarray:
-    """The expansion that each position belongs to."""
+def modes_of(
+    problem: Problem, expansion: Expansion | Expansions, draws: np.ndarray
+) -> np.ndarray:
+    """The mode that each draw belongs to, ``(K,)``; 0 if there is one expansion."""
     if isinstance(expansion, Expansion):
         return np.zeros(len(draws), int)
-    modes = expansion.cast(jnp.result_type(float)).modes
-    return np.asarray(jax.jit(jax.vmap(modes.of))(jnp.asarray(draws)))
+    modes = expansion.cast(problem.dtype).modes
+    at = jax.device_put(np.asarray(draws, problem.dtype))
+    return np.asarray(problem.compiled(_mode_of)(modes, at))
 
 
 def row_sums(problem: Problem) -> Callable[[Array, bool], tuple[Array, ...]]:
@@ -381,6 +386,10 @@ def _derivatives(
         return rows, tuple(jnp.zeros_like(x) for x in rows), polynomials
     known = partial(problem.known, arrays)
     return rows, value_and_derivatives(known, phi, derivatives), polynomials
+
+
+def _mode_of(problem: Problem, arrays: list[Any], modes: Modes, draws: Array) -> Array:
+    return jax.vmap(modes.of)(draws)
 
 
 def value_and_derivatives(

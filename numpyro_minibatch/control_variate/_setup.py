@@ -24,12 +24,7 @@ from numpyro_minibatch.control_variate._expand import (
     Expansion,
     Expansions,
 )
-from numpyro_minibatch.control_variate._modes import (
-    FoundModes,
-    distances,
-    find_modes,
-    posterior_of_modes,
-)
+from numpyro_minibatch.control_variate._modes import FoundModes, find_modes
 from numpyro_minibatch.control_variate._pilot import (
     COARSE,
     HELD_OUT,
@@ -45,6 +40,11 @@ from numpyro_minibatch.control_variate._posterior import (
     starting_point,
     surrogate_posterior,
     unflatten,
+)
+from numpyro_minibatch.control_variate._posterior_of_modes import (
+    distances,
+    posterior_of_modes,
+    with_tails,
 )
 from numpyro_minibatch.control_variate._problem import (
     Chosen,
@@ -199,10 +199,22 @@ def _with_modes(
     problem: Problem, chosen: Chosen, needs: Needs, found: FoundModes
 ) -> Prepared:
     """The outcome of a set-up that expands about several modes."""
-    posterior, starts = posterior_of_modes(problem, found)
+    of_modes, tails = posterior_of_modes(problem, found), []
+    posterior, starts = of_modes.mixed()
     pilot = run_pilot(problem, chosen, needs, posterior)
+    number = len(found.modes)
+    if needs.follows and may_represent(problem, chosen.taylor, pilot, number):
+        better, tails = with_tails(problem, pilot, of_modes)
+        if better is not of_modes:
+            posterior, starts = better.mixed()
+            pilot = run_pilot(problem, chosen, needs, posterior, pilot)
     check_residuals(problem, chosen.taylor, posterior, pilot)
-    outcome = _outcome(problem, 0.0, posterior, pilot, None)
+    known = [k for k, each in enumerate(tails) if np.isfinite(each.inefficiency)]
+    worst = max(known, key=lambda k: tails[k].inefficiency, default=None)
+    of_worst = None if worst is None else tails[worst]
+    outcome = _outcome(problem, 0.0, posterior, pilot, of_worst)
+    if worst is not None:
+        outcome.report["tail_mode"] = worst
     modes = posterior.expansion.modes  # type: ignore[attr-defined]
     dtype = problem.dtype
     return outcome._replace(
