@@ -472,7 +472,11 @@ def _rows_of(site: Any, frame: Any, size: int) -> Array:
 def _indexable(leaf: Any) -> Any:
     """Convert to a JAX array, because a traced batch cannot index NumPy arrays."""
     numeric = isinstance(leaf, np.ndarray) and leaf.dtype.kind in "biufc"
-    return jnp.asarray(leaf) if numeric else leaf
+    if not numeric:
+        return leaf
+    # With the precision by name: JAX remembers constants by the identity of their
+    # arrays, and would return the float64 numbers of a trace in double precision here.
+    return jnp.asarray(leaf, jax.dtypes.canonicalize_dtype(leaf.dtype))
 
 
 def data_frames(site: Any, plates: Mapping[str, int]) -> list[Any]:
