@@ -268,7 +268,7 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
         return AllRows(model, dict(layout.plates))
 
     @property
-    def _written_model(self) -> Callable | None:
+    def written_model(self) -> Callable | None:
         """The model as the user wrote it, the same before and after a run."""
         return self._model
 
@@ -503,7 +503,7 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
                 ),
             )
 
-    def _compiles_for_data(self) -> None:
+    def compiles_for_data(self) -> None:
         """Note that a program is being compiled that takes the data as arguments."""
         self._learn(compiled_values=self._run.values)
 
