@@ -886,6 +886,8 @@ def test_kernels_of_kernels_use_nothing_private(package: str) -> None:
         assert found <= allowed, path.name
         for kind in ("MinibatchMH", "SGMCMC", "NumPyroKernel"):
             assert f"isinstance(inner, {kind}" not in path.read_text()
+    base = private_members((folder.parent / "_wrapper.py").read_text())
+    assert base <= {"other._inner"}  # of their own copy
 
 
 def test_a_private_member_is_found() -> None:

@@ -13,8 +13,6 @@ from typing import Any, NamedTuple, Self, TypeVar
 import numpy as np
 import xarray as xr
 
-from numpyro_minibatch.diagnostics._older import facts_of_settings
-
 __all__ = ["Family", "Numbers", "Rule", "Run", "by_place", "round_up", "show"]
 
 
@@ -95,9 +93,7 @@ class Run:
     @cached_property
     def facts(self) -> Mapping[str, Any]:
         """Numbers, booleans and names that the kernel and its parts recorded."""
-        if "facts" in self.attrs:
-            return json.loads(self.attrs["facts"])
-        return facts_of_settings(json.loads(self.attrs.get("settings", "{}")))
+        return json.loads(self.attrs.get("facts", "{}"))
 
     def flag(self, name: str, default: bool = False) -> bool:
         """A recorded fact that holds or does not.

@@ -25,8 +25,11 @@ from numpyro_minibatch.batch import (
     without_replacement,
 )
 from numpyro_minibatch.control_variate import Taylor
+from numpyro_minibatch.target import Target
 
 __all__ = [
+    "check_init_strategy",
+    "check_model",
     "read_acceptance",
     "read_batch",
     "read_control_variate",
@@ -35,6 +38,44 @@ __all__ = [
     "read_step_and_friction",
     "read_target_accept_prob",
 ]
+
+
+def check_model(name: str, model: Any, target: Any) -> None:
+    """Raise unless a kernel is given either a model or a target.
+
+    :param name: the kernel's name.
+    :param model: a function, or ``None``.
+    :param target: a target written by hand, or ``None``.
+    """
+    if (model is None) == (target is None):
+        raise ValueError(
+            f"{name} takes either a model or target=, got "
+            f"{'neither' if model is None else 'both'}. Write {name}(model, ...)."
+        )
+    if model is not None and not callable(model):
+        raise TypeError(
+            f"{name}(model) must be a function with NumPyro primitives, got "
+            f"{type(model).__name__}."
+        )
+    if target is not None and not isinstance(target, Target):
+        raise TypeError(
+            f"{name}(target=...) must be a numpyro_minibatch.Target, got "
+            f"{type(target).__name__}."
+        )
+
+
+def check_init_strategy(name: str, init_strategy: Any) -> None:
+    """Raise unless this is one of NumPyro's functions that choose starting points.
+
+    :param name: the kernel's name.
+    :param init_strategy: the argument.
+    """
+    if not callable(init_strategy):
+        raise TypeError(
+            f"{name}(init_strategy=...) must be one of NumPyro's, such as "
+            "init_to_uniform or init_to_value(values=...), got "
+            f"{describe(init_strategy)}."
+        )
 
 
 def read_batch(

@@ -17,7 +17,7 @@ from numpyro.infer import MCMC, init_to_uniform
 from numpyro.util import is_prng_key
 
 from numpyro_minibatch import control_variate as control_variates
-from numpyro_minibatch._internal.checks import check_flag, check_positive, describe
+from numpyro_minibatch._internal.checks import check_flag, check_positive
 from numpyro_minibatch._internal.progress import asked_by, shown
 from numpyro_minibatch._internal.static import Static, digest
 from numpyro_minibatch._model.content import content_of
@@ -31,6 +31,8 @@ from numpyro_minibatch.control_variate import Taylor
 from numpyro_minibatch.control_variate._problem import Needs, Problem
 from numpyro_minibatch.estimate import Reader, Weights
 from numpyro_minibatch.kernels._arguments import (
+    check_init_strategy,
+    check_model,
     read_batch,
     read_control_variate,
     read_rows,
@@ -154,29 +156,10 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
         rows: Mapping[str, Any] | None = None,
     ) -> None:
         name = type(self).__name__
-        if (model is None) == (target is None):
-            raise ValueError(
-                f"{name} takes either a model or target=, got "
-                f"{'neither' if model is None else 'both'}. Write {name}(model, ...)."
-            )
-        if model is not None and not callable(model):
-            raise TypeError(
-                f"{name}(model) must be a function with NumPyro primitives, got "
-                f"{type(model).__name__}."
-            )
-        if target is not None and not isinstance(target, Target):
-            raise TypeError(
-                f"{name}(target=...) must be a numpyro_minibatch.Target, got "
-                f"{type(target).__name__}."
-            )
+        check_model(name, model, target)
         check_positive(name, "temperature", temperature)
         check_flag(name, "temper_prior", temper_prior)
-        if not callable(init_strategy):
-            raise TypeError(
-                f"{name}(init_strategy=...) must be one of NumPyro's, such as "
-                "init_to_uniform or init_to_value(values=...), got "
-                f"{describe(init_strategy)}."
-            )
+        check_init_strategy(name, init_strategy)
         control_variate = read_control_variate(name, control_variate)
         if control_variate and control_variate.modes > 1 and not self.visits_modes:
             raise ValueError(
@@ -286,7 +269,7 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
         return AllRows(model, dict(layout.plates))
 
     @property
-    def _written_model(self) -> Callable | None:
+    def written_model(self) -> Callable | None:
         """The model as the user wrote it, the same before and after a run."""
         return self._model
 
@@ -521,7 +504,7 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
                 ),
             )
 
-    def _compiles_for_data(self) -> None:
+    def compiles_for_data(self) -> None:
         """Note that a program is being compiled that takes the data as arguments."""
         self._learn(compiled_values=self._run.values)
 
@@ -625,45 +608,21 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
                 explained(name, self._model, model_args, kwargs),
                 shown(asked_by(MCMC)),
             ):
-                prepared = untraced(
-                    survey, self, static, arrays, first_chain(init_params, chains)
+                surrogate, within = self._from_survey(
+                    static, arrays, init_params, first_chain(init_params, chains)
                 )
-            surrogate = prepared.surrogate
-            starts = init_params is None and self._init_strategy is init_to_uniform
-            self._learn(
-                plan=prepared.plan, report=prepared.report, start_given=not starts
-            )
-            if prepared.starts is None:
-                pass
-            elif starts:
-                within = Within(prepared.starts)
-            elif num_warmup > 0:
-                within = Within(prepared.starts, prepared.radius)
         model = self._sampled_model
         content = None if model is None else content_of(model)
-        start_fn = self._run.start_fn
-        if content is not None:
-            # a copy without data, because this kernel may change
-            start_fn = partial(_start_equal, copy.copy(self))
-        elif start_fn is None:
-            # compiled for this kernel only: arrays in the model's closure may change
-            # before another kernel is made of the same model
-            start = partial(_start_chains, self)
-            start_fn = jax.jit(start, static_argnums=(0, 1, 2))
-            self._learn(start_fn=start_fn)
-        inputs = (
+        start_fn = partial(
+            self._start_fn(content),
             static,
             vectorized,
             (num_warmup, layout, self._run.plan, self._run.frozen_digest, content),
-            rng_key,
-            init_params,
-            arrays,
-            surrogate,
-            within,
         )
+        inputs = rng_key, init_params, arrays, surrogate, within
         with explained(name, self._model, model_args, kwargs):
             # the same trace as that of the call
-            shapes = jax.eval_shape(partial(start_fn, *inputs[:3]), *inputs[3:])[0]
+            shapes, *_ = jax.eval_shape(start_fn, *inputs)
             names = {self.sample_field, *self.default_fields}
             compile_around_loop(attrgetter(*names)(shapes), vectorized)
             state, log_density, distance = start_fn(*inputs)
@@ -676,6 +635,42 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
             )
         self._learn(vectorized=vectorized)
         return state._replace(surrogate=surrogate)
+
+    def _from_survey(
+        self, static: Static, arrays: list[Any], init_params: Any, first: Any
+    ) -> tuple[Any, Within | None]:
+        """The surrogate of a pass over all rows, and where chains may start.
+
+        :param init_params: the starting points that the user gave, or ``None``.
+        :param first: that of the first chain.
+        """
+        prepared = untraced(survey, self, static, arrays, first)
+        starts = init_params is None and self._init_strategy is init_to_uniform
+        self._learn(plan=prepared.plan, report=prepared.report, start_given=not starts)
+        if prepared.starts is None:
+            return prepared.surrogate, None
+        if starts:
+            return prepared.surrogate, Within(prepared.starts)
+        if self.num_warmup > 0:
+            return prepared.surrogate, Within(prepared.starts, prepared.radius)
+        return prepared.surrogate, None
+
+    def _start_fn(self, content: str | None) -> Callable:
+        """The function that starts all chains.
+
+        :param content: a digest of the model, if it has one.
+        """
+        if content is not None:
+            # a copy without data, because this kernel may change
+            return partial(_start_equal, copy.copy(self))
+        start_fn = self._run.start_fn
+        if start_fn is None:
+            # compiled for this kernel only: arrays in the model's closure may change
+            # before another kernel is made of the same model
+            start = partial(_start_chains, self)
+            start_fn = jax.jit(start, static_argnums=(0, 1, 2))
+            self._learn(start_fn=start_fn)
+        return start_fn
 
     def postprocess_fn(self, args, kwargs):  # type: ignore[no-untyped-def]
         """A function from a position to the model's constrained values.

@@ -48,7 +48,7 @@ class DrivenKernel(ByValue, MCMCKernel):
             return partial(over_chains, self.transition)
         return None if self._run.vectorized is None else self.transition
 
-    def _compiles_for_data(self) -> None:
+    def compiles_for_data(self) -> None:
         """Note that a program is being compiled that takes the data as arguments."""
 
     @abstractmethod
@@ -81,7 +81,7 @@ class DrivenKernel(ByValue, MCMCKernel):
         warn_of_constants(type(self).__name__, state, (model_args, model_kwargs))
         data = jax.tree.leaves((model_args, model_kwargs))
         if any(isinstance(x, jax.core.Tracer) for x in data):
-            self._compiles_for_data()
+            self.compiles_for_data()
         return step(self.make_target(model_args, model_kwargs or {}), state)
 
 

@@ -33,14 +33,14 @@ class OuterKernel(DrivenKernel):
         """The NumPyro model."""
         return self._inner.model
 
-    def _compiles_for_data(self) -> None:
+    def compiles_for_data(self) -> None:
         """Note that a program is being compiled that takes the data as arguments."""
-        self._inner._compiles_for_data()
+        self._inner.compiles_for_data()
 
     @property
-    def _written_model(self) -> Any:
+    def written_model(self) -> Any:
         """The model as the user wrote it, the same before and after a run."""
-        return self._inner._written_model
+        return self._inner.written_model
 
     @property
     def temperature(self) -> float:

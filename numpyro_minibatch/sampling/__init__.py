@@ -5,7 +5,8 @@ sequence of chunks of one compiled program. While a chunk runs, the draws of the
 previous one are fetched, written and reported.
 """
 
-from numpyro_minibatch.sampling._sample import export_run, open_run, sample
+from numpyro_minibatch.sampling._reading import export_run, open_run
+from numpyro_minibatch.sampling._sample import sample
 
 __all__ = [
     "export_run",

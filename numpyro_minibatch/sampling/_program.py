@@ -446,5 +446,5 @@ def _started(
 
 def _as_written(kernel: Any) -> Any:
     """The model of a kernel, the same one before a run and after it."""
-    model = getattr(kernel, "_written_model", kernel.model)
+    model = getattr(kernel, "written_model", kernel.model)
     return getattr(model, "as_written", model)

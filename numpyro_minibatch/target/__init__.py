@@ -1,0 +1,22 @@
+"""Targets: a NumPyro model as a prior and one log likelihood per row.
+
+Only this package evaluates a model with NumPyro's effect handlers.
+"""
+
+from numpyro_minibatch.target._arguments import Slices as Slices
+from numpyro_minibatch.target._arguments import flatten_arguments as flatten_arguments
+from numpyro_minibatch.target._arguments import named_arguments as named_arguments
+from numpyro_minibatch.target._arguments import (
+    with_bound_arguments as with_bound_arguments,
+)
+from numpyro_minibatch.target._contract import Position as Position
+from numpyro_minibatch.target._contract import Target, Terms
+from numpyro_minibatch.target._contract import integrates as integrates
+from numpyro_minibatch.target._contract import traces_rows as traces_rows
+from numpyro_minibatch.target._contract import without_integrals as without_integrals
+from numpyro_minibatch.target._handlers import AllRows as AllRows
+from numpyro_minibatch.target._handlers import Subsample as Subsample
+from numpyro_minibatch.target._model import ModelTarget
+from numpyro_minibatch.target._model import data_frames as data_frames
+
+__all__ = ["ModelTarget", "Target", "Terms"]

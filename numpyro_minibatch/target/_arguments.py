@@ -1,0 +1,127 @@
+"""The arguments of a model, and the rows among them."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpyro.primitives import Messenger
+
+from numpyro_minibatch.host_rows import HostRows
+from numpyro_minibatch.target._contract import Indices
+
+__all__ = [
+    "Slices",
+    "flatten_arguments",
+    "indexable",
+    "named_arguments",
+    "with_bound_arguments",
+]
+
+
+class Slices(NamedTuple):
+    """The rows among a model's arguments, for a model that does not index them.
+
+    Such a model runs on a batch by receiving only the rows of the batch.
+
+    :param leaves: ``(number, plate, axis)`` of each array with rows, by its number
+        among the leaves of ``(args, kwargs)``.
+    :param sites: ``(site, plate, dim)`` of observed sites in no plate whose batch
+        dimension ``dim`` is that of the rows.
+    """
+
+    leaves: tuple[tuple[int, str, int], ...]
+    sites: tuple[tuple[str, str, int], ...] = ()
+
+    @property
+    def plates(self) -> set[str]:
+        """The plates whose rows are passed to the model."""
+        return {plate for _, plate, _ in self.leaves}
+
+    def names(self, model: Callable, arguments: Any) -> list[str]:
+        """The names of the arrays in the signature of the model.
+
+        :param model: the model.
+        :param arguments: its ``(args, kwargs)``.
+        """
+        leaves, treedef = flatten_arguments(arguments)
+        numbers = jax.tree.unflatten(treedef, range(len(leaves)))
+        names = {
+            number: name + jax.tree_util.keystr(path)
+            for name, tree in named_arguments(model, *numbers).items()
+            for path, number in jax.tree_util.tree_flatten_with_path(tree)[0]
+        }
+        return [names[number] for number, _, _ in self.leaves]
+
+    def take(self, arguments: Any, indices: Indices) -> Any:
+        """A model's ``(args, kwargs)`` with only the rows ``indices``."""
+        leaves, treedef = flatten_arguments(arguments)
+        for number, plate, axis in self.leaves:
+            x = leaves[number]
+            if isinstance(x, HostRows) and x.in_place is not None:
+                x = x.in_place
+            if isinstance(x, HostRows):
+                leaves[number] = x[indices[plate]]
+                continue
+            where = (slice(None),) * axis + (indices[plate],)
+            # the indices of a batch are never out of range
+            leaves[number] = jnp.asarray(x).at[where].get(mode="promise_in_bounds")
+        return jax.tree.unflatten(treedef, leaves)
+
+
+def flatten_arguments(arguments: Any) -> tuple[list[Any], Any]:
+    """The leaves of a model's arguments; rows on the host are one leaf."""
+    return jax.tree.flatten(arguments, is_leaf=lambda x: isinstance(x, HostRows))
+
+
+def named_arguments(
+    model: Callable, args: tuple, kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """A model's arguments by their names in its signature.
+
+    :param model: the model.
+    :param args: its positional arguments; ``args[i]`` is the name of one that the
+        signature does not name.
+    :param kwargs: its keyword arguments.
+    """
+    while isinstance(model, Messenger) and model.fn is not None:
+        model = model.fn
+    parameters: Iterable[inspect.Parameter] = ()
+    with contextlib.suppress(TypeError, ValueError):
+        parameters = inspect.signature(model).parameters.values()
+    positional = [
+        p.name
+        for p in parameters
+        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
+    names = [*positional, *(f"args[{i}]" for i in range(len(positional), len(args)))]
+    return {**dict(zip(names, args, strict=False)), **kwargs}
+
+
+def with_bound_arguments(
+    model: Callable, args: tuple, kwargs: Mapping[str, Any]
+) -> tuple[Callable, tuple, Mapping[str, Any]]:
+    """A model with all of its arguments, those of ``functools.partial`` included.
+
+    Arrays that a partial function holds can have rows like any other argument.
+
+    :param model: the model.
+    :param args: its positional arguments.
+    :param kwargs: its keyword arguments.
+    """
+    while isinstance(model, functools.partial):
+        args, kwargs = (*model.args, *args), {**model.keywords, **kwargs}
+        model = model.func
+    return model, args, kwargs
+
+
+def indexable(leaf: Any) -> Any:
+    """Convert to a JAX array, because a traced batch cannot index NumPy arrays."""
+    numeric = isinstance(leaf, np.ndarray) and leaf.dtype.kind in "biufc"
+    return jnp.asarray(leaf) if numeric else leaf
