@@ -588,7 +588,7 @@ def test_a_sum_in_double_precision_is_that_of_the_residuals():
         # of some rows, all of them read in single precision too
         some = Some({"data": jnp.arange(0, 230, 3)}, problem.plates)
         few = replace(exact, some=some, last={})
-        estimated = few.residuals(order, expansion, draws, some=True)
+        estimated = few.residuals(order, expansion, draws, some)
         assert np.abs(estimated - found).max() > 0.1
         rounded = scan.sums_of_some(draws, some)
         np.testing.assert_allclose(estimated, rounded, atol=1e-3)
@@ -1542,6 +1542,39 @@ def test_residuals_that_round_too_much_are_an_error(monkeypatch):
     kernel = MinibatchMH(model, control_variate="taylor2")
     with pytest.raises(ValueError, match="in single precision .* is off by"):
         kernel.init(random.key(0), 10, None, DATA, {})
+
+
+@pytest.mark.skipif(jax.config.jax_enable_x64, reason="about single precision")
+def test_the_rounding_of_one_row_of_many_is_found(monkeypatch):
+    """Residuals of a normal likelihood are zero, up to rounding."""
+    monkeypatch.setattr(_row_sums, "_SUBSAMPLE", 200)
+    rng = np.random.default_rng(5)
+    x = rng.normal(size=4000).astype(np.float32)
+
+    def normal(x):
+        mu = numpyro.sample("mu", dist.Normal(0, 1))
+        with numpyro.plate("data", len(x)) as idx:
+            numpyro.sample("y", dist.Normal(mu, 1.0), obs=x[idx])
+
+    def rounding_of(x):
+        problem = problem_of(normal, jnp.asarray(x), example={"mu": np.zeros(())})
+        expansion = find_center(problem, np.zeros((1, 1)), Taylor(2)).expansion
+        draws = expansion.center + 0.016 * rng.normal(size=(32, 1))
+        scan = ResidualScan(problem, 2, "direct", expansion)
+        exact = RowSums.of(problem, Taylor(2), 1)
+        found = _pilot._rounding_of_some(scan, exact, expansion, draws)
+        right = exact.residuals(2, expansion, draws[:8])
+        whole = (scan.sums(draws)[0][:8] - right).std(ddof=1)
+        return found, whole, np.asarray(exact.some.rows["data"])
+
+    found, whole, chosen = rounding_of(x)
+    assert 0.5 * whole < found < 0.01 and len(chosen) == 200
+    x[np.setdiff1d(np.arange(4000), chosen)[7]] = 3000.0
+    found, whole, _ = rounding_of(x)
+    assert found == pytest.approx(whole, rel=0.1) and whole > 0.05
+    # random rows alone miss it
+    monkeypatch.setattr(Some, "largest", lambda self, values: self)
+    assert rounding_of(x)[0] < 0.01
 
 
 def test_impossible_rows_within_the_posterior_are_an_error():

@@ -19,7 +19,7 @@ from numpyro_minibatch.control_variate._problem import (
     Refused,
     double,
 )
-from numpyro_minibatch.control_variate._row_sums import RowSums
+from numpyro_minibatch.control_variate._row_sums import RowSums, Some
 from numpyro_minibatch.control_variate._search import Optimum, quasi_newton
 from numpyro_minibatch.control_variate._taylor import Taylor
 
@@ -167,18 +167,18 @@ class Density:
 
     def of_some(self, phi: np.ndarray) -> list[np.ndarray]:
         """The value and the gradient, from some rows."""
-        return self._at(phi, some=True, slopes=True)
+        return self._at(phi, self.sums.some, slopes=True)
 
     def curved(self, phi: np.ndarray) -> list[np.ndarray]:
         """The value, the gradient and the Hessian, from some rows."""
-        return self._at(phi, some=True)
+        return self._at(phi, self.sums.some)
 
     def of_all(self, phi: np.ndarray) -> list[np.ndarray]:
         """The value, the gradient and the Hessian, from all rows."""
-        return self._at(phi, some=False)
+        return self._at(phi, None)
 
     def _at(
-        self, phi: np.ndarray, some: bool, slopes: bool = False
+        self, phi: np.ndarray, some: Some | None, slopes: bool = False
     ) -> list[np.ndarray]:
         found = self.sums.at(phi, some, slopes)
         middle, precision = self.ridge
@@ -218,7 +218,7 @@ class Density:
 
     def with_known(self, center: np.ndarray) -> tuple[Expansion, np.ndarray]:
         """The same, and the Hessian of all that is not expanded there."""
-        found = self.sums.at(center, some=False)
+        found = self.sums.at(center, None)
         value, gradient, hessian = found.rows
         expansion = Expansion(
             center,  # type: ignore[arg-type]
@@ -231,7 +231,7 @@ class Density:
 
     def known_at(self, center: np.ndarray) -> Known:
         """The log density of all that is not expanded, with its derivatives."""
-        return Known(*map(np.asarray, self.sums.at(center, some=False).known))
+        return Known(*map(np.asarray, self.sums.at(center, None).known))
 
 
 def _ridge(problem: Problem, taylor: Taylor) -> tuple[Any, Any]:

@@ -455,11 +455,7 @@ def _choose_form(
         scan = ResidualScan(problem, taylor.order, form, expansion)
         found = scan.sums(draws)
         if np.isfinite(found[0]).all():
-            # errors that rows do not share are overestimated, which is harmless if
-            # they are small
-            right = exact.residuals(taylor.order, expansion, few, some=True)
-            rounded = scan.sums_of_some(few, exact.some)
-            error = float((rounded - right).std(ddof=1) * problem.likelihood_weight)
+            error = _rounding_of_some(scan, exact, expansion, draws)
             if error <= FLOAT_ERROR:
                 return scan, found, error
         right = exact.residuals(taylor.order, expansion, few)
@@ -482,3 +478,31 @@ def _choose_form(
         "that all rows share are multiplied by the number of rows. Call "
         "numpyro.enable_x64() before the run, or standardise the data."
     )
+
+
+def _rounding_of_some(
+    scan: ResidualScan,
+    exact: RowSums,
+    expansion: Expansion | Expansions,
+    draws: np.ndarray,
+) -> float:
+    """An upper estimate of the rounding error of a sum of all residuals, from some.
+
+    It is that of random rows, scaled up, and that of the rows whose residuals scatter
+    most, since a rounding error is part of the scatter. Scaling up overestimates errors
+    that rows do not share, which is harmless if they are small.
+
+    :param expansion: in double precision.
+    :param draws: those of which the first are compared; all show the scatter.
+    """
+    few = draws[:IN_DOUBLE]
+    samples = [(exact.some, 1.0)]
+    if not exact.some.are_all:
+        largest = exact.some.largest(scan.scatter(draws))
+        samples.append((largest, 1 / min(largest.scales.values())))
+    errors = []
+    for some, share in samples:
+        right = exact.residuals(scan.order, expansion, few, some)
+        rounded = scan.sums_of_some(draws, some)[: len(few)]
+        errors.append(share * (rounded - right).std(ddof=1))
+    return float(np.hypot.reduce(errors) * scan.problem.likelihood_weight)

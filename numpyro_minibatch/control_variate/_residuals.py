@@ -66,6 +66,12 @@ def _parts(draws: Array, num_rows: int) -> list[Array]:
     return [draws[k : k + few] for k in range(0, len(draws), few)]
 
 
+def _scatter(centred: np.ndarray) -> np.ndarray:
+    """The standard deviation of each row's residuals, which have the mean zero."""
+    square = np.einsum("nk,nk->n", centred, centred)
+    return np.sqrt(square / (centred.shape[1] - 1))
+
+
 class ResidualScan:
     """Passes over the residuals of all rows at some draws.
 
@@ -325,8 +331,7 @@ class ResidualScan:
         loading = {n: np.zeros(size, self.dtype) for n, size in plates.items()}
         for name, rows, residual in self._pieces(draws):
             centred = residual - residual.mean(1, keepdims=True)
-            square = np.einsum("nk,nk->n", centred, centred)
-            scatter[name][rows] = np.sqrt(square / (len(draws) - 1))
+            scatter[name][rows] = _scatter(centred)
             loading[name][rows] = centred @ leading[name]
         return scatter, loading
 
@@ -356,6 +361,14 @@ class ResidualScan:
                 )
             }
         return sums - self.of_surplus(draws), variances
+
+    def scatter(self, draws: np.ndarray) -> dict[str, np.ndarray]:
+        """The standard deviation over the draws of each row's residual, by plate."""
+        plates = self.problem.plates
+        scatter = {n: np.zeros(size, self.dtype) for n, size in plates.items()}
+        for name, rows, residual in self._pieces(draws):
+            scatter[name][rows] = _scatter(residual - residual.mean(1, keepdims=True))
+        return scatter
 
     def sums_of_some(self, draws: np.ndarray, some: Some) -> np.ndarray:
         """Estimates of the sums of all residuals from some rows, ``(K,)``.

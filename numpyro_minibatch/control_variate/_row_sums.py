@@ -65,8 +65,19 @@ class Some(NamedTuple):
         rows = {}
         for name, size in problem.plates.items():
             few = rng.choice(size, min(size, most), replace=False, shuffle=False)
-            rows[name] = jax.device_put(np.sort(few).astype(np.int32))
+            rows[name] = _ascending(few)
         return cls(rows, problem.plates)
+
+    def largest(self, values: Mapping[str, np.ndarray]) -> Some:
+        """As many rows, those of the largest values.
+
+        :param values: a number for each row, by plate.
+        """
+        rows = {}
+        for name, few in self.rows.items():
+            first = len(values[name]) - len(few)
+            rows[name] = _ascending(np.argpartition(values[name], first - 1)[first:])
+        return self._replace(rows=rows)
 
     @property
     def are_all(self) -> bool:
@@ -83,6 +94,10 @@ class Some(NamedTuple):
         """Rows of the largest plate over those of them that are some."""
         largest = max(self.plates, key=lambda name: self.plates[name])
         return self.scales[largest]
+
+
+def _ascending(rows: np.ndarray) -> Array:
+    return jax.device_put(np.sort(rows).astype(np.int32))
 
 
 class Sums(NamedTuple):
@@ -144,22 +159,24 @@ class RowSums:
         programs = (self.slopes, self.program) if slopes else (self.program,)
         for program in programs:
             with double():
-                program.ahead(*self._arguments(np.zeros(dim), True))
+                program.ahead(*self._arguments(np.zeros(dim), self.some))
 
-    def _arguments(self, phi: np.ndarray, some: bool) -> tuple[Any, ...]:
+    def _arguments(self, phi: np.ndarray, some: Some | None) -> tuple[Any, ...]:
         at = jax.device_put(np.asarray(phi, np.float64))
-        return at, jax.device_put(np.bool_(some)), self.some.rows
+        table = self.some if some is None else some
+        return at, jax.device_put(np.bool_(some is not None)), table.rows
 
-    def at(self, phi: np.ndarray, some: bool, slopes: bool = False) -> Sums:
+    def at(self, phi: np.ndarray, some: Some | None, slopes: bool = False) -> Sums:
         """The sums at a point.
 
         :param phi: the point, ``(d,)``.
-        :param some: whether to read some rows, whose sums are scaled up.
+        :param some: the rows to read, whose sums are scaled up; ``None`` for all.
         :param slopes: whether to leave out the Hessians.
         """
-        some = some and not self.some.are_all
+        if some is not None and some.are_all:
+            some = None
         program = self.slopes if slopes else self.program
-        known = self.last if not (some or slopes) else {}
+        known = self.last if some is None and not slopes else {}
         key = np.asarray(phi, np.float64).tobytes()
         if key not in known:
             with double():
@@ -174,14 +191,14 @@ class RowSums:
         order: int,
         expansion: Expansion | Expansions,
         draws: np.ndarray,
-        some: bool = False,
+        some: Some | None = None,
     ) -> np.ndarray:
         """The sums of the residuals at some positions, ``(K,)``.
 
         :param order: the order of the polynomials.
         :param expansion: without exact rows.
         :param draws: flat positions, ``(K, D)``.
-        :param some: whether to read some rows, whose sums are scaled up.
+        :param some: the rows to read, whose sums are scaled up; ``None`` for all.
         """
         points = self.problem.in_coordinates(draws)
         modes = modes_of(self.problem, expansion, draws)
