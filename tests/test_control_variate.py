@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 from dataclasses import dataclass, replace
 
@@ -52,6 +53,7 @@ from numpyro_minibatch.control_variate._residuals import (
 )
 from numpyro_minibatch.control_variate._row_sums import RowSums, Some
 from numpyro_minibatch.estimate import Weights
+from numpyro_minibatch.kernels import _survey
 from numpyro_minibatch.target import ModelTarget
 
 slow = pytest.mark.slow
@@ -1575,6 +1577,40 @@ def test_the_rounding_of_one_row_of_many_is_found(monkeypatch):
     # random rows alone miss it
     monkeypatch.setattr(Some, "largest", lambda self, values: self)
     assert rounding_of(x)[0] < 0.01
+
+
+def test_an_equal_kernel_finds_the_set_up_for_the_same_data(monkeypatch):
+    made = []
+    prepare = _survey.prepare
+
+    def counted(*args):
+        made.append(args)
+        return prepare(*args)
+
+    monkeypatch.setattr(_survey, "prepare", counted)
+    data = [jnp.asarray(x) + 0.0 for x in DATA]
+
+    def init(args, **settings):
+        kernel = MinibatchMH(model, control_variate="taylor2", **settings)
+        state = kernel.init(random.key(0), 10, None, tuple(args), {})
+        return len(made), kernel.pilot, state.z["beta"]
+
+    number, pilot, start = init(data)
+    again, found, same = init(data)
+    assert number == again == 1 and found == pilot
+    np.testing.assert_array_equal(start, same)
+    assert init(data, batch_size=64)[0] == 2  # another setting
+    assert init(data)[0] == 2
+    changed = [data[0], data[1][::-1], *data[2:]]
+    assert init(changed)[0] == 3 == init(data)[0]
+    in_numpy = [np.array(x) for x in data]
+    assert init(in_numpy)[0] == 4 == init(in_numpy)[0]
+    in_numpy[0] *= 0.5  # the same array with another content
+    assert init(in_numpy)[0] == 5
+    del changed, data, in_numpy
+    made.clear()
+    gc.collect()
+    assert not _survey._FOUND
 
 
 def test_impossible_rows_within_the_posterior_are_an_error():
