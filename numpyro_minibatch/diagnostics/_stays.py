@@ -49,7 +49,9 @@ class Stays(Numbers):
     """The lengths of stays, and the regions in which chains stand still.
 
     With several modes, a draw is compared with the mean and the standard deviation of
-    the draws in its mode.
+    the draws in its mode. Steps that the surrogate rejects do not count there. In the
+    tail of a skewed mode these are most moves between modes, but moves within the mode
+    still lead out of the tail.
 
     :param staying: the share of the draws that repeat the draw before.
     :param longest_stay: the largest number of draws that a chain stood still for.
@@ -95,8 +97,9 @@ class Stays(Numbers):
         weight, name = _tail_weight(run, z, mode, names)
         if not math.isnan(weight):
             found |= {"tail_weight": weight, "tail_weight_name": name}
-        stays = _stays(columns, z, mode)
-        lengths, total = stays.lengths, z.shape[0] * z.shape[1]
+        stays = _stays(columns, z, mode, _rejected_on_surrogate(run, mode))
+        lengths = stays.lengths
+        total = int(lengths.sum())
         rate = len(lengths) / total  # at which the chain moves
         if mode.any():
             ess = effective_sample_size(np.square(z))
@@ -171,11 +174,27 @@ class _Stays(NamedTuple):
     modes: np.ndarray
 
 
-def _stays(columns: np.ndarray, z: np.ndarray, mode: np.ndarray) -> _Stays:
+def _rejected_on_surrogate(run: Run, mode: np.ndarray) -> np.ndarray:
+    """Whether the step to each draw ended with the surrogate, with several modes."""
+    if not (mode.any() and _has_log_ratios(run)):
+        return np.zeros(mode.shape, bool)
+    # a proposal that stays has no log ratio
+    return run.stats["log_ratio"].transpose("chain", "draw").values == 0
+
+
+def _has_log_ratios(run: Run) -> bool:
+    """Whether the draws have the log ratio of each move that follows a surrogate."""
+    single = run.number("num_steps") == 1 and run.thinning == 1
+    return single and run.flag("uses_surrogate") and "log_ratio" in run.stats
+
+
+def _stays(
+    columns: np.ndarray, z: np.ndarray, mode: np.ndarray, rejected: np.ndarray
+) -> _Stays:
     moved = np.ones(z.shape[:2], bool)
     moved[:, 1:] = (columns[:, 1:] != columns[:, :-1]).any(-1)
     starts = np.flatnonzero(moved)  # each chain begins with a stay
-    lengths = np.diff(np.append(starts, moved.size))
+    lengths = np.add.reduceat((moved | ~rejected).ravel().astype(int), starts)
     return _Stays(z.reshape(-1, z.shape[-1])[starts], lengths, mode.ravel()[starts])
 
 
@@ -206,8 +225,7 @@ def _tail_weight(
     of its negative, given z, is log w(z) up to a constant. A cubic polynomial in each
     parameter estimates it from bulk and tails together.
     """
-    single = run.number("num_steps") == 1 and run.thinning == 1
-    if not (single and run.flag("uses_surrogate") and "log_ratio" in run.stats):
+    if not _has_log_ratios(run):
         return math.nan, ""
     ratio = run.stats["log_ratio"].transpose("chain", "draw").values[:, 1:]
     # a proposal that stays has no log ratio
