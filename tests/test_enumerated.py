@@ -1,4 +1,4 @@
-"""Kernels sum out discrete sites with a value for each row, as NUTS does."""
+"""Kernels marginalize discrete sites with a value for each row, as NUTS does."""
 
 from __future__ import annotations
 
@@ -118,7 +118,10 @@ def with_too_many_states(y: Any) -> None:
     ("model", "says"),
     [
         (both_kinds, r'marginalize\(model, sites=\["kind", "effect"\]\)'),
-        (shared_by_rows, "'kind' is discrete. Sum it out, for example with Mixture"),
+        (
+            shared_by_rows,
+            "'kind' is discrete. Marginalize it, for example with Mixture",
+        ),
         (without_a_finite_support, "latent site 'count' is inside the subsampled"),
         (with_too_many_states, "8192 joint states of the discrete sites of a row"),
     ],
