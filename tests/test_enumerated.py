@@ -126,6 +126,6 @@ def with_too_many_states(y: Any) -> None:
         (with_too_many_states, "8192 joint states of the discrete sites of a row"),
     ],
 )
-def test_what_cannot_be_summed_out_is_refused(model: Any, says: str) -> None:
+def test_sites_that_cannot_be_marginalized_are_refused(model: Any, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         AMAGOLD(model, step_size=1e-2, batch_size=8)._setup((jnp.asarray(Y),), {})

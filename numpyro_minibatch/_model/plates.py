@@ -11,7 +11,7 @@ __all__ = ["candidates", "check_sites", "choose_plates", "example_plate"]
 
 
 def example_plate(size: int, plate: str = "data") -> str:
-    """How a model takes its data by the indices of a plate, for the messages."""
+    """A model that indexes its data by a plate, for the messages."""
     return (
         f'\n    with numpyro.plate("{plate}", {size}) as idx:'
         '\n        numpyro.sample("obs", dist.Normal(X[idx] @ beta, 1.0), obs=y[idx])'
@@ -174,7 +174,7 @@ def _why_no_rows(sites: list[Site], plates: Mapping[str, tuple[Any, ...]]) -> st
                 f"or put the site into a plate:{example_plate(shape[0])}"
             )
     return (
-        "Put the observed sites into a plate and take the data by its indices:"
+        "Put the observed sites into a plate and index the data by it:"
         f"{example_plate(max((a[0] for a in plates.values()), default=1000))}"
     )
 
