@@ -3,7 +3,7 @@
 
 Each row of the data belongs to one of three components, and which one is not seen. The
 model says so as one would say it: a discrete latent site in the plate of the rows.
-``marginalize`` sums it out of each row, so that a step reads a few dozen of a million
+``marginalize`` sums over it in each row, so that a step reads a few dozen of a million
 rows; ``recover_marginals`` says afterwards to which component a row belongs, and how
 sure that is.
 

@@ -465,7 +465,7 @@ MODELS = [
         ValueError,
         "shape (30, 2)",
         "'data', which has 40 rows",
-        "one length",
+        "same length",
     ),
     refuse(
         "a plate longer than its data",
@@ -473,7 +473,7 @@ MODELS = [
         ValueError,
         "shape (40, 2)",
         "'data', which has 1000 rows",
-        "one length",
+        "same length",
     ),
     refuse(
         "fewer rows of X than of y, numpyro.subsample",
@@ -1356,7 +1356,7 @@ TARGETS = [
         ValueError,
         "shape (30,)",
         "'data', which has 40 rows",
-        "one length",
+        "same length",
     ),
     refuse(
         "a target with the arguments of a model",

@@ -1,4 +1,4 @@
-"""Chains of discrete states in the rows are summed out: values, draws, refusals."""
+"""Chains of discrete states in the rows are marginalized: values, draws, refusals."""
 
 from __future__ import annotations
 

@@ -814,7 +814,7 @@ class Wanderer(MinibatchKernel):
         return state._replace(i=state.i + 1, z=z, rng_key=rng_key)
 
 
-def test_settings_of_a_kernel_of_ones_own_tell_compiled_programs_apart() -> None:
+def test_settings_of_a_custom_kernel_distinguish_compiled_programs() -> None:
     def moved(step_size: float) -> np.ndarray:
         kernel = Wanderer(model, step_size=step_size)
         idata = sample(kernel, X, Y, num_warmup=0, num_samples=3, progress=False)

@@ -1,4 +1,4 @@
-"""Kernels sum out discrete sites with a value for each row, as NUTS does."""
+"""Kernels marginalize discrete sites with a value for each row, as NUTS does."""
 
 from __future__ import annotations
 
@@ -118,11 +118,14 @@ def with_too_many_states(y: Any) -> None:
     ("model", "says"),
     [
         (both_kinds, r'marginalize\(model, sites=\["kind", "effect"\]\)'),
-        (shared_by_rows, "'kind' is discrete. Sum it out, for example with Mixture"),
+        (
+            shared_by_rows,
+            "'kind' is discrete. Marginalize it, for example with Mixture",
+        ),
         (without_a_finite_support, "latent site 'count' is inside the subsampled"),
         (with_too_many_states, "8192 joint states of the discrete sites of a row"),
     ],
 )
-def test_what_cannot_be_summed_out_is_refused(model: Any, says: str) -> None:
+def test_sites_that_cannot_be_marginalized_are_refused(model: Any, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         AMAGOLD(model, step_size=1e-2, batch_size=8)._setup((jnp.asarray(Y),), {})

@@ -11,7 +11,7 @@ from benchmarks.equi_energy import fifty_modes
 pytestmark = pytest.mark.slow
 
 
-def test_modes_are_told_apart():
+def test_modes_are_distinguished():
     z = np.array([[2.1, 0.0], [0.3, 1.8], [1.9, 2.2], [0.0, 0.1]])
     np.testing.assert_array_equal(fifty_modes.mode_of(z), [0, 1, -1, -1])
 

@@ -326,7 +326,7 @@ def test_a_run_goes_on_with_the_same_file_and_no_other(
         lambda x: list(x),
     ],
 )
-def test_only_rows_can_be_taken(use: Any) -> None:
+def test_only_rows_can_be_indexed(use: Any) -> None:
     with pytest.raises(
         TypeError, match=r"take the rows of a minibatch first, x\[idx\]"
     ):

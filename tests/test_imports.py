@@ -60,7 +60,7 @@ ALLOWED: dict[str, set[str]] = {
     # NumPyro's models: checked, started, and run on all rows
     "_model": {"_internal", "batch", "host_rows", "target"},
     # the kernels, which compose all of the above
-    # marginal: at the kernel, discrete sites of the rows are summed out as by NUTS
+    # marginal: kernels marginalize discrete sites of the rows, as NUTS does
     "kernels": PARTS | {"_internal", "_model", "host_rows", "marginal"},
     # analyses of a result read plain attributes of the kernel that made it
     "inference_data": {"_model", "_version", "host_rows"},

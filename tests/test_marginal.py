@@ -382,7 +382,7 @@ def no_latent(y: Any) -> None:
         (no_latent, ["x"], "'x', which is not in the model.*: 's'"),
     ],
 )
-def test_what_has_no_marginal_of_each_row_is_refused(
+def test_models_without_a_marginal_likelihood_per_row_are_refused(
     model: Callable, sites: Any, message: str
 ) -> None:
     args = (Y, jnp.zeros(7, int)) if model is shared else (Y,)
@@ -448,7 +448,7 @@ def test_what_does_not_depend_on_the_latent_variable_is_computed_once() -> None:
     assert not once & in_search
 
 
-def test_what_does_not_use_the_rows_does_not_integrate_them() -> None:
+def test_parts_that_use_no_rows_do_not_integrate_them() -> None:
     target = ModelTarget(
         model=marginalize(regression), args=REGRESSION, sizes={"data": 7}
     )

@@ -207,7 +207,7 @@ def counts(size: int) -> np.ndarray:
     return generator.poisson(np.exp(-0.5 + 1.5 * generator.normal(size=size)))
 
 
-def test_the_set_up_knows_what_the_quadrature_does_to_log_ratios() -> None:
+def test_the_set_up_measures_the_quadrature_error_of_log_ratios() -> None:
     y = counts(2000)
     draws = {"mu": np.linspace(-0.7, -0.3, 8), "s": 1.5 + 0.1 * np.sin(np.arange(8.0))}
     # by a dense grid that does not depend on a row's mode
@@ -246,7 +246,7 @@ def log_rows_at(model: Any, values: dict[str, Any], *args: Any) -> jax.Array:
 
 
 @pytest.mark.slow
-def test_a_run_says_what_its_quadrature_is_worth() -> None:
+def test_a_run_reports_its_quadrature_error() -> None:
     """The set-up converges although values and gradients differ by the quadrature
     error."""
     y = jnp.asarray(counts(1500))

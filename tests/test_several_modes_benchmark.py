@@ -61,7 +61,7 @@ def test_masses_of_periods_agree_with_a_sum_over_all_three_parameters():
     assert near.tolist() == [0, 0, 1, 1]
 
 
-def test_labels_of_mixtures_are_told_apart():
+def test_labels_of_mixtures_are_distinguished():
     draws = {"mean": np.array([list(order) for order in problems.ORDERS], float)}
     which = problems.order_of(draws)
     assert sorted(which) == list(range(6))

@@ -290,7 +290,7 @@ def test_subsample_takes_rows_along_any_axis() -> None:
     np.testing.assert_allclose(found["data"], expected, rtol=1e-5)
 
 
-def test_all_rows_in_another_order_are_taken_in_that_order() -> None:
+def test_all_rows_in_another_order_are_read_in_that_order() -> None:
     def model(y):
         mu = numpyro.sample("mu", dist.Normal(0, 1))
         with numpyro.plate("data", len(y), subsample_size=2):

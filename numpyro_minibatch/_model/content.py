@@ -1,4 +1,4 @@
-"""Digests of models: what a driver or a kernel knows a model by."""
+"""Digests of models, by which drivers and kernels recognise them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def remembered(content: str) -> Iterator[None]:
 
 
 def known_content() -> str | None:
-    """What a driver told of the content of the model; ``None`` where there is none."""
+    """The digest of the model that a driver passed, or ``None``."""
     return _CONTENT.get()
 
 
@@ -36,9 +36,9 @@ def content_of(model: Callable) -> str | None:
 
     :param model: the model.
     """
-    told = known_content()
-    if told is not None:
-        return told
+    known = known_content()
+    if known is not None:
+        return known
     try:
         return digest(model)
     except Exception:  # it reads something of its author's that cannot be read here

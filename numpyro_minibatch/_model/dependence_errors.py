@@ -54,9 +54,9 @@ def _message_of_other(
         "It uses the number of rows of the batch: use the number of all rows, len(y) "
         "and not len(y[idx])."
         if found.between == "size"
-        else "It reads rows of the batch: compute it from all of the data before they "
-        "are taken by the indices, y.mean() and not y[idx].mean(). If it is a "
-        "likelihood of rows, put it inside of the plate."
+        else "It reads rows of the batch: compute it from all of the data before "
+        "indexing them, y.mean() and not y[idx].mean(). If it is a likelihood of "
+        "rows, put it inside the plate."
     )
     return (
         f"{who}: site {site!r} is outside of {where}, and yet depends on the batch: "
@@ -109,13 +109,13 @@ def _message_of_slices(
             "name them in rows=, too. "
         )
     return (
-        f"{who}: the model takes no data by the indices of a plate, so it is run on "
-        f"rows of its arguments, and {what}: at the same parameters {value} is "
-        f"{differs}. {cause}Compute what needs all rows (means, numbers of rows, "
-        "lags) before the model and pass it as an argument. If an argument has as many "
-        "entries by chance, and no rows, name those that have rows, and their axes: "
-        f"this is {example}, from which to leave it out. If rows depend on each other "
-        "in the model itself, use NUTS."
+        f"{who}: the model does not index its data by a plate, so it is run on rows of "
+        f"its arguments, and {what}: at the same parameters {value} is {differs}. "
+        f"{cause}Compute everything that needs all rows (means, numbers of rows, lags) "
+        "before the model and pass it as an argument. If an argument has this length "
+        "by chance and has no rows, name the arguments that have rows, with their "
+        f"axes: the current ones are {example}; leave it out of them. If rows depend "
+        "on each other in the model itself, use NUTS."
     )
 
 
@@ -219,15 +219,15 @@ def _advice(
     )
     if found.between == "order":
         return (
-            "It reads neighbours inside of the batch. Take them from all of the data "
-            "by their indices, for example y[idx - 1], or shift the data before the "
-            f"plate and take them by idx. {use_nuts}"
+            "It reads neighbours inside of the batch. Index all of the data for them, "
+            "for example y[idx - 1], or shift the data before the plate and index the "
+            f"result by idx. {use_nuts}"
         )
     if found.between == "rows":
         return (
-            "It computes on the batch as a whole, a mean or a sum over its rows. "
-            "Compute that from all of the data before the plate and take the result "
-            f"by the indices, ((x - x.mean()) / x.std())[idx]. {use_nuts}"
+            "It computes a statistic of the batch, such as a mean or a sum over its "
+            "rows. Compute it from all of the data before the plate and index the "
+            f"result, ((x - x.mean()) / x.std())[idx]. {use_nuts}"
         )
     return (
         "It uses the number of rows of the batch. Use the number of all rows, "

@@ -63,8 +63,8 @@ def inspect_target(who: str, target: Target, widths: Mapping[str, int], z: Any) 
                 f"{who}: log_likelihood(z, indices) of the target must return one "
                 f"number for each of the indices of plate {name!r}, so for "
                 f"{len(indices)} indices an array of shape {indices.shape}, and "
-                f"returned {'nothing' if shape is None else f'shape {shape}'}. Take "
-                "the data by the indices, y[indices], and do not sum over them."
+                f"returned {'nothing' if shape is None else f'shape {shape}'}. Index "
+                "the data, y[indices], and do not sum over them."
             )
     check_flow(who, target, widths, z)
 
@@ -78,7 +78,7 @@ def not_indexed(
     """
     return (
         f"{who}: the data of the model {_DO_NOT_FOLLOW} of its plate "
-        f"({problem}). Inside the plate take every array by its indices, or by "
+        f"({problem}). Inside the plate, index every array, y[idx], or use "
         f"numpyro.subsample(y, event_dim=0):{example_plate(size, plate, site)}"
     )
 
@@ -209,18 +209,18 @@ def check_flow(who: str, target: Target, widths: Mapping[str, int], z: Any) -> b
     found = inspect_flow(closed, plates, indices)
     for plate, rows, shape in found.short:
         raise ValueError(
-            f"{who}: an array of shape {shape} is taken by the indices of plate "
-            f"{plate!r}, which has {plates[plate]} rows: beyond its {rows} entries "
-            "JAX would repeat the last one without a word. Give the arrays of a plate "
-            "one length, and the plate that size."
+            f"{who}: an array of shape {shape} is indexed by plate {plate!r}, which "
+            f"has {plates[plate]} rows: beyond its {rows} entries JAX would silently "
+            "repeat the last one. All arrays of a plate must have the same length, "
+            "which is the size of the plate."
         )
     for plate, primitive in found.wide:
         if plates[plate] > _WIDE * widths[plate]:
             warnings.warn(
                 f"{who}: the model computes on all {plates[plate]} rows of plate "
                 f"{plate!r} ({primitive}) to use {widths[plate]} of them, at every "
-                "step. This is right but slow: take the data by the plate's indices "
-                "first, X[idx] @ beta instead of (X @ beta)[idx].",
+                "step. The result is correct, but slow: index the data first, X[idx] @ "
+                "beta instead of (X @ beta)[idx].",
                 stacklevel=find_stack_level(),
             )
             return True

@@ -20,7 +20,7 @@ _OF_ROWS = {
 
 
 def example_plate(size: int, plate: str = "data", site: Site | None = None) -> str:
-    """How a model takes its data by the indices of a plate, for the messages.
+    """A model that indexes its data by a plate, for the messages.
 
     :param site: the observed site, for its name and its distribution.
     """
@@ -221,10 +221,10 @@ def _inside_scan(who: str, plate: str, discrete: str = "") -> str:
         return (
             f"{who} cannot subsample plate {plate!r}: it stands inside a scan, with "
             f"discrete latent site {discrete!r} for each of its rows, which NumPyro "
-            "sums out by enumeration. Enumerated sites are not supported. If each row "
-            "is a series of its own, write its log likelihood with jax.lax.scan (the "
-            "forward algorithm) as a numpyro.factor with one entry for each row, "
-            "inside of the plate."
+            "marginalizes by enumeration. Enumerated sites are not supported. If each "
+            "row is a series of its own, write its log likelihood with jax.lax.scan "
+            "(the forward algorithm) as a numpyro.factor with one entry for each row, "
+            "inside the plate."
         )
     return (
         f"{who} cannot subsample plate {plate!r}: it stands inside a scan or another "
@@ -307,8 +307,8 @@ def check_sites(
         if site.discrete:
             held = _holds_rows(site, sites)
             how = (
-                f"{held} has a value of it for each of its rows: sum it out of them "
-                f'by numpyro_minibatch.marginalize(model, sites=["{site.name}"]).'
+                f"Each row of {held} has a value of it: marginalize it by "
+                f'numpyro_minibatch.marginalize(model, sites=["{site.name}"]).'
                 if held
                 else "No row has a value of it for itself, so that the sum over its "
                 "values does not divide into rows: write a continuous form of it (a "
@@ -347,7 +347,7 @@ def _holds_rows(latent: Site, sites: list[Site]) -> str:
     observed = [s for s in sites if s.type == "sample" and s.observed]
     for frame in latent.frames:
         if any(s.inside({frame.name}) for s in observed):
-            return f"Plate {frame.name!r}"
+            return f"plate {frame.name!r}"
     return ""
 
 
@@ -380,12 +380,12 @@ def _local_latent(sites: list[Site], plate: str, everything: list[Site]) -> str:
     if not shared and not site.endswith("_unobserved"):
         return (
             f"{message} If it holds the observations, pass them: it got obs=None. "
-            "Otherwise the rows share no parameter, so that each has a posterior of "
-            "its own, which no other row tells anything about. Sample it with NUTS."
+            "Otherwise the rows share no parameter: their posteriors are independent, "
+            "and other rows carry no information about them. Use NUTS."
         )
     if first.discrete:
         return (
-            f"{message} It is discrete: sum it out of each row by "
+            f"{message} It is discrete: marginalize it by "
             f"numpyro_minibatch.marginalize(model, sites=[{names}]), or write the sum "
             "yourself, as dist.MixtureSameFamily(dist.Categorical(weights), parts)."
         )

@@ -52,7 +52,7 @@ from numpyro_minibatch.target import ModelTarget
 
 __all__ = ["inspect_model"]
 
-# what was found of models that a driver told the content of; it holds no data
+# layouts of models whose digest a driver passed; they hold no data
 _FOUND: WeakKeyDictionary[Callable, OrderedDict[Hashable, Layout]] = WeakKeyDictionary()
 _MOST_FOUND = 8  # of each model
 _AS_ARGUMENTS = (

@@ -178,9 +178,9 @@ def _give_names(target: ModelTarget, plates: Mapping[str, int]) -> str:
 
 
 _GIVE_ARGUMENTS = (
-    "pass all data as arguments of the model (arrays from its surroundings keep all of "
-    "their rows, and so does jnp.arange(n)); or put the site into a plate and take the "
-    "data by the indices:"
+    "pass all data as arguments of the model (arrays from its closure or from globals "
+    "keep all of their rows, and so does jnp.arange(n)); or put the site into a plate "
+    "and index the data by it:"
 )
 
 
@@ -260,8 +260,8 @@ def named_rows(
     """
     if own:
         raise ValueError(
-            f"{who}: plate {own[0]!r} has a subsample_size, so the model takes its "
-            "rows by the plate's indices. Leave rows out, or subsample_size."
+            f"{who}: plate {own[0]!r} has a subsample_size, so the model "
+            "indexes its data. Leave out rows, or subsample_size."
         )
     listing = ", ".join(f"{name!r} ({size} rows)" for name, size in plates.items())
     places = []
@@ -277,8 +277,8 @@ def named_rows(
         if len(fit) > 1:
             raise ValueError(
                 f"{who}: {array.name} could have the rows of plate {fit[0]!r} or of "
-                f"{fit[1]!r}, which have {array.size} each. Take the data of both "
-                "inside of their plates by the indices, and leave rows out."
+                f"{fit[1]!r}, which have {array.size} each. Index the data of both "
+                "inside their plates, and leave out rows."
             )
         places.append((array.leaf, fit[0], array.axis))
     places.sort()

@@ -261,8 +261,8 @@ def abstract_sites(
         frozen = jax.eval_shape(run, *arrays)
     if arrays and jax.tree.leaves(frozen):
         raise ValueError(
-            "HostRows need a model that takes them by the indices of a plate if it has "
-            "numpyro.param sites, too."
+            "a model with HostRows and numpyro.param sites must index the HostRows by "
+            "a plate."
         )
     if jax.tree.leaves(frozen):
         # every chain must share these values, so they come from a fixed key and are

@@ -118,7 +118,7 @@ def check_init_params(
     init_params: Any,
     chains: tuple[int, ...],
 ) -> None:
-    """Check where a chain is told to start, before anything compiles.
+    """Check the given starting point of a chain, before anything compiles.
 
     :param who: the kernel's name, for the messages.
     :param target: the target, if it was written by hand.

@@ -261,7 +261,7 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
 
         Functions that run the model of a kernel, such as ``arviz.from_numpyro``,
         ``Predictive`` and ``numpyro.infer.log_likelihood``, need no ``subsample_size``.
-        Discrete sites that the kernel summed out are summed out here, too.
+        Discrete sites that the kernel marginalized are marginalized here, too.
         """
         layout, model = self._run.layout, self._sampled_model
         if model is None or layout is None or not layout.subsampled:

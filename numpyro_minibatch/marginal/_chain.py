@@ -6,7 +6,7 @@ these are a Markov chain of order ``h``. With
 
 .. math:: \alpha_t(s_{t-h+1}, \dots, s_t) = p(y_1, \dots, y_t, s_{t-h+1}, \dots, s_t),
 
-one step of the recursion sums out the oldest state,
+one step of the recursion sums over the oldest state,
 
 .. math:: \alpha_t(s_{t-h+1}, \dots, s_t)
     = \sum_{s_{t-h}} \alpha_{t-1}(s_{t-h}, \dots, s_{t-1}) \,
@@ -247,7 +247,7 @@ class _SumScan(EachScan):
 
 @dataclass(frozen=True, eq=False)
 class ChainModel:
-    """A model with the discrete states of one scan summed out of each row.
+    """A model in which the discrete states of one scan are marginalized.
 
     :param fn: the model.
     :param level: the sites of the scan and their plates.
@@ -384,7 +384,7 @@ class ChainModel:
             alpha, leaves = before
             log_p, new = each(leaves, *x, jnp.arange(count))
             after = jnp.expand_dims(alpha, order) + log_p
-            # the oldest state is summed out; nothing that is carried depends on it
+            # the sum over the oldest state, on which nothing that is carried depends
             new = [
                 leaf[0] if yes else leaf[(0,) * (order + 1)]
                 for leaf, yes in zip(new, varying, strict=True)
@@ -443,10 +443,10 @@ class ChainModel:
                 hidden.append(name)
             elif which:
                 raise ValueError(
-                    f"marginalize cannot sum {', '.join(map(repr, which))} out of each "
-                    f"row of plate {self.level.plates[-1]!r}: site {name!r} depends on "
-                    "it and is not an observation of that row in the same scan. Put "
-                    "what depends on the states into the scan."
+                    f"marginalize cannot sum over {', '.join(map(repr, which))} in "
+                    f"each row of plate {self.level.plates[-1]!r}: site {name!r} "
+                    "depends on it and is not an observation of that row in the same "
+                    "scan. Move everything that depends on the states into the scan."
                 )
         return self.level._replace(hidden=tuple(hidden))
 

@@ -123,8 +123,8 @@ def find_chains(
     :param model: the model.
     :param args: its positional arguments.
     :param kwargs: its keyword arguments.
-    :param sites: names of the sites to sum out; ``None`` for all.
-    :raises ValueError: a chain cannot be summed out of each row.
+    :param sites: names of the sites to marginalize; ``None`` for all.
+    :raises ValueError: a chain cannot be marginalized.
     """
     recorder = _Recorder()
 
@@ -167,22 +167,23 @@ def _chain_of(step: _Step, sites: Collection[str] | None) -> Level | None:
     if left:
         both = ", ".join(f'"{name}"' for name, _, _ in local)
         raise ValueError(
-            f"marginalize sums out the sites of a scan together, and {left[0]!r} has "
-            f"a value for each row of the same scan: write sites=[{both}]."
+            "marginalize needs all discrete sites of a scan at once, and sites= lacks "
+            f"{left[0]!r}, which has a value for each row: write sites=[{both}]."
         )
     name, plates, _ = chosen[0]
     other = [s for s in chosen if set(s[1]) != set(plates)]
     if other:
         raise ValueError(
-            f"marginalize cannot sum out {name!r} (in {', '.join(map(repr, plates))}) "
-            f"and {other[0][0]!r} (in {', '.join(map(repr, other[0][1]))}), which are "
+            f"marginalize cannot sum over {name!r} "
+            f"(in {', '.join(map(repr, plates))}) and "
+            f"{other[0][0]!r} (in {', '.join(map(repr, other[0][1]))}), which are "
             "in one scan and in different plates. Put them into the same plates."
         )
     if step.subsampled:
         raise ValueError(
-            f"marginalize: plate {step.subsampled[0]!r} is in a scan and reads some "
-            "of its rows only. Leave its subsample_size out, and pass the data as "
-            "arguments with one entry for each row."
+            f"marginalize: plate {step.subsampled[0]!r} in a scan has a "
+            "subsample_size. Leave it out, and pass the data as arguments with one "
+            "entry for each row."
         )
     order = _order(step.uses, [s[0] for s in chosen])
     members = tuple(summed_site(name, fn) for name, _, fn in chosen)
@@ -222,10 +223,10 @@ def _order(uses: tuple[tuple[bool, ...], ...], names: list[str]) -> int:
     if orders is None:
         which = ", ".join(map(repr, names))
         raise ValueError(
-            f"marginalize cannot sum out {which}: what the scan carries depends on "
-            "its value in all earlier steps, not in the last few, as a sum or a count "
-            "of the states does. The states are then no Markov chain, and the sum "
-            "over them has no recursion. Carry the last states only, or use NUTS "
-            "on a model with a closed form."
+            f"marginalize cannot sum over {which}: the carry of the scan depends on "
+            "its values in all earlier steps, as a sum or a count of the states does. "
+            "The states are then not a Markov chain of finite order, and the sum over "
+            "them has no recursion. Carry only the last states, or use NUTS on a model "
+            "with a closed form."
         )
     return max([1, *orders])

@@ -45,7 +45,7 @@ class Local(NamedTuple):
 
 
 class Chain(NamedTuple):
-    """A scan whose discrete states are summed out by the forward recursion.
+    """A scan whose discrete states are marginalized by the forward recursion.
 
     :param position: that of the scan among the scans of the model.
     :param order: the number of earlier states that a step depends on.
@@ -277,10 +277,10 @@ def _chosen(
 
 def _in_scan(name: str) -> str:
     return (
-        f"marginalize cannot sum out site {name!r}, which is in a scan: the steps of "
-        "the scan have no observation in the plate of the site. Write the plate of the "
-        "rows inside of the function that is scanned, with the site and its "
-        "observation in it."
+        f"marginalize cannot sum over site {name!r}, which is in a scan: the steps "
+        "of the scan have no observation in the plate of the site. Write the plate of "
+        "the rows inside of the function that is scanned, and put both the site and "
+        "its observation into it."
     )
 
 

@@ -1,7 +1,4 @@
-"""Targets: a NumPyro model as a prior and one log likelihood per row.
-
-Only this package evaluates a model with NumPyro's effect handlers.
-"""
+"""Targets: a NumPyro model as a prior and one log likelihood per row."""
 
 from numpyro_minibatch.target._arguments import Slices as Slices
 from numpyro_minibatch.target._arguments import flatten_arguments as flatten_arguments
