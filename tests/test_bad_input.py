@@ -432,7 +432,7 @@ MODELS = [
         ValueError,
         "'which'",
         "discrete",
-        "MixtureSameFamily",
+        "write a continuous form of it",
     ),
     refuse(
         "a subsampled plate without an observed site",

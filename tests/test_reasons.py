@@ -209,11 +209,11 @@ REASONS: dict[str, tuple[Callable, tuple[str, ...]]] = {
     "after the block": (after_the_block, ("'score' stands outside", "indent")),
     "rows without a shared parameter": (
         no_shared_parameter,
-        ("'skill'", "share no parameter", "Sample it with NUTS"),
+        ("'skill'", "share no parameter", "Use NUTS"),
     ),
     "an enumerated site in a smaller plate": (
         votes,
-        ("'kind'", "Plate 'items'", 'marginalize(model, sites=["kind"])'),
+        ("'kind'", "plate 'items'", 'marginalize(model, sites=["kind"])'),
     ),
     "a scan": (autoregression, SERIES),
     "a plate of four seasons": (seasons, SERIES),

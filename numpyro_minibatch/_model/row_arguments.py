@@ -179,8 +179,8 @@ def _give_names(target: ModelTarget, plates: Mapping[str, int]) -> str:
 
 _GIVE_ARGUMENTS = (
     "pass all data as arguments of the model (arrays from its closure or from globals "
-    "keep all of their rows, and so does jnp.arange(n)); or put the site into a plate "
-    "and index the data by it:"
+    "keep all rows, as does jnp.arange(n)); or put the site into a plate and index the "
+    "data by it:"
 )
 
 
