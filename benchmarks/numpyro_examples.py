@@ -364,7 +364,9 @@ def _stand_ins(tables: Mapping[str, Callable[[], dict[str, Any]]]) -> None:
     jax_of_tfp = module("tensorflow_probability.substrates.jax", math=math)
     substrates = module("tensorflow_probability.substrates", jax=jax_of_tfp)
     module("tensorflow_probability", substrates=substrates)
-    module("polars", DataFrame=_Frame, col=_Column, lit=lambda value: value)
+    # libraries of data frames ask polars, once it is imported, for its types
+    kinds = {name: type(name, (), {}) for name in ("LazyFrame", "Series", "Expr")}
+    module("polars", DataFrame=_Frame, col=_Column, lit=lambda value: value, **kinds)
     module("ucimlrepo", fetch_ucirepo=fetch)
     if importlib.util.find_spec("funsor") is None:
         # NUTS cannot enumerate then; the mark on the model changes nothing here
@@ -373,7 +375,9 @@ def _stand_ins(tables: Mapping[str, Callable[[], dict[str, Any]]]) -> None:
         sys.modules["numpyro.contrib.funsor"] = enumeration
 
 
-def _prepare(found: Callable[[Outcome], None], example: str, check: bool) -> None:
+def _prepare(
+    found: Callable[[Outcome], None], example: str, check: bool, chains: int
+) -> None:
     """Replace data, loops and kernels by simulated data, short loops and both
     kernels."""
     import matplotlib
@@ -422,7 +426,7 @@ def _prepare(found: Callable[[Outcome], None], example: str, check: bool) -> Non
         if known not in seen:
             seen.add(known)
             call = rng_key, args, kwargs
-            outcome = _compare(found, example, self.sampler, call, check)
+            outcome = _compare(found, example, self.sampler, call, check, chains)
         inside = False
         # few draws, with which the example continues
         runs = outcome is not None and outcome.outcome == "runs"
@@ -472,6 +476,7 @@ def _compare(
     sampler: Any,
     call: tuple[Any, tuple, Mapping[str, Any]],
     check: bool,
+    chains: int,
 ) -> Outcome:
     import jax
     from numpyro import handlers
@@ -500,7 +505,14 @@ def _compare(
         rng_key = rng_key[0]  # for several chains
 
     def sampled(kernel: Any) -> Any:
-        mcmc = MCMC(kernel, num_warmup=WARMUP, num_samples=DRAWS, progress_bar=False)
+        mcmc = MCMC(
+            kernel,
+            num_warmup=WARMUP,
+            num_samples=DRAWS,
+            num_chains=chains,
+            chain_method="vectorized",
+            progress_bar=False,
+        )
         mcmc.run(rng_key, *args, **given)
         return jax.block_until_ready(mcmc.get_samples(group_by_chain=True))
 
@@ -543,7 +555,7 @@ def _compare(
     begin = time.perf_counter()
     try:
         # NUTS enumerates by funsor, if that is installed: the same posterior
-        same = kernel.model if kernel.settings.get("summed_out") else model
+        same = kernel.model if _differs(kernel) else model
         theirs = sampled(NUTS(same, init_strategy=start))
     except Exception as error:
         outcome = outcome._replace(distance=f"NUTS: {type(error).__name__}")
@@ -564,26 +576,43 @@ def _check_only(kernel: Any, start: Any, args: tuple, kwargs: Any) -> None:
     check_rows("MinibatchMH", target, kernel.model, args, kwargs, layout, start)
 
 
+def _differs(kernel: Any) -> bool:
+    """Whether NUTS does not run on the model as it is: discrete sites, subsamples."""
+    return bool(kernel.settings.get("summed_out") or kernel.layout.subsampled)
+
+
 def _distance(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
-    """The largest distance of two means, in Monte Carlo standard errors."""
-    from numpyro.diagnostics import effective_sample_size
+    """The largest distance of two means, in Monte Carlo standard errors.
+
+    It tells little where a chain has not converged, so the largest split R-hat of
+    either kernel stands beside it if it is above 1.05.
+    """
+    from numpyro.diagnostics import effective_sample_size, split_gelman_rubin
 
     worst, where = 0.0, ""
+    rhat = [0.0, 0.0]
     for name in ours.keys() & theirs.keys():
         both = [np.asarray(x[name], np.float64) for x in (ours, theirs)]
         if both[0].shape[2:] != both[1].shape[2:] or not both[0].size:
             continue
         means = [x.mean((0, 1)) for x in both]
         with np.errstate(all="ignore"):
+            each = [np.nan_to_num(split_gelman_rubin(x)).max() for x in both]
+            rhat = [max(a, float(b)) for a, b in zip(rhat, each, strict=True)]
             errors = [x.var((0, 1)) / effective_sample_size(x) for x in both]
             far = np.abs(means[0] - means[1]) / np.sqrt(errors[0] + errors[1])
         largest = np.nanmax(np.where(np.isfinite(far), far, 0.0))
         if largest > worst:
             worst, where = float(largest), name
-    return f"{worst:.1f} ({where})" if where else ""
+    slow = [
+        f"R-hat {x:.2f} of {kernel}"
+        for kernel, x in zip(("ours", "NUTS"), rhat, strict=True)
+        if x > 1.05
+    ]
+    return "; ".join([f"{worst:.1f} ({where})", *slow]) if where else ""
 
 
-def _run_one(path: Path, out: Path, check: bool) -> None:
+def _run_one(path: Path, out: Path, check: bool, chains: int) -> None:
     warnings.simplefilter("ignore")
 
     def found(outcome: Outcome) -> None:
@@ -591,7 +620,7 @@ def _run_one(path: Path, out: Path, check: bool) -> None:
             file.write(json.dumps(outcome._asdict()) + "\n")
 
     example = path.stem
-    _prepare(found, example, check)
+    _prepare(found, example, check, chains)
     sys.argv = [str(path), *OPTIONS.get(example, [])]
     sys.path.insert(0, str(path.parent))
     space: dict[str, Any] = {"__name__": "__main__", "__file__": str(path)}
@@ -627,11 +656,12 @@ def _is_mcmc(path: Path) -> bool:
     return bool(re.search(r"\bMCMC\(", path.read_text()))
 
 
-def _outcomes(path: Path, limit: float, check: bool) -> list[Outcome]:
+def _outcomes(path: Path, limit: float, check: bool, chains: int) -> list[Outcome]:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "found.jsonl"
         command = [sys.executable, __file__, "--one", str(path), "--out", str(out)]
         command += ["--check"] if check else []
+        command += ["--chains", str(chains)]
         try:
             done = subprocess.run(
                 command, capture_output=True, text=True, timeout=limit, cwd=folder
@@ -671,11 +701,12 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", help="names of examples")
     parser.add_argument("--limit", type=float, default=300.0, help="seconds of each")
     parser.add_argument("--check", action="store_true", help="the model only: no draws")
+    parser.add_argument("--chains", type=int, default=1, help="vectorised, of each run")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--one", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:
-        _run_one(args.one, args.out, args.check)
+        _run_one(args.one, args.out, args.check, args.chains)
         return
     root = args.checkout.resolve()
     files = sorted(root.glob("examples/*.py")) + sorted(
@@ -685,7 +716,7 @@ def main() -> None:
     for path in files:
         if (args.only and path.stem not in args.only) or not _is_mcmc(path):
             continue
-        found = _outcomes(path, args.limit, args.check)
+        found = _outcomes(path, args.limit, args.check, args.chains)
         outcomes += found
         print(_table(found).split("\n", 2)[2], end="", flush=True)
         if args.out:

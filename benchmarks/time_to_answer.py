@@ -285,6 +285,7 @@ def worker(case: dict[str, Any]) -> None:
         "first": first,
         "to_answer": [a + missing * b for a, b in zip(first, more, strict=True)],
         "ess": ess,
+        "draws": more,  # of as many draws as the first part kept
         "import_numpyro": imported,
         "import_ours": ours,
         "totals": found,
@@ -376,7 +377,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--programs", action="store_true")
     parser.add_argument("--again", action="store_true")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=Path, help="a file for the tables")
+    parser.add_argument("--json", type=Path, help="a file for all results")
     parser.add_argument("--worker")
     args = parser.parse_args()
     if args.worker:
@@ -393,7 +395,7 @@ def main() -> None:
         "tracing, s | lowering, s | compiling, s | load |",
         "|" + "---|" * 13,
     ]
-    details = []
+    details, results = [], []
     print("\n".join(lines), flush=True)
     for _ in range(args.rounds):
         for problem in args.problems:
@@ -407,6 +409,7 @@ def main() -> None:
                         "again": args.again,
                     }
                     found = measured(case)
+                    results.append({"case": case, "found": found})
                     lines.append(shown(case, found))
                     print(lines[-1], flush=True)
                     for name, (clock, spent) in found.get("again", {}).items():
@@ -420,6 +423,14 @@ def main() -> None:
                     if args.programs:
                         details.append(shown_programs(found))
                         print(details[-1], flush=True)
+    if args.json:
+        machine = {
+            "jax": jax.__version__,
+            "python": platform.python_version(),
+            "cores": os.cpu_count(),
+        }
+        text = json.dumps({"machine": machine, "results": results}, indent=1)
+        args.json.write_text(text + "\n")
     if args.out:
         args.out.write_text("\n".join([*lines, "", *details, ""]))
 

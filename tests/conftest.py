@@ -16,6 +16,14 @@ from pathlib import Path
 import jax
 import pytest
 
+from numpyro_minibatch.kernels import _survey
+
+
+@pytest.fixture(autouse=True)
+def _own_set_ups() -> None:
+    """A test that changes what a set-up does must not find that of another test."""
+    _survey._FOUND.clear()
+
 
 def pytest_report_header() -> str:
     """Name the versions and the precision that this run tests."""

@@ -17,9 +17,10 @@ import pytest
 from numpy import unique
 from numpyro import handlers
 from numpyro.infer.reparam import LocScaleReparam
+from numpyro.infer.util import potential_energy
 from scipy.stats import norm
 
-from numpyro_minibatch import AMAGOLD, marginalize
+from numpyro_minibatch import AMAGOLD, MinibatchMH, marginalize
 from numpyro_minibatch.kernels import MinibatchKernel
 
 N, GROUPS = 40, 4
@@ -222,3 +223,40 @@ def by_jax(group: Any, y: Any) -> None:
 def test_what_has_no_meaning_for_a_batch_is_refused(model: Any) -> None:
     with pytest.raises(TypeError, match="needs the values of the data"):
         set_up(model, GROUP, Y)
+
+
+def test_a_model_that_uses_numpy_is_marginalized_inside_of_jit() -> None:
+    def model(group: Any, y: Any) -> None:
+        number = int(np.max(group)) + 1
+        means = numpyro.sample("means", dist.Normal(0.0, 1.0).expand([number]))
+        with numpyro.plate("data", len(y)):
+            kind = numpyro.sample("kind", dist.Bernoulli(0.25))
+            mean = means[group] + 2.0 * kind
+            numpyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+
+    summed = marginalize(model)
+
+    @jax.jit  # as NUTS evaluates it
+    def density(means: Any) -> Any:
+        return -potential_energy(summed, (GROUP, Y), {}, {"means": means})
+
+    each = [norm.pdf(Y, MEANS[GROUP] + 2 * kind) for kind in (0, 1)]
+    expected = np.log(0.75 * each[0] + 0.25 * each[1]).sum()
+    expected += norm.logpdf(MEANS).sum()
+    np.testing.assert_allclose(density(MEANS), expected, rtol=1e-5)
+
+
+def test_other_kernels_run_on_the_same_numpy_data_afterwards() -> None:
+    """JAX keeps constants by the identity of NumPy arrays, of either precision."""
+    X, y = np.random.default_rng(1).normal(size=(2, 100))
+
+    def model(X: Any, y: Any) -> None:
+        slope = numpyro.sample("slope", dist.Normal(0.0, 1.0))
+        with numpyro.plate("data", len(y)):
+            numpyro.sample("y", dist.Normal(slope * X, 1.0), obs=y)
+
+    kernel = MinibatchMH(partial(model, X, y), control_variate="taylor2", batch_size=10)
+    kernel.init(jax.random.key(0), 5)
+    residuals = jax.value_and_grad(lambda mean: jnp.sum(y - mean))
+    found, _ = residuals(jnp.ones(100))
+    np.testing.assert_allclose(found, (y - 1.0).sum(), rtol=1e-4)

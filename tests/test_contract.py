@@ -57,6 +57,8 @@ from numpyro_minibatch.kernels import (
     NoiseDriven,
     Start,
     Tempered,
+    _base,
+    _driver,
 )
 from numpyro_minibatch.kernels.equi_energy._settings import EnergyArguments
 
@@ -313,6 +315,34 @@ def test_a_run(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     mcmc.print_summary()
     printed = capsys.readouterr().out
     assert "beta[0]" in printed and "scale" in printed and "norm" not in printed
+
+
+def test_what_the_driver_evaluates_around_its_loop_is_compiled_before_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started: list[int] = []
+
+    class AtOnce:
+        def submit(self, compile_: Callable, *args: Any) -> None:
+            compile_(*args)
+            started.append(len(_compiled))
+
+    monkeypatch.setattr(_driver, "compilers", AtOnce)
+
+    def compiled_after(num_samples: int) -> set[str]:
+        before = len(_compiled)
+        settings = {"num_chains": CHAINS, "chain_method": "vectorized"}
+        mcmc = driver(KERNELS["MINT"](), num_samples=num_samples, **settings)
+        mcmc.run(chain_keys()[0], X, Y)
+        mcmc.get_samples()
+        first = started.pop() if started else before
+        names = {name.removeprefix("jit(").rstrip(")") for name in _compiled[first:]}
+        return names & {"multiply", "swapaxes", "reshape"}
+
+    # sizes that no other test has compiled
+    assert not compiled_after(29)
+    monkeypatch.setattr(_base, "compile_around_loop", lambda *_: None)
+    assert compiled_after(31) == {"multiply", "swapaxes", "reshape"}
 
 
 @kernels(

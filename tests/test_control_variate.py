@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 from dataclasses import dataclass, replace
 
@@ -38,6 +39,7 @@ from numpyro_minibatch.control_variate import (
     _pilot,
     _posterior,
     _residuals,
+    _row_sums,
     _setup,
     expand,
 )
@@ -48,9 +50,10 @@ from numpyro_minibatch.control_variate._problem import Chosen, Problem, double
 from numpyro_minibatch.control_variate._residuals import (
     ResidualScan,
     Rows,
-    sums_in_double,
 )
+from numpyro_minibatch.control_variate._row_sums import RowSums, Some
 from numpyro_minibatch.estimate import Weights
+from numpyro_minibatch.kernels import _survey
 from numpyro_minibatch.target import ModelTarget
 
 slow = pytest.mark.slow
@@ -472,7 +475,7 @@ def test_an_expansion_with_exact_rows_is_the_likelihood(kind, order):
     kept = {"first": np.array([3, 77, 499]), "second": np.array([], int)}
     exact = {name: ExactRows.alone(rows, sizes[name]) for name, rows in kept.items()}
     if kind == "representing":
-        exact["first"] = ExactRows.representing(kept["first"], [8.0, 0.3, 2.5], 500)
+        exact["first"] = ExactRows.representing(kept["first"], [8.0, 0.3, 2.5])
     elif kind != "alone":
         rng = np.random.default_rng(5)
         representative, coefficient = (
@@ -534,7 +537,7 @@ def test_polynomials_that_are_kept_are_those_that_are_derived(monkeypatch, order
     taylor = Taylor(order, center={"beta": np.array([-4.0, 0.6])})
     found = []
     for keeps in (True, False):
-        monkeypatch.setattr(_center, "keeps_polynomials", lambda *_, k=keeps: k)
+        monkeypatch.setattr(_row_sums, "keeps_polynomials", lambda *_, k=keeps: k)
         expansion = find_center(problem, np.zeros((1, 2)), taylor).expansion
         assert {n: np.shape(p) for n, p in expansion.rows.items()} == (
             {n: (size, 6) for n, size in sizes.items()} if keeps else {}
@@ -579,10 +582,18 @@ def test_a_sum_in_double_precision_is_that_of_the_residuals():
     draws = 0.15 + 0.2 * np.random.default_rng(9).normal(size=(8, 1))
     for order in (1, 2):
         expansion = find_center(problem, np.zeros((1, 1)), Taylor(order)).expansion
-        found = sums_in_double(problem, order, expansion, draws)
-        sums, _ = ResidualScan(problem, order, "direct", expansion).sums(draws)
+        exact = RowSums.of(problem, Taylor(order), 1)
+        found = exact.residuals(order, expansion, draws)
+        scan = ResidualScan(problem, order, "direct", expansion)
         assert np.ptp(found) > 0.5
-        np.testing.assert_allclose(found, sums, atol=1e-3)
+        np.testing.assert_allclose(found, scan.sums(draws)[0], atol=1e-3)
+        # of some rows, all of them read in single precision too
+        some = Some({"data": jnp.arange(0, 230, 3)}, problem.plates)
+        few = replace(exact, some=some, last={})
+        estimated = few.residuals(order, expansion, draws, some)
+        assert np.abs(estimated - found).max() > 0.1
+        rounded = scan.sums_of_some(draws, some)
+        np.testing.assert_allclose(estimated, rounded, atol=1e-3)
 
 
 @dataclass(frozen=True)
@@ -1533,6 +1544,73 @@ def test_residuals_that_round_too_much_are_an_error(monkeypatch):
     kernel = MinibatchMH(model, control_variate="taylor2")
     with pytest.raises(ValueError, match="in single precision .* is off by"):
         kernel.init(random.key(0), 10, None, DATA, {})
+
+
+@pytest.mark.skipif(jax.config.jax_enable_x64, reason="about single precision")
+def test_the_rounding_of_one_row_of_many_is_found(monkeypatch):
+    """Residuals of a normal likelihood are zero, up to rounding."""
+    monkeypatch.setattr(_row_sums, "_SUBSAMPLE", 200)
+    rng = np.random.default_rng(5)
+    x = rng.normal(size=4000).astype(np.float32)
+
+    def normal(x):
+        mu = numpyro.sample("mu", dist.Normal(0, 1))
+        with numpyro.plate("data", len(x)) as idx:
+            numpyro.sample("y", dist.Normal(mu, 1.0), obs=x[idx])
+
+    def rounding_of(x):
+        problem = problem_of(normal, jnp.asarray(x), example={"mu": np.zeros(())})
+        expansion = find_center(problem, np.zeros((1, 1)), Taylor(2)).expansion
+        draws = expansion.center + 0.016 * rng.normal(size=(32, 1))
+        scan = ResidualScan(problem, 2, "direct", expansion)
+        exact = RowSums.of(problem, Taylor(2), 1)
+        found = _pilot._rounding_of_some(scan, exact, expansion, draws)
+        right = exact.residuals(2, expansion, draws[:8])
+        whole = (scan.sums(draws)[0][:8] - right).std(ddof=1)
+        return found, whole, np.asarray(exact.some.rows["data"])
+
+    found, whole, chosen = rounding_of(x)
+    assert 0.5 * whole < found < 0.01 and len(chosen) == 200
+    x[np.setdiff1d(np.arange(4000), chosen)[7]] = 3000.0
+    found, whole, _ = rounding_of(x)
+    assert found == pytest.approx(whole, rel=0.1) and whole > 0.05
+    # random rows alone miss it
+    monkeypatch.setattr(Some, "largest", lambda self, values: self)
+    assert rounding_of(x)[0] < 0.01
+
+
+def test_an_equal_kernel_finds_the_set_up_for_the_same_data(monkeypatch):
+    made = []
+    prepare = _survey.prepare
+
+    def counted(*args):
+        made.append(args)
+        return prepare(*args)
+
+    monkeypatch.setattr(_survey, "prepare", counted)
+    data = [jnp.asarray(x) + 0.0 for x in DATA]
+
+    def init(args, **settings):
+        kernel = MinibatchMH(model, control_variate="taylor2", **settings)
+        state = kernel.init(random.key(0), 10, None, tuple(args), {})
+        return len(made), kernel.pilot, state.z["beta"]
+
+    number, pilot, start = init(data)
+    again, found, same = init(data)
+    assert number == again == 1 and found == pilot
+    np.testing.assert_array_equal(start, same)
+    assert init(data, batch_size=64)[0] == 2  # another setting
+    assert init(data)[0] == 2
+    changed = [data[0], data[1][::-1], *data[2:]]
+    assert init(changed)[0] == 3 == init(data)[0]
+    in_numpy = [np.array(x) for x in data]
+    assert init(in_numpy)[0] == 4 == init(in_numpy)[0]
+    in_numpy[0] *= 0.5  # the same array with another content
+    assert init(in_numpy)[0] == 5
+    del changed, data, in_numpy
+    made.clear()
+    gc.collect()
+    assert not _survey._FOUND
 
 
 def test_impossible_rows_within_the_posterior_are_an_error():

@@ -622,6 +622,70 @@ def test_log_ratios_show_weights_that_grow_in_the_tails() -> None:
         assert not any("the tails" in a for a in found.advice)
 
 
+TWO_MODES = {"num_modes": 2, "mode_masses": [0.5, 0.5]}
+
+
+def test_tails_are_compared_within_modes() -> None:
+    """One of two modes is skewed; neither is far from the mean of its own draws."""
+    rng = np.random.default_rng(5)
+    mode = np.repeat([[0, 1]], DRAWS // 2, axis=1) * np.ones((CHAINS, 1), int)
+    facts = PENALTY | {"uses_surrogate": True, "num_steps": 1}
+    facts |= {"pilot": MEASURED | TWO_MODES}
+    named = 0
+    for _ in range(10):
+        skewed = independence_chains(5, DRAWS // 2, rng)
+        normal = rng.normal(size=skewed.shape)
+        # the second is a tenth as wide, and a hundred standard deviations away
+        draws = np.concatenate([normal, 10 + 0.1 * skewed], axis=1)
+        found = diagnose(result({"x": draws}, facts, mode=mode))
+        named += found.tail_stay_name == "x in mode 1"
+        # about the mean of both there are no tails
+        alone = diagnose(result({"x": draws}, PENALTY | {"pilot": MEASURED}))
+        assert alone.tail_stay < 1.12
+        assert found.tail_stay > alone.tail_stay
+    assert named == 10
+
+
+def test_rejections_on_the_surrogate_are_no_stays_in_the_tail_of_a_mode() -> None:
+    """Moves between modes that fail in a tail do not keep a chain there."""
+    rng = np.random.default_rng(6)
+    shape = CHAINS, DRAWS
+    mode = rng.integers(0, 2, shape)
+    draws, ratio = rng.normal(size=shape), rng.normal(0, 0.1, shape)
+    for t in range(1, DRAWS):  # half of the moves from the tail of a mode are none
+        stays = (draws[:, t - 1] > 1.2) & (rng.uniform(size=CHAINS) < 0.5)
+        for values in (draws, mode):
+            values[:, t] = np.where(stays, values[:, t - 1], values[:, t])
+        ratio[:, t] = np.where(stays, 0.0, ratio[:, t])
+    facts = PENALTY | {"uses_surrogate": True, "num_steps": 1}
+    facts |= {"pilot": MEASURED | TWO_MODES}
+    found = diagnose(
+        result({"x": 30.0 * mode + draws}, facts, mode=mode, log_ratio=ratio)
+    )
+    assert found.tail_stay < 1.05
+    # the same with decisions on data: the tail is left too rarely
+    ratio = np.where(ratio == 0, -3.0, ratio)
+    found = diagnose(
+        result({"x": 30.0 * mode + draws}, facts, mode=mode, log_ratio=ratio)
+    )
+    assert found.tail_stay > 1.2
+
+
+def test_log_ratios_show_the_weights_of_each_mode() -> None:
+    rng = np.random.default_rng(7)
+    shape = CHAINS, DRAWS
+    mode, z = rng.integers(0, 2, shape), rng.normal(size=shape)
+    log_weight = np.where(mode == 1, 0.05 * z**3, 0.0)
+    ratio = np.zeros(shape)
+    ratio[:, 1:] = rng.normal(0, 0.1, (CHAINS, DRAWS - 1)) - log_weight[:, :-1]
+    facts = PENALTY | {"uses_surrogate": True, "num_steps": 1}
+    facts |= {"pilot": MEASURED | TWO_MODES}
+    draws = np.where(mode == 1, 40 - 0.3 * z, z)
+    found = diagnose(result({"x": draws}, facts, mode=mode, log_ratio=ratio))
+    assert found.tail_weight_name == "x in mode 1"
+    assert found.tail_weight == pytest.approx(math.exp(0.05 * 2.5**3), rel=0.2)
+
+
 # the content of advice --------------------------------------------------------------
 
 

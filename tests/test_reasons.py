@@ -180,6 +180,28 @@ def votes(y: Any) -> None:
             numpyro.sample("score", dist.Normal(kind * p, 1.0), obs=y)
 
 
+def in_a_loop(y: Any) -> None:
+    mu = level()
+    for k in range(5):
+        numpyro.sample(f"score_{k}", dist.Normal(mu, 1.0), obs=y[k])
+
+
+def one_entry(y: Any) -> None:
+    numpyro.sample("score", dist.Poisson(jnp.exp(level())), obs=3)
+
+
+def lags_in_a_plate(y: Any) -> None:
+    mu = level()
+    with numpyro.plate("days", len(y) - 1):
+        numpyro.sample("price", dist.Poisson(jnp.exp(mu * y[:-1])), obs=y[1:])
+
+
+def point_of_change(y: Any) -> None:
+    day = numpyro.sample("day", dist.DiscreteUniform(0, 9))
+    after = jnp.arange(len(y)) > day
+    numpyro.sample("price", dist.Normal(level() * after, 1.0), obs=y)
+
+
 REASONS: dict[str, tuple[Callable, tuple[str, ...]]] = {
     "a latent site of each row": (schools, ("'effect'", "'schools'", "one value per")),
     "an enumerated site": (enumerated, ("'kind'", "discrete", "Mixture", *LOCAL)),
@@ -222,6 +244,19 @@ REASONS: dict[str, tuple[Callable, tuple[str, ...]]] = {
     "one event": (one_event, ("'score'", "leave out .to_event")),
     "one factor": (one_factor, ("numpyro.factor('fit', ...) is one number",)),
     "effects of rows in no plate": (random_effects, ("'effect' has a value for each",)),
+    "a site for each step of a loop": (
+        in_a_loop,
+        ("'score_0', 'score_1' and 3 more", "a loop", "time series", "sample it with"),
+    ),
+    "one entry": (one_entry, ("'score' has one entry", 'sample("score", dist.Poisson')),
+    "lags in a plate": (
+        lags_in_a_plate,
+        ('plate("days", 59)', 'sample("price", dist.Poisson', "y[1:] and y[:-1]"),
+    ),
+    "a discrete site of all rows": (
+        point_of_change,
+        ("'day' is discrete", "not a variable of single rows", "with NUTS"),
+    ),
     "condition": (
         handlers.condition(held_outside, {"score": Y}),
         ("handlers.condition holds all rows of site 'score'", "obs=y"),
@@ -244,6 +279,8 @@ def test_the_reason_is_the_true_one(name: str, batch_size: Any) -> None:
     model, says = REASONS[name]
     asks_first = (
         "an enumerated site in a smaller plate",
+        "a discrete site of all rows",
+        "lags in a plate",
         "condition",
         "effects of rows in no plate",
         "a Gaussian process in a plate",
@@ -256,6 +293,17 @@ def test_the_reason_is_the_true_one(name: str, batch_size: Any) -> None:
     message = str(caught.value)
     assert [words for words in says if words not in message] == [], message
     assert len(message) < 700
+
+
+def test_lists_of_numbers_are_named() -> None:
+    def model(x: Any, y: Any) -> None:
+        numpyro.sample("score", dist.Normal(level() * jnp.array(x), 1.0), obs=y)
+
+    x = [float(v) for v in Y]
+    with pytest.raises(ValueError, match="x is a list of 60 numbers"):
+        inspect_model("MINT", model, (x, Y), {}, 10)
+    layout, _ = inspect_model("MINT", model, (np.asarray(x), Y), {}, 10)
+    assert layout.plates == (("data", N),)
 
 
 def groups_counted_inside(y: Any, group: Any) -> None:

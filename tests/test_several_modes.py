@@ -36,15 +36,10 @@ from numpyro_minibatch import (
 )
 from numpyro_minibatch.control_variate import expand, log_surrogate
 from numpyro_minibatch.control_variate._center import newton
+from numpyro_minibatch.control_variate._ends import End, Ends
 from numpyro_minibatch.control_variate._expand import Coordinates
-from numpyro_minibatch.control_variate._modes import (
-    _End,
-    _Ends,
-    _newton_to,
-    _refine,
-    find_modes,
-    posterior_of_modes,
-)
+from numpyro_minibatch.control_variate._modes import _newton_to, _refine, find_modes
+from numpyro_minibatch.control_variate._posterior_of_modes import posterior_of_modes
 from numpyro_minibatch.control_variate._problem import Problem, Refused
 from numpyro_minibatch.control_variate._search import quasi_newton
 from numpyro_minibatch.diagnostics import effective_sample_size
@@ -405,9 +400,9 @@ def test_a_mode_is_found_once_where_no_copy_leads_to_it():
 
 
 def test_what_is_known_without_a_search():
-    ends = _Ends(None)
+    ends = Ends(None)
     for found in (3, 1, 0, 1, 1):
-        ends.found.append(_End(np.zeros(1), 0.0, np.eye(1), found))
+        ends.found.append(End(np.zeros(1), 0.0, np.eye(1), found))
         ends.led.append(set())
     ends.given.add(2)
     ends.leads(0, 3)  # copies of the first lead to the fourth, and
@@ -494,7 +489,7 @@ def test_a_copy_that_leads_to_another_mode_hides_none():
         about=lambda position: None,
         known_at=lambda position: None,
     )
-    end = _End(np.array([0.2, 0.0]), -15.0, np.diag([40.0, 1e4]), 1)
+    end = End(np.array([0.2, 0.0]), -15.0, np.diag([40.0, 1e4]), 1)
     known, _ = _refine(density, end._replace(position=np.array([3.4, 0.0])), [], [])
     assert known.end.position[0] == pytest.approx(3.5, abs=1e-4)
     copy = np.array([1.7, 0.0])
@@ -666,7 +661,7 @@ def test_log_ratios_between_modes_are_exact():
     problem = problem_of(tied_means, (jnp.asarray(x),))
     found = find_modes(problem, np.zeros((1, 2)), TWO)
     assert len(found.modes) == 2
-    posterior, _ = posterior_of_modes(problem, found)
+    posterior, _ = posterior_of_modes(problem, found).mixed()
     expansion = posterior.expansion.cast(jnp.result_type(float))
     target = problem.target_of(problem.arrays)
     shared = target, Coordinates()

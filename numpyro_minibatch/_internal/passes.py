@@ -132,13 +132,20 @@ class Chunks(NamedTuple):
     number: int
 
     @classmethod
-    def of(cls, plates: Mapping[str, int], most: Mapping[str, int]) -> Chunks:
+    def of(
+        cls,
+        plates: Mapping[str, int],
+        most: Mapping[str, int],
+        devices: int | None = None,
+    ) -> Chunks:
         """Divide the rows evenly.
 
         :param plates: the number of rows of each plate.
         :param most: the most rows of a chunk of each plate.
+        :param devices: how many share a pass; by default those of the program that is
+            being traced.
         """
-        devices, widths, number = num_devices(), {}, 1
+        devices, widths, number = devices or num_devices(), {}, 1
         for name, size in plates.items():
             share = -(-size // devices)
             chunks = -(-share // most[name])
@@ -159,11 +166,15 @@ class Chunks(NamedTuple):
             masks[name] = jnp.less(positions, self.plates[name])
         return indices, masks
 
-    def sum(self, of_chunk: Callable[[Array], Any], zeros: Any) -> Any:
+    def sum(
+        self, of_chunk: Callable[[Array], Any], zeros: Any, until: Array | None = None
+    ) -> Any:
         """The sum of the results of a function for all chunks.
 
         :param of_chunk: a function of the number of a chunk.
         :param zeros: the sum of no chunks.
+        :param until: the number of the first chunk that is left out, with all after
+            it; ``None`` for none.
         """
         devices = num_devices()
         each = self.number // devices
@@ -172,16 +183,28 @@ class Chunks(NamedTuple):
         def add(j: Array, total: Any) -> Any:
             return jax.tree.map(jnp.add, total, of_chunk(first + j))
 
-        total = jax.lax.fori_loop(0, each, add, zeros)
+        own = each if until is None else jnp.clip(until - first, 0, each)
+        total = jax.lax.fori_loop(0, own, add, zeros)
         return total if devices == 1 else jax.lax.psum(total, AXIS)
 
-    def map(self, of_chunk: Callable[[Array], Any]) -> Any:
+    def map(self, of_chunk: Callable[[Array], Any], until: Array | None = None) -> Any:
         """The results of a function for all chunks, stacked.
 
         :param of_chunk: a function of the number of a chunk.
+        :param until: as for :meth:`sum`; results of chunks that are left out are zero.
         """
         numbers = jnp.arange(self.number, dtype=jnp.int32)
-        return scan_shared(lambda _, i: (None, of_chunk(i)), None, numbers)[1]
+        if until is None:
+            return scan_shared(lambda _, i: (None, of_chunk(i)), None, numbers)[1]
+        shapes = jax.eval_shape(of_chunk, numbers[0])
+
+        def zeros(i: Array) -> Any:
+            return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+
+        def step(_: None, i: Array) -> tuple[None, Any]:
+            return None, jax.lax.cond(i < until, of_chunk, zeros, i)
+
+        return scan_shared(step, None, numbers)[1]
 
     def cut(self, name: str, rows: Array) -> Array:
         """Numbers of all rows of a plate as chunks; those beyond the last are zero.

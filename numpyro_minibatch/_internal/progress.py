@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from types import FrameType
 
 from tqdm.auto import tqdm  # type: ignore[import-untyped]
+
+from numpyro_minibatch._internal.frames import running
 
 __all__ = ["asked_by", "shown", "stage", "stages"]
 
@@ -30,20 +30,10 @@ def shown(yes: bool) -> Iterator[None]:
 def asked_by(driver: type) -> bool:
     """Whether to show bars: the setting of the running driver, if there is one.
 
-    NumPyro's driver does not pass this setting to a kernel, so it is read from the
-    calling frames.
-
     :param driver: a class with a method ``run`` and an attribute ``progress_bar``.
     """
-    # Only the frame of this method is read. A frame whose locals have been read holds
-    # them until it returns, so a caller could not free data by deleting it.
-    run = driver.run.__code__  # type: ignore[attr-defined]
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code is not run:
-        frame = frame.f_back
-    if frame is None:
-        return _SHOWN.get()
-    return _SHOWN.get() and bool(frame.f_locals["self"].progress_bar)
+    found = running(driver)
+    return _SHOWN.get() and (found is None or bool(found.progress_bar))
 
 
 @contextmanager

@@ -69,12 +69,17 @@ def inspect_target(who: str, target: Target, widths: Mapping[str, int], z: Any) 
     check_flow(who, target, widths, z)
 
 
-def not_indexed(who: str, problem: str, size: int) -> str:
-    """What to write where data keep all of their rows in a plate."""
+def not_indexed(
+    who: str, problem: str, size: int, plate: str = "data", site: Site | None = None
+) -> str:
+    """What to write where data keep all of their rows in a plate.
+
+    :param site: an observed site in the plate.
+    """
     return (
         f"{who}: the data of the model {_DO_NOT_FOLLOW} of its plate "
         f"({problem}). Inside the plate, index every array, y[idx], or use "
-        f"numpyro.subsample(y, event_dim=0):{example_plate(size)}"
+        f"numpyro.subsample(y, event_dim=0):{example_plate(size, plate, site)}"
     )
 
 
@@ -142,7 +147,9 @@ def check_indexing(
             raise
         problem = f"on 2 rows the model fails with: {first_line(error)}"
     if problem:
-        message = not_indexed(who, problem, next(iter(plates.values())))
+        plate, size = next(iter(plates.items()))
+        inside = (s for s in as_written.values() if s.observed and s.inside({plate}))
+        message = not_indexed(who, problem, size, plate, next(inside, None))
         raise NotIndexed(message, problem)
     if crossed:
         raise ValueError(f"{who}: {crossed}")

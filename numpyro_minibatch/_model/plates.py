@@ -10,11 +10,31 @@ from numpyro_minibatch._model.sites import Site, batch_shape, own_sizes
 __all__ = ["candidates", "check_sites", "choose_plates", "example_plate"]
 
 
-def example_plate(size: int, plate: str = "data") -> str:
-    """A model that indexes its data by a plate, for the messages."""
+# how parameters of some distributions follow from the rows of a regression
+_OF_ROWS = {
+    "BernoulliLogits": "Bernoulli(logits=X[idx] @ beta)",
+    "BernoulliProbs": "Bernoulli(logits=X[idx] @ beta)",
+    "Poisson": "Poisson(jnp.exp(X[idx] @ beta))",
+    "Normal": "Normal(X[idx] @ beta, 1.0)",
+}
+
+
+def example_plate(size: int, plate: str = "data", site: Site | None = None) -> str:
+    """A model that indexes its data by a plate, for the messages.
+
+    :param site: the observed site, for its name and its distribution.
+    """
+    name = "obs" if site is None else site.name
+    kind = "Normal" if site is None else site.kind.removesuffix(".to_event")
+    fn = _OF_ROWS.get(kind, f"{kind}(X[idx] @ beta, ...)")
+    factor = site is not None and site.auxiliary
+    line = (
+        f'numpyro.factor("{name}", log_prob(X[idx], y[idx]))'
+        if factor
+        else f'numpyro.sample("{name}", dist.{fn}, obs=y[idx])'
+    )
     return (
-        f'\n    with numpyro.plate("{plate}", {size}) as idx:'
-        '\n        numpyro.sample("obs", dist.Normal(X[idx] @ beta, 1.0), obs=y[idx])'
+        f'\n    with numpyro.plate("{plate}", {size}) as idx:\n        {line}'
         f'\nand pass batch_size={{"{plate}": {_rows_of_batch(size)}}}.'
     )
 
@@ -171,12 +191,29 @@ def _why_no_rows(sites: list[Site], plates: Mapping[str, tuple[Any, ...]]) -> st
                 f"Observed site {site.name!r} has {shape[0]} entries, and no argument "
                 "of the model has as many along an axis. Pass the data as arguments "
                 "that have one entry for each row, also lagged ones (y[1:], y[:-1]); "
-                f"or put the site into a plate:{example_plate(shape[0])}"
+                "or put the site into a plate:"
+                f"{example_plate(shape[0], _unused(sites), site)}"
             )
+    if len(observed) > 1:
+        named = ", ".join(repr(s.name) for s in observed[:2])
+        more = f" and {len(observed) - 2} more" if len(observed) > 2 else ""
+        return (
+            f"Observed sites {named}{more} have no rows, as where a loop of Python "
+            "makes a site of each. If each follows from the ones before, it is a time "
+            "series: sample it with NUTS. Otherwise write one site that has one entry "
+            f"for each row:{example_plate(len(observed), site=observed[0])}"
+        )
+    site = observed[0]
     return (
-        "Put the observed sites into a plate and index the data by it:"
-        f"{example_plate(max((a[0] for a in plates.values()), default=1000))}"
+        f"Observed site {site.name!r} has one entry. Rows are entries of a site, so "
+        f"give it all of the data:{example_plate(1000, _unused(sites), site)}"
     )
+
+
+def _unused(sites: list[Site]) -> str:
+    """A name for a plate of the rows."""
+    used = {site.name for site in sites}
+    return next(n for n in ("data", "rows", "data_rows", "_rows") if n not in used)
 
 
 def _inside_scan(who: str, plate: str, discrete: str = "") -> str:
@@ -273,7 +310,9 @@ def check_sites(
                 f"Each row of {held} has a value of it: marginalize it by "
                 f'numpyro_minibatch.marginalize(model, sites=["{site.name}"]).'
                 if held
-                else "Marginalize it, for example with MixtureSameFamily."
+                else "It is not a variable of single rows, so the sum over its values "
+                "does not divide into rows. Write a continuous form of it (a smooth "
+                "step for a change point), or sample the model with NUTS."
             )
             raise ValueError(
                 f"{who} samples continuous parameters, but latent site {site.name!r} "

@@ -43,6 +43,7 @@ from numpyro_minibatch._model.sites import (
     Site,
     abstract_sites,
     explained,
+    lists_of_numbers,
     own_sizes,
 )
 from numpyro_minibatch._model.values import NEEDS_VALUES, first_line
@@ -54,6 +55,10 @@ __all__ = ["inspect_model"]
 # layouts of models whose digest a driver passed; they hold no data
 _FOUND: WeakKeyDictionary[Callable, OrderedDict[Hashable, Layout]] = WeakKeyDictionary()
 _MOST_FOUND = 8  # of each model
+_AS_ARGUMENTS = (
+    " Or pass arrays with one entry for each of its rows as arguments of the model, "
+    "lagged ones as y[1:] and y[:-1]; arrays from its surroundings keep all of theirs."
+)
 
 
 def inspect_model(
@@ -91,9 +96,17 @@ def inspect_model(
         found = {}
     if key in found:
         return found[key], {}
-    layout, frozen, warned = _inspected(
-        who, model, args, kwargs, sizes, full, default, whole, rows
-    )
+    try:
+        layout, frozen, warned = _inspected(
+            who, model, args, kwargs, sizes, full, default, whole, rows
+        )
+    except ValueError as error:
+        lists = lists_of_numbers(model, args, kwargs)
+        if not lists:
+            raise
+        raise ValueError(f"{error}{lists}").with_traceback(
+            error.__traceback__
+        ) from error.__cause__
     # `param` sites may depend on the values of the data
     if key is not None and not frozen and not warned:
         found[key] = layout
@@ -189,7 +202,7 @@ def _inspected(
                 local = latent_of_rows(sites, latents, plates)
                 if local:
                     raise ValueError(f"{who}: {local}") from None
-                raise error from None
+                raise ValueError(f"{error}{_AS_ARGUMENTS}") from None
             target, by_row = taken
     slices = target.slices
     found = {site.name: site for site in sites if site.name in latents}

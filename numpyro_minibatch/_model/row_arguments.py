@@ -149,7 +149,7 @@ def given_rows(
             f"{WHICH_FAILS}{found}. If each row follows from the ones before, as in a "
             "time series, use NUTS. Otherwise: "
             f"{_give_names(target, plates)}{_GIVE_ARGUMENTS}"
-            f"{example_plate(plates[plate])}"
+            f"{example_plate(plates[plate], plate, as_written[site])}"
         )
     return found
 
@@ -179,7 +179,8 @@ def _give_names(target: ModelTarget, plates: Mapping[str, int]) -> str:
 
 _GIVE_ARGUMENTS = (
     "pass all data as arguments of the model (arrays from its closure or from globals "
-    "keep all of their rows); or put the site into a plate and index the data by it:"
+    "keep all of their rows, and so does jnp.arange(n)); or put the site into a plate "
+    "and index the data by it:"
 )
 
 

@@ -6,18 +6,25 @@ import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from numbers import Number
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from numpyro.distributions import MaskedDistribution, biject_to
 from numpyro.distributions.distribution import ExpandedDistribution, Independent
 from numpyro.infer import init_to_uniform
 
 from numpyro_minibatch._model.values import NEEDS_VALUES, first_line, needs_values
 from numpyro_minibatch.host_rows import HostRows
-from numpyro_minibatch.target import ModelTarget, Subsample, flatten_arguments
+from numpyro_minibatch.target import (
+    ModelTarget,
+    Subsample,
+    flatten_arguments,
+    named_arguments,
+)
 
 __all__ = [
     "AllRows",
@@ -27,6 +34,7 @@ __all__ = [
     "arguments_of",
     "batch_shape",
     "explained",
+    "lists_of_numbers",
     "local_sites",
     "own_sizes",
     "static_site",
@@ -121,6 +129,28 @@ def explained(
         if isinstance(error, NEEDS_VALUES):
             raise TypeError(needs_values(who, model, error)) from error
         raise
+
+
+def lists_of_numbers(model: Any, args: tuple, kwargs: Mapping[str, Any]) -> str:
+    """What to write instead of arguments that are lists, of which no rows are taken.
+
+    :param model: the model.
+    :param args: its positional arguments.
+    :param kwargs: its keyword arguments.
+    :return: nothing if there are none.
+    """
+    found = [
+        f"{name} is a list of {len(value)} numbers"
+        for name, value in named_arguments(model, args, kwargs).items()
+        if isinstance(value, list)
+        and len(value) > 1
+        and all(np.ndim(x) == 0 and isinstance(x, Number | Array) for x in value)
+    ]
+    if not found:
+        return ""
+    return (
+        f" Rows are taken of arrays, but {', '.join(found)}: pass numpy.asarray of it."
+    )
 
 
 def _unusable(args: tuple, kwargs: Mapping[str, Any]) -> list[str]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -17,14 +16,10 @@ from numpyro_minibatch._internal.progress import stage
 from numpyro_minibatch.control_variate._expand import Expansion
 from numpyro_minibatch.control_variate._problem import (
     Problem,
-    Program,
     Refused,
     double,
-    keeps_polynomials,
-    polynomials_of_rows,
-    sums_of_rows,
-    value_and_derivatives,
 )
+from numpyro_minibatch.control_variate._row_sums import RowSums, Some
 from numpyro_minibatch.control_variate._search import Optimum, quasi_newton
 from numpyro_minibatch.control_variate._taylor import Taylor
 
@@ -37,8 +32,7 @@ __all__ = [
     "not_definite",
 ]
 
-_SUBSAMPLE = 10_000  # rows on which the search for the centre begins
-_SUBSAMPLE_INTEGRALS = 2_000  # if rows are integrals
+_NEWTON_DIM = 32  # above this a Hessian costs more than a program without one
 _MAX_DIM = 2_000  # above this a Hessian is too large to keep and to factorise
 _PRIOR_DRAWS = 400  # whose quartiles give the ridge its width
 _VAGUE = 1e-4  # precision of the ridge where the prior has no scale
@@ -71,8 +65,8 @@ def find_center(
 ) -> Center:
     """Find the mode that rows are expanded about.
 
-    A quasi-Newton search on some rows, from several starts, then Newton steps with
-    backtracking on all of them.
+    Searches on some rows, from several starts, then Newton steps with backtracking on
+    all of them.
 
     :param problem: the target and its coordinates.
     :param starts: where to start from, shape ``(k, d)``.
@@ -104,7 +98,7 @@ def find_center(
                 raise Refused(not_definite(smallest))
         return found(center, 0.0)
     stage("mode of some rows")
-    ends = [quasi_newton(density.of_some, start) for start in starts]
+    ends = density.searched(starts)
     best = min(ends, key=lambda r: r.fun if np.isfinite(r.fun) else np.inf)
     if not np.isfinite(best.fun):
         raise Refused(
@@ -131,24 +125,15 @@ class Density:
     """Minus the log density whose mode is the centre, with its derivatives.
 
     :param weight: the power of the likelihood.
-    :param some: of the likelihood, from some rows, and of everything else: value and
-        gradient.
-    :param curve: the same from some rows, and the Hessians.
-    :param every: the same from all rows, and the Hessians.
+    :param sums: of the likelihood and of everything else.
     :param ridge: where the ridge has its maximum, and its precision.
-    :param num_rows: rows of the largest plate.
-    :param num_some: how many of them are some.
-    :param last: what was found of all rows, at the last point.
+    :param by_newton: whether searches on some rows use the Hessian.
     """
 
     weight: Any
-    some: Program
-    curve: Program
-    every: Program
+    sums: RowSums
     ridge: tuple[Any, Any]
-    num_rows: int
-    num_some: int
-    last: dict[bytes, Any] = field(default_factory=dict)
+    by_newton: bool
 
     @classmethod
     def of(cls, problem: Problem, taylor: Taylor, dim: int) -> Density:
@@ -156,55 +141,46 @@ class Density:
 
         :param dim: the number of coordinates of the expansion.
         """
-        row_size = problem.target_of(problem.arrays).row_size
-        most = _SUBSAMPLE if row_size == 1 else _SUBSAMPLE_INTEGRALS
-        few = tuple((n, min(N, most)) for n, N in problem.plates.items())
-        plates = tuple(problem.plates.items())
-        keeps = (
-            taylor.modes == 1
-            and taylor.form != "remainder"
-            and keeps_polynomials(problem, dim)
-        )
         return cls(
             weight=problem.weights.likelihood if problem.in_own_coordinates else 1.0,
-            some=problem.over_rows(_derivatives, few, 2, False),
-            curve=problem.over_rows(_derivatives, few, 3, False),
-            every=problem.over_rows(_derivatives, plates, 3, keeps),
+            sums=RowSums.of(problem, taylor, dim),
             ridge=_ridge(problem, taylor),
-            num_rows=max(problem.plates.values()),
-            num_some=min(max(problem.plates.values()), most),
+            by_newton=taylor.modes == 1 and dim <= _NEWTON_DIM,
         )
+
+    @property
+    def share(self) -> float:
+        """The number of rows over that of some rows."""
+        return self.sums.some.share
 
     @property
     def spread(self) -> float:
         """How many times as wide the posterior of some rows is as that of all."""
-        return float(np.sqrt(self.num_rows / self.num_some))
+        return float(np.sqrt(self.share))
 
-    def ahead(self, dim: int, curve: bool = False) -> None:
+    def ahead(self, dim: int) -> None:
         """Have the programs compiled meanwhile.
 
         :param dim: the number of coordinates.
-        :param curve: whether Hessians of some rows are needed.
         """
-        between = (self.curve,) if curve else ()
-        with double():
-            for program in (self.some, *between, self.every):
-                program.ahead(jax.device_put(np.zeros(dim)))
+        self.sums.ahead(dim, slopes=not self.by_newton)
 
     def of_some(self, phi: np.ndarray) -> list[np.ndarray]:
         """The value and the gradient, from some rows."""
-        return self._at(self.some, phi)
+        return self._at(phi, self.sums.some, slopes=True)
 
     def curved(self, phi: np.ndarray) -> list[np.ndarray]:
         """The value, the gradient and the Hessian, from some rows."""
-        return self._at(self.curve, phi)
+        return self._at(phi, self.sums.some)
 
     def of_all(self, phi: np.ndarray) -> list[np.ndarray]:
         """The value, the gradient and the Hessian, from all rows."""
-        return self._at(self.every, phi)
+        return self._at(phi, None)
 
-    def _at(self, both: Callable, phi: np.ndarray) -> list[np.ndarray]:
-        rows, known, _ = self._found(both, phi)
+    def _at(
+        self, phi: np.ndarray, some: Some | None, slopes: bool = False
+    ) -> list[np.ndarray]:
+        found = self.sums.at(phi, some, slopes)
         middle, precision = self.ridge
         away = np.asarray(phi) - middle
         slope = np.broadcast_to(precision, away.shape) * away
@@ -213,18 +189,28 @@ class Density:
             slope,
             np.diag(np.broadcast_to(precision, away.shape)),
         )
-        triples = zip(rows, known, ridge, strict=False)
+        triples = zip(found.rows, found.known, ridge, strict=False)
         return [np.asarray(q - (self.weight * r + k)) for r, k, q in triples]
 
-    def _found(self, both: Callable, phi: np.ndarray) -> Any:
-        at = np.asarray(phi, np.float64)
-        known = self.last if both is self.every else {}
-        if at.tobytes() not in known:
-            with double():
-                found = jax.tree.map(np.asarray, both(jax.device_put(at)))
-            known.clear()
-            known[at.tobytes()] = found
-        return known[at.tobytes()]
+    def searched(self, starts: np.ndarray) -> list[Optimum]:
+        """Where searches on some rows end, one for each start.
+
+        By Newton steps, which need one program for some rows and for all; where they
+        do not end at a mode from any start, or if there are many coordinates, by
+        quasi-Newton steps.
+        """
+        if self.by_newton:
+            ends = [self._by_newton(start) for start in starts]
+            if any(np.isfinite(end.fun) for end in ends):
+                return ends
+        return [quasi_newton(self.of_some, start) for start in starts]
+
+    def _by_newton(self, start: np.ndarray) -> Optimum:
+        try:
+            end, _ = newton(self.curved, start)
+        except Refused:
+            return Optimum(start, np.inf, False)
+        return Optimum(end, float(self.curved(end)[0]), True)
 
     def about(self, center: np.ndarray) -> Expansion:
         """The expansion of the likelihood about a point."""
@@ -232,42 +218,20 @@ class Density:
 
     def with_known(self, center: np.ndarray) -> tuple[Expansion, np.ndarray]:
         """The same, and the Hessian of all that is not expanded there."""
-        (value, gradient, hessian), known, polynomials = self._found(self.every, center)
+        found = self.sums.at(center, None)
+        value, gradient, hessian = found.rows
         expansion = Expansion(
             center,  # type: ignore[arg-type]
             gradient,
             hessian,
             value,
-            rows=polynomials,
+            rows=found.polynomials,
         )
-        return expansion, known[2]
+        return expansion, found.known[2]
 
     def known_at(self, center: np.ndarray) -> Known:
         """The log density of all that is not expanded, with its derivatives."""
-        return Known(*map(np.asarray, self._found(self.every, center)[1]))
-
-
-def _derivatives(
-    problem: Problem,
-    counts: tuple[tuple[str, int], ...],
-    derivatives: int,
-    keeps: bool,
-    arrays: list[Any],
-    phi: Array,
-) -> tuple[tuple[Array, ...], tuple[Array, ...], dict[str, Array]]:
-    """Value and derivatives of the likelihood, and of everything else.
-
-    :param keeps: whether the rows' polynomials are returned as well.
-    """
-    polynomials: dict[str, Array] = {}
-    if keeps:
-        rows, polynomials = polynomials_of_rows(problem, arrays, phi)
-    else:
-        rows = sums_of_rows(problem, counts, derivatives, arrays, phi)
-    if not problem.in_own_coordinates:
-        return rows, tuple(jnp.zeros_like(x) for x in rows), polynomials
-    known = partial(problem.known, arrays)
-    return rows, value_and_derivatives(known, phi, derivatives), polynomials
+        return Known(*map(np.asarray, self.sums.at(center, None).known))
 
 
 def _ridge(problem: Problem, taylor: Taylor) -> tuple[Any, Any]:
@@ -313,7 +277,7 @@ def _other_mode(
     root = np.linalg.cholesky(hessian)
     distances = [np.linalg.norm(root.T @ (r.x - best.x)) for r in ends]
     # a worse optimum matters where its density is not negligible
-    share = density.num_rows / density.num_some
+    share = density.share
     near = [r.fun < best.fun + 20.0 * share + 20.0 for r in ends]
     scatter = np.sqrt(len(hessian) * share)
     far = [d for d, n in zip(distances, near, strict=True) if n and d > 5 * scatter]

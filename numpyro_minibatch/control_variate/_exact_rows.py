@@ -200,8 +200,10 @@ def _counts(problem: Problem, taylor: Taylor, pilot: Pilot) -> list[int]:
         return [0]
     if not (full or isinstance(pilot.scheme, Weighted)):
         return [0]  # the user chose an unweighted scheme
-    if full and number <= _EXACT[-1]:
-        return [number]  # every decision reads them all anyway
+    if number <= (_EXACT[-1] if full else _EXACT[0]):
+        return [
+            number
+        ]  # every decision reads them all anyway, or few more than it does
     # more than half a batch would cost more than they save
     most = max(of_batch // 2, _EXACT[0])
     return [0, *(count for count in _EXACT if count <= most)]

@@ -50,7 +50,8 @@ class ExactRows(NamedTuple):
     :param weights: for each exact row, the sum of the coefficients of the rows that it
         represents, itself included with 1, ``(S,)``.
     :param at_center: their log likelihoods at the centre of the expansion, ``(S,)``.
-    :param others: false for the exact rows and true for all others, ``(N,)``.
+    :param others: false for the exact rows and true for all others, ``(N,)``; ``None``
+        if batches still estimate the residuals of all rows.
     :param representative: for each row of the plate, which of ``rows`` represents it,
         ``(N,)``; ``None`` if no row represents another.
     :param coefficient: the multiple of the representative's residual, ``(N,)``;
@@ -63,7 +64,7 @@ class ExactRows(NamedTuple):
     rows: Array
     weights: Array
     at_center: Array
-    others: Array
+    others: Array | None
     representative: Array | None = None
     coefficient: Array | None = None
     surplus: Array | None = None
@@ -79,25 +80,26 @@ class ExactRows(NamedTuple):
         )
 
     @classmethod
-    def representing(cls, rows: ArrayLike, weights: ArrayLike, size: int) -> ExactRows:
-        """Exact rows of a plate of ``size`` rows, weighted to represent all of them.
+    def representing(cls, rows: ArrayLike, weights: ArrayLike) -> ExactRows:
+        """Exact rows of a plate, weighted to represent all of its rows.
 
         :param rows: their indices, ``(S,)``.
         :param weights: multiples of their residuals that sum to about the sum of all
             rows' residuals, ``(S,)``.
-        :param size: the number of rows of the plate.
         """
         return cls(
             jnp.asarray(rows, jnp.int32),
             jnp.asarray(weights),
             jnp.zeros(np.shape(rows)),
-            jnp.ones(size, bool),
+            None,
             surplus=jnp.asarray(weights),
         )
 
     @property
     def every(self) -> bool:
         """Whether every row of the plate is exact and represents only itself."""
+        if self.others is None:
+            return False
         whole = self.rows.shape[-1] == self.others.shape[-1]
         return whole and self.surplus is None
 
@@ -128,6 +130,8 @@ class ExactRows(NamedTuple):
             residual = (
                 residual - self.coefficient[index] * of_rows[self.representative[index]]
             )
+        if self.others is None:
+            return residual
         return jnp.where(self.others[index], residual, 0.0)
 
 
@@ -168,15 +172,7 @@ class Expansion(NamedTuple):
 
     def cast(self, dtype: Any) -> Expansion:
         """The same as JAX arrays, numbers of this type."""
-
-        def array(x: Any) -> Array:
-            floating = jnp.issubdtype(jnp.result_type(x), jnp.floating)
-            if isinstance(x, jax.core.Tracer) or not floating:
-                return jnp.asarray(x, dtype if floating else None)
-            # NumPy converts, because JAX would compile a program for each conversion
-            return jax.device_put(np.asarray(x, dtype))
-
-        return jax.tree.map(array, self)
+        return _cast(self, dtype)
 
     @property
     def num_exact(self) -> int:
@@ -209,16 +205,29 @@ class Expansion(NamedTuple):
         return [e.values(rows[name]) for name, e in exact if len(e.rows)]
 
 
+def _cast(tree: Any, dtype: Any) -> Any:
+    """A tree of JAX arrays, numbers of this type."""
+
+    def array(x: Any) -> Array:
+        floating = jnp.issubdtype(jnp.result_type(x), jnp.floating)
+        if isinstance(x, jax.core.Tracer) or not floating:
+            return jnp.asarray(x, dtype if floating else None)
+        # NumPy converts, because JAX would compile a program for each conversion
+        return jax.device_put(np.asarray(x, dtype))
+
+    return jax.tree.map(array, tree)
+
+
 class Expansions(NamedTuple):
     """Sums of the rows' polynomials about several modes; part of a chain's state.
 
-    It has the interface of an :class:`Expansion` without exact rows. Callers first
-    select the expansion of the mode that a position belongs to, with :meth:`at`. Log
-    ratios are exact whatever rule assigns positions to modes, see
+    Callers first select the expansion of the mode that a position belongs to, with
+    :meth:`at`. Log ratios are exact whatever rule assigns positions to modes, see
     ``docs/several-modes.md``.
 
     :param each: the expansions, with a leading axis of modes. They share the ``value``
-        of the first and differ in ``offset``.
+        of the first and differ in ``offset``. Each mode has exact rows of its own, as
+        many as the mode that has most.
     :param modes: normal approximations of the posterior at the modes. They define the
         rule.
     :param prior: the log prior at the modes, which gives the rule at another
@@ -238,21 +247,23 @@ class Expansions(NamedTuple):
         The differences between their values determine the masses of the modes, so they
         are computed before rounding to working precision.
 
-        :param expansions: one for each mode, without exact rows.
+        :param expansions: one for each mode. Their exact rows represent all rows.
         :param modes: the normal approximations, as NumPy arrays.
         :param prior: the log prior at their means, as NumPy arrays.
         """
         base = np.asarray(expansions[0].value, np.float64)
+        exact = _stacked([e.exact for e in expansions])
         parts = [
             e._replace(
                 value=base,  # type: ignore[arg-type]
                 offset=np.asarray(e.value, np.float64) - base,  # type: ignore[arg-type]
+                exact={},
                 rows={},
             )
             for e in expansions
         ]
         stacked = jax.tree.map(lambda *x: np.stack([np.asarray(p) for p in x]), *parts)
-        return cls(stacked, modes, prior)
+        return cls(stacked._replace(exact=exact), modes, prior)
 
     def tempered(self, weights: Weights) -> Expansions:
         """The same expansions, with the rule for another temperature.
@@ -274,38 +285,57 @@ class Expansions(NamedTuple):
 
     def cast(self, dtype: Any) -> Expansions:
         """The same as JAX arrays, numbers of this type."""
-
-        def array(x: Any) -> Array:
-            if isinstance(x, jax.core.Tracer):
-                return x
-            return jax.device_put(np.asarray(x, dtype))
-
-        return jax.tree.map(array, self)
+        return _cast(self, dtype)
 
     @property
-    def exact(self) -> dict[str, Any]:
-        """Rows that the surrogate evaluates itself: none."""
-        return {}
-
-    @property
-    def exact_rows(self) -> dict[str, Array]:
-        """What to ask a target for: nothing."""
-        return {}
+    def exact(self) -> Mapping[str, ExactRows]:
+        """The exact rows of all modes, by plate, with a leading axis of modes."""
+        return self.each.exact
 
     @property
     def num_exact(self) -> int:
-        """The number of exact rows."""
-        return 0
+        """The number of exact rows that the surrogate of a mode evaluates."""
+        return sum(kept.rows.shape[-1] for kept in self.exact.values())
 
     @property
     def num_in_residuals(self) -> int:
         """The number of exact rows that the remaining residuals depend on."""
-        return 0
+        return self.num_exact
 
     @property
     def has_every_row(self) -> bool:
         """Whether the surrogate is the target."""
         return False
+
+
+def _stacked(modes: Sequence[Mapping[str, ExactRows]]) -> dict[str, ExactRows]:
+    """The representative rows of several modes, with a leading axis of modes.
+
+    A mode with fewer rows than another repeats the first row of the plate with a
+    multiple of zero.
+
+    :param modes: the representative rows of each mode, by plate.
+    """
+    stacked = {}
+    for name in dict.fromkeys(name for exact in modes for name in exact):
+        size = max(len(exact[name].rows) for exact in modes if name in exact)
+        rows = np.zeros((len(modes), size), np.int32)
+        weights, at_center = np.zeros((2, len(modes), size))
+        for k, exact in enumerate(modes):
+            if name in exact:
+                kept = exact[name]
+                count = len(kept.rows)
+                rows[k, :count] = kept.rows
+                weights[k, :count] = kept.weights
+                at_center[k, :count] = kept.at_center
+        stacked[name] = ExactRows(
+            rows,  # type: ignore[arg-type]
+            weights,  # type: ignore[arg-type]
+            at_center,  # type: ignore[arg-type]
+            None,
+            surplus=weights,  # type: ignore[arg-type]
+        )
+    return stacked
 
 
 @dataclass(frozen=True)
@@ -440,11 +470,11 @@ def log_surrogate(
 
     :return: a function of a flat position, up to a constant.
     """
-    some = {name: jnp.zeros(1, jnp.int32) for name in target.plates}
-    some |= expansions.exact_rows
+    one = {name: jnp.zeros(1, jnp.int32) for name in target.plates}
 
     def density(flat: Array) -> Array:
         z, expansion = unravel(flat), expansions.at(flat)
+        some = one | expansion.exact_rows
         phi, _ = ravel_pytree(coordinates.of(target, z))
         # without exact rows there is nothing to integrate
         with nullcontext() if expansion.exact else without_integrals():

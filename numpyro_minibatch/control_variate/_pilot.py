@@ -25,19 +25,9 @@ from numpyro_minibatch.control_variate._expand import (
     num_coefficients,
 )
 from numpyro_minibatch.control_variate._posterior import SurrogatePosterior
-from numpyro_minibatch.control_variate._problem import (
-    Chosen,
-    Needs,
-    Problem,
-    Refused,
-    keeps_polynomials,
-)
-from numpyro_minibatch.control_variate._residuals import (
-    ResidualScan,
-    Rows,
-    sums_in_double,
-    sums_in_double_ahead,
-)
+from numpyro_minibatch.control_variate._problem import Chosen, Needs, Problem, Refused
+from numpyro_minibatch.control_variate._residuals import ResidualScan, Rows
+from numpyro_minibatch.control_variate._row_sums import RowSums, keeps_polynomials
 from numpyro_minibatch.control_variate._taylor import Form, Taylor
 
 __all__ = [
@@ -209,7 +199,7 @@ def run_pilot(
 
 
 def compile_pilot(problem: Problem, taylor: Taylor, dim: int) -> None:
-    """Compile the model's passes for :func:`run_pilot` during the search.
+    """Compile the model's pass for :func:`run_pilot` during the search.
 
     :param problem: the target and its coordinates.
     :param taylor: the control variate.
@@ -224,11 +214,7 @@ def compile_pilot(problem: Problem, taylor: Taylor, dim: int) -> None:
         _zeros(dim), _zeros(dim), _zeros(dim, dim), _zeros(), rows=polynomials
     )
     size = sum(np.size(x) for x in jax.tree.leaves(problem.example))
-    if problem.dtype != jnp.float64:
-        few = np.zeros((IN_DOUBLE, size))
-        sums_in_double_ahead(problem, taylor.order, nothing, few)
-    scan = ResidualScan(problem, taylor.order, form, nothing)
-    scan.ahead(HELD_OUT, size)
+    ResidualScan(problem, taylor.order, form, nothing).ahead(size)
 
 
 def _zeros(*shape: int) -> Array:
@@ -463,13 +449,18 @@ def _choose_form(
         scan = ResidualScan(problem, taylor.order, forms[0], expansion)
         return scan, scan.sums(draws), 0.0
     few = draws[:IN_DOUBLE]
-    right = sums_in_double(problem, taylor.order, expansion, few)
-    if not np.isfinite(right).all():
-        raise Refused(_not_finite("some row"))
+    exact = RowSums.of(problem, taylor, len(np.ravel(problem.in_coordinates(few)[0])))
     errors = []
     for form in forms:
         scan = ResidualScan(problem, taylor.order, form, expansion)
         found = scan.sums(draws)
+        if np.isfinite(found[0]).all():
+            error = _rounding_of_some(scan, exact, expansion, draws)
+            if error <= FLOAT_ERROR:
+                return scan, found, error
+        right = exact.residuals(taylor.order, expansion, few)
+        if not np.isfinite(right).all():
+            raise Refused(_not_finite("some row"))
         with np.errstate(invalid="ignore"):
             error = (found[0][: len(few)] - right).std(ddof=1)
         errors.append(float(error * problem.likelihood_weight))
@@ -487,3 +478,31 @@ def _choose_form(
         "that all rows share are multiplied by the number of rows. Call "
         "numpyro.enable_x64() before the run, or standardise the data."
     )
+
+
+def _rounding_of_some(
+    scan: ResidualScan,
+    exact: RowSums,
+    expansion: Expansion | Expansions,
+    draws: np.ndarray,
+) -> float:
+    """An upper estimate of the rounding error of a sum of all residuals, from some.
+
+    It is that of random rows, scaled up, and that of the rows whose residuals scatter
+    most, since a rounding error is part of the scatter. Scaling up overestimates errors
+    that rows do not share, which is harmless if they are small.
+
+    :param expansion: in double precision.
+    :param draws: those of which the first are compared; all show the scatter.
+    """
+    few = draws[:IN_DOUBLE]
+    samples = [(exact.some, 1.0)]
+    if not exact.some.are_all:
+        largest = exact.some.largest(scan.scatter(draws))
+        samples.append((largest, 1 / min(largest.scales.values())))
+    errors = []
+    for some, share in samples:
+        right = exact.residuals(scan.order, expansion, few, some)
+        rounded = scan.sums_of_some(draws, some)[: len(few)]
+        errors.append(share * (rounded - right).std(ddof=1))
+    return float(np.hypot.reduce(errors) * scan.problem.likelihood_weight)

@@ -6,13 +6,11 @@ returned; none of them changes.
 
 from __future__ import annotations
 
-import os
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property, partial, reduce
-from operator import add
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -23,15 +21,10 @@ from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh
 
 from numpyro_minibatch._internal import passes
-from numpyro_minibatch._internal.passes import Chunks, chunk_of
 from numpyro_minibatch._internal.precision import double
-from numpyro_minibatch.batch import Scheme, permute
-from numpyro_minibatch.control_variate._expand import (
-    Coordinates,
-    coefficients,
-    derivatives_of,
-    num_coefficients,
-)
+from numpyro_minibatch._internal.threads import compilers
+from numpyro_minibatch.batch import Scheme
+from numpyro_minibatch.control_variate._expand import Coordinates
 from numpyro_minibatch.control_variate._taylor import Taylor
 from numpyro_minibatch.estimate import Weights
 from numpyro_minibatch.target import Target, without_integrals
@@ -43,16 +36,8 @@ __all__ = [
     "Program",
     "Refused",
     "double",
-    "keeps_polynomials",
     "known_hessian",
-    "polynomials_of_rows",
-    "row_sums",
-    "sums_of_rows",
-    "value_and_derivatives",
 ]
-
-
-_MOST_POLYNOMIALS = 2**24  # numbers of the polynomials of all rows that are kept
 
 
 class Refused(ValueError):
@@ -125,12 +110,7 @@ class Program:
             return
         self.compiled.asked.add(shapes)
         lowered = self.compiled.fn.lower(self.arrays, *rest)
-        self.compiled.pending.append(_threads().submit(lowered.compile))
-
-
-@cache
-def _threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(max(2, min(4, os.cpu_count() or 1)), "compile")
+        self.compiled.pending.append(compilers().submit(lowered.compile))
 
 
 _PROGRAMS: OrderedDict[Hashable, dict[Hashable, _Compiled]] = OrderedDict()
@@ -263,128 +243,19 @@ class Problem:
         """The coordinates of the expansion at a flat position."""
         return self.coordinates.of(self.target_of(arrays), self.unravel(flat))
 
-
-def row_sums(problem: Problem, counts: Mapping[str, int], derivatives: int) -> Callable:
-    """A function of ``phi``: the summed log likelihood and its derivatives.
-
-    :param counts: the number of rows to read of each plate. If it is not the whole
-        plate, a random subset is read and its sum is scaled up.
-    :param derivatives: 2 for value and gradient, 3 for the Hessian as well.
-    """
-    return problem.over_rows(sums_of_rows, tuple(counts.items()), derivatives)
+    def in_coordinates(self, positions: np.ndarray) -> np.ndarray:
+        """The coordinates of the expansion at some flat positions, ``(K, d)``."""
+        if self.in_own_coordinates:
+            return np.asarray(positions, np.float64)
+        with double():
+            at = jnp.asarray(positions, jnp.float64)
+            return np.asarray(self.compiled(_phi_of)(at))
 
 
-def _rows_of(
-    problem: Problem, counts: Mapping[str, int], arrays: list[Any], phi: Array
-) -> tuple[Callable[[Array, Mapping[str, Array]], Any], Chunks]:
-    """Log likelihoods of rows as a function of ``phi``, and chunks to read them in."""
-    target = problem.target_of(arrays)
-    # about 2 ** 22 numbers at once, whatever the dimension
-    most = max(256, min(2**14, 2**22 // (phi.size + 1)))
-    most = chunk_of(most, target.row_size)
-    z = jax.tree.map(lambda x: jnp.zeros(jnp.shape(x), phi.dtype), problem.example)
-    shapes = jax.eval_shape(lambda z: problem.coordinates.of(target, z), z)
-    nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-    _, unravel_phi = ravel_pytree(nothing)
-
-    def rows(phi: Array, indices: Mapping[str, Array]) -> Any:
-        return problem.coordinates.rows(target, unravel_phi(phi), z, indices)
-
-    return rows, Chunks.of(counts, dict.fromkeys(counts, most))
-
-
-def sums_of_rows(
-    problem: Problem,
-    pairs: tuple[tuple[str, int], ...],
-    derivatives: int,
-    arrays: list[Any],
-    phi: Array,
-) -> tuple[Array, ...]:
-    """The program of :func:`row_sums`."""
-    plates, counts = problem.plates, dict(pairs)
-    key = jax.random.key(20)
-    rows_at, chunks = _rows_of(problem, counts, arrays, phi)
-
-    def of_chunk(phi: Array, i: Array) -> Array:
-        indices, masks = chunks.at(i)
-        for name, positions in indices.items():
-            if counts[name] != plates[name]:
-                indices[name] = permute(key, positions, plates[name])
-        parts = [
-            plates[n] / counts[n] * jnp.where(masks[n], r, 0.0).sum()
-            for n, r in rows_at(phi, indices).items()
-        ]
-        return reduce(add, parts)
-
-    def sums_of(i: Array) -> tuple[Array, ...]:
-        return value_and_derivatives(lambda phi: of_chunk(phi, i), phi, derivatives)
-
-    zeros = [jnp.zeros((phi.size,) * k, phi.dtype) for k in range(derivatives)]
-    return chunks.sum(sums_of, tuple(zeros))
-
-
-def keeps_polynomials(problem: Problem, dim: int) -> bool:
-    """Whether the polynomial of each row is computed once and stored.
-
-    If a row is an integral, every program with its derivatives contains the quadrature
-    several times. For other rows, derivatives are cheaper than memory.
-
-    :param problem: the target and its coordinates.
-    :param dim: the number of coordinates of the expansion.
-    """
-    numbers = sum(problem.plates.values()) * num_coefficients(dim)
-    is_integral = problem.target_of(problem.arrays).row_size > 1
-    return is_integral and numbers <= _MOST_POLYNOMIALS
-
-
-def polynomials_of_rows(
-    problem: Problem, arrays: list[Any], phi: Array
-) -> tuple[tuple[Array, ...], dict[str, Array]]:
-    """The summed log likelihood and its derivatives, and the polynomial of each row.
-
-    :return: value, gradient and Hessian in the precision of ``phi``, and by plate the
-        polynomials of its rows in working precision, ``(N, P)``.
-    """
-    rows, chunks = _rows_of(problem, problem.plates, arrays, phi)
-
-    def of_row(name: str, index: Array) -> Array:
-        one = dict.fromkeys(problem.plates, jnp.zeros(1, jnp.int32))
-
-        def value(phi: Array) -> Array:
-            return rows(phi, one | {name: index[None]})[name][0]
-
-        return coefficients(*value_and_derivatives(value, phi))
-
-    def of_chunk(i: Array) -> tuple[Array, dict[str, Array]]:
-        indices, masks = chunks.at(i)
-        found = {n: jax.vmap(partial(of_row, n))(at) for n, at in indices.items()}
-        sums = [jnp.where(masks[n][:, None], p, 0.0).sum(0) for n, p in found.items()]
-        return reduce(add, sums), {n: p.astype(problem.dtype) for n, p in found.items()}
-
-    sums, kept = chunks.map(of_chunk)
-    whole = {
-        n: p.reshape(-1, p.shape[-1])[: problem.plates[n]] for n, p in kept.items()
-    }
-    return derivatives_of(sums.sum(0), phi.size), whole
+def _phi_of(problem: Problem, arrays: list[Any], positions: Array) -> Array:
+    return jax.vmap(lambda z: ravel_pytree(problem.phi_of(arrays, z))[0])(positions)
 
 
 def known_hessian(problem: Problem, arrays: list[Any], flat: Array) -> Array:
     """The Hessian of the weighted log density of all but the rows."""
     return jax.hessian(lambda flat: problem.known(arrays, flat))(flat)
-
-
-def value_and_derivatives(
-    fn: Callable[[Array], Array], x: Array, derivatives: int = 3
-) -> tuple[Array, ...]:
-    """A function's value, gradient and Hessian, with one copy of it in the program.
-
-    :param fn: a function of a flat position.
-    :param x: the position, shape ``(D,)``.
-    :param derivatives: 2 without the Hessian, otherwise 3.
-    """
-    both = jax.value_and_grad(fn)
-    if derivatives == 2:
-        return both(x)
-    (value, gradient), along = jax.linearize(both, x)
-    _, hessian = jax.vmap(along, out_axes=(0, -1))(jnp.eye(x.size, dtype=x.dtype))
-    return value, gradient, hessian

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Iterator, Mapping
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.flatten_util import ravel_pytree
 from jax.typing import ArrayLike
 
-from numpyro_minibatch._internal.passes import Chunks, chunk_of
+from numpyro_minibatch._internal.passes import Chunks, chunk_of, scan_shared
 from numpyro_minibatch.batch import Design, Weighted, stratum_of
 from numpyro_minibatch.control_variate._expand import (
     ExactRows,
@@ -21,33 +21,21 @@ from numpyro_minibatch.control_variate._expand import (
     Expansions,
     expand,
 )
-from numpyro_minibatch.control_variate._problem import Problem, Program, double
+from numpyro_minibatch.control_variate._problem import Problem, Program
+from numpyro_minibatch.control_variate._row_sums import Some, modes_of
 from numpyro_minibatch.control_variate._taylor import Form
 
 __all__ = [
     "ResidualScan",
     "Rows",
     "residuals",
-    "sums_in_double",
-    "sums_in_double_ahead",
 ]
 
-_WIDTH = 2**13  # rows per chunk, for up to as many draws as the pilot uses
+_WIDTH = 2**13  # rows per chunk of the program, for as many draws as it takes
 _DRAWS = 32
 _MOST_KEPT = 2**25  # largest number of residuals (rows times draws) kept in memory
 _KEPT = 2  # sets of draws: one scores the rows, the other judges the design
-
-
-class Evaluated(NamedTuple):
-    """The residuals of all rows at some draws, computed by one program.
-
-    Passes over these values do not contain the model. So the likelihood of a row is
-    compiled once for all passes, and it is evaluated once at each draw.
-
-    :param rows: the residuals by plate, before exact rows are removed, ``(N, K)``.
-    """
-
-    rows: Mapping[str, Array]
+_GRAM = 16 * _WIDTH  # about as many rows show the directions of the residuals
 
 
 class Rows(NamedTuple):
@@ -72,62 +60,23 @@ class Rows(NamedTuple):
         }
 
 
-def sums_in_double(
-    problem: Problem,
-    order: int,
-    expansion: Expansion | Expansions,
-    draws: np.ndarray,
-) -> np.ndarray:
-    """The sums of all residuals at some draws in double precision, ``(K,)``.
-
-    The sum of all polynomials is known. So only the rows themselves are evaluated at
-    the draws, and no derivative is compiled.
-
-    :param order: the order of the polynomials.
-    :param expansion: without exact rows.
-    :param draws: flat positions, ``(K, D)``.
-    """
-    with double():
-        program, args = _in_double(problem, order, expansion, draws)
-        return np.asarray(program(*args))
-
-
-def sums_in_double_ahead(
-    problem: Problem,
-    order: int,
-    expansion: Expansion | Expansions,
-    draws: np.ndarray,
-) -> None:
-    """Compile the program of :func:`sums_in_double` on another thread."""
-    with double():
-        program, args = _in_double(problem, order, expansion, draws)
-        program.ahead(*args)
-
-
-def _in_double(
-    problem: Problem,
-    order: int,
-    expansion: Expansion | Expansions,
-    draws: np.ndarray,
-) -> tuple[Program, tuple[Any, ...]]:
-    program = problem.over_rows(_beyond_polynomial, order)
-    if isinstance(expansion, Expansion):
-        expansion = expansion._replace(rows={})
-    at = jax.device_put(np.asarray(draws, np.float64))
-    return program, (expansion.cast(jnp.float64), at)
-
-
 def _parts(draws: Array, num_rows: int) -> list[Array]:
     """The draws in parts, which are smaller if there are many rows."""
     few = max(1, _WIDTH * _DRAWS // max(num_rows, 1))
     return [draws[k : k + few] for k in range(0, len(draws), few)]
 
 
+def _scatter(centred: np.ndarray) -> np.ndarray:
+    """The standard deviation of each row's residuals, which have the mean zero."""
+    square = np.einsum("nk,nk->n", centred, centred)
+    return np.sqrt(square / (centred.shape[1] - 1))
+
+
 class ResidualScan:
     """Passes over the residuals of all rows at some draws.
 
-    Each pass is compiled once. :meth:`keeping` and other data of the same shape use the
-    same program. If exact rows represent others, the pass is compiled once more.
+    One program evaluates the residuals, and NumPy computes the rest from them, so that
+    nothing else is compiled. Other data of the same shape use the same program.
     """
 
     def __init__(
@@ -144,7 +93,7 @@ class ResidualScan:
         self.exact = {n: ExactRows.alone(none, N) for n, N in problem.plates.items()}
         self.representatives: dict[str, np.ndarray] = {}
         self.surplus: dict[str, tuple[np.ndarray, np.ndarray]] = {}
-        self._known: dict[bytes, Evaluated] = {}
+        self._known: dict[bytes, dict[str, np.ndarray]] = {}
 
     def about(self, expansion: Expansion) -> ResidualScan:
         """The same passes for an expansion about another centre."""
@@ -158,11 +107,10 @@ class ResidualScan:
         scan = copy.copy(self)
         scan.exact = {
             # fields that the passes do not read are left out
-            name: exact.get(name, none)._replace(
-                rows=none.rows,
-                weights=none.weights,
-                at_center=none.at_center,
-                surplus=None,
+            name: none
+            if name not in exact or exact[name].others is None
+            else exact[name]._replace(
+                rows=none.rows, weights=none.weights, at_center=none.at_center
             )
             for name, none in self.exact.items()
         }
@@ -187,50 +135,114 @@ class ResidualScan:
         }
         return self.expansion, kept, jax.device_put(np.asarray(draws, self.dtype))
 
-    def _pass_at(
-        self, draws: np.ndarray
-    ) -> tuple[Expansion | Expansions | Evaluated, Any, Array]:
-        """The same, with stored residuals instead of the expansion if there are any."""
-        expansion, kept, flat = self._at(draws)
-        found = self._evaluated(draws)
-        return expansion if found is None else found, kept, flat
+    def ahead(self, dim: int) -> None:
+        """Compile the program that evaluates the model on another thread.
 
-    def _keeps(self, num_draws: int) -> bool:
-        """Whether the residuals of all rows at so many draws are stored."""
-        return num_draws * sum(self.problem.plates.values()) <= _MOST_KEPT
-
-    def _evaluated(self, draws: np.ndarray) -> Evaluated | None:
-        """The residuals of all rows at some draws."""
-        draws = np.asarray(draws, self.dtype)
-        # padded to a multiple of a fixed number of draws, so that one program suffices
-        count = -(-len(draws) // _DRAWS) * _DRAWS
-        if not self._keeps(count):
-            return None
-        key = draws.tobytes()
-        found = self._known.get(key)
-        if found is None:
-            padded = draws[np.minimum(np.arange(count), len(draws) - 1)]
-            rows = self._over_rows(_every)(self.expansion, jax.device_put(padded))
-            found = Evaluated(rows)
-            if len(self._known) < _KEPT:
-                self._known[key] = found
-        return found
-
-    def ahead(self, num_draws: int, dim: int) -> None:
-        """Compile the pass that evaluates the model on another thread.
-
-        :param num_draws: the number of draws that :meth:`sums` will receive.
         :param dim: the dimension of a position.
         """
-        draws = np.zeros((num_draws, dim), self.dtype)
-        if self._keeps(num_draws):
-            self._over_rows(_every).ahead(self.expansion, jax.device_put(draws))
-        else:
-            self._over_rows(_total).ahead(*self._at(draws))
+        numbers = self._blocks(_DRAWS)[0]
+        self._program.ahead(*self._arguments(np.zeros((_DRAWS, dim)), numbers))
 
-    def _over_rows(self, fn: Callable, *static: Hashable) -> Program:
-        """A pass over all rows, compiled once for all scans like this one."""
-        return self.problem.over_rows(fn, self.order, self.form, *static)
+    @property
+    def _program(self) -> Program:
+        return self.problem.over_rows(_every, self.order, self.form)
+
+    @property
+    def _devices(self) -> int:
+        mesh = self.problem.mesh
+        return 1 if mesh is None else mesh.size
+
+    @cached_property
+    def _chunks(self) -> Chunks:
+        return _chunks(self.problem, self.problem.arrays, self._devices)
+
+    def _blocks(self, num_draws: int) -> list[np.ndarray]:
+        """The numbers of the chunks that are evaluated together, a block at a time.
+
+        All blocks have the same number of chunks; the last ones may not exist.
+        """
+        number, widths = self._chunks.number, self._chunks.widths
+        of_chunk = max(num_draws, _DRAWS) * sum(widths.values())
+        each = min(number, max(1, _MOST_KEPT // of_chunk))
+        return [np.arange(k, k + each, dtype=np.int32) for k in range(0, number, each)]
+
+    def _arguments(self, draws: np.ndarray, numbers: np.ndarray) -> tuple[Any, ...]:
+        at = jax.device_put(np.asarray(draws, self.dtype))
+        return self.expansion, at, jax.device_put(numbers)
+
+    def _evaluated(
+        self, draws: np.ndarray, numbers: np.ndarray
+    ) -> dict[str, np.ndarray]:
+        """The residuals of some chunks, before exact rows are removed, ``(n, K)``.
+
+        If these are all rows, they are kept: the model is evaluated once at each draw.
+        """
+        draws = np.asarray(draws, self.dtype)
+        key = draws.tobytes()
+        if key in self._known:
+            return self._known[key]
+        parts = []
+        for first in range(0, len(draws), _DRAWS):
+            some = draws[first : first + _DRAWS]
+            # the program takes a fixed number of draws
+            padded = some[np.minimum(np.arange(_DRAWS), len(some) - 1)]
+            found = self._program(*self._arguments(padded, numbers))
+            parts.append({n: np.asarray(r)[:, : len(some)] for n, r in found.items()})
+        rows = parts[0]
+        if len(parts) > 1:
+            rows = {n: np.hstack([part[n] for part in parts]) for n in rows}
+        if len(numbers) == self._chunks.number and len(self._known) < _KEPT:
+            self._known[key] = rows
+        return rows
+
+    def _pieces(
+        self, draws: np.ndarray, enough: int | None = None
+    ) -> Iterator[tuple[str, slice, np.ndarray]]:
+        """The residuals of all rows that remain with the exact rows, chunk by chunk.
+
+        :param draws: flat positions, ``(K, D)``.
+        :param enough: how many rows of a plate suffice, of chunks all over the data;
+            ``None`` for all rows.
+        :return: the plate, the rows, and their residuals, ``(n, K)``.
+        """
+        of_exact = {
+            name: np.asarray(self._of_rows(draws, name, rows))
+            for name, rows in self.representatives.items()
+        }
+        blocks, total = self._blocks(len(draws)), self._chunks.number
+        if enough is not None and len(blocks) > 1:
+            each = len(blocks[0])
+            blocks = [(np.arange(each) * total // each).astype(np.int32)]
+        for numbers in blocks:
+            found = self._evaluated(draws, numbers)
+            for name, width in self._chunks.widths.items():
+                size = self.problem.plates[name]
+                stride = 1
+                if enough is not None:
+                    stride = max(1, min(size, len(numbers) * width) // enough)
+                for place in range(0, len(numbers), stride):
+                    start = int(numbers[place]) * width
+                    rows = slice(start, min(start + width, size))
+                    if start < size:
+                        here = slice(place * width, place * width + rows.stop - start)
+                        residual = found[name][here]
+                        yield name, rows, self._left(name, rows, residual, of_exact)
+
+    def _left(
+        self,
+        name: str,
+        rows: slice,
+        residual: np.ndarray,
+        of_exact: Mapping[str, np.ndarray],
+    ) -> np.ndarray:
+        """What is left of some residuals with the exact rows."""
+        kept = self.exact[name]
+        if name in of_exact:
+            multiple = np.asarray(kept.coefficient)[rows, None]
+            explained = of_exact[name][:, np.asarray(kept.representative)[rows]].T
+            residual = residual - multiple * explained
+        others = np.asarray(kept.others)[rows, None]
+        return residual if others.all() else np.where(others, residual, 0.0)
 
     def _of_rows(
         self, draws: np.ndarray | Array, name: str, rows: ArrayLike, left: bool = False
@@ -254,7 +266,10 @@ class ResidualScan:
 
         :param left: whether to subtract what the exact rows explain.
         """
-        left = left and any(not kept.others.all() for kept in self.exact.values())
+        left = left and any(
+            kept.others is not None and not kept.others.all()
+            for kept in self.exact.values()
+        )
         found = np.zeros((len(draws), len(rows.row)))
         for k, name in enumerate(self.problem.plates):
             mine = np.flatnonzero(rows.plate == k)
@@ -280,25 +295,45 @@ class ResidualScan:
             n: 2 * np.log(2 * len(r)) / len(draws) for n, r in representatives.items()
         }
 
-        over_rows = self._over_rows(_represented, tuple(chance.items()))
-        args = self.expansion, found, jax.device_put(np.asarray(draws, self.dtype))
-        representative, coefficient = over_rows(*args)
-        return {
-            n: (np.array(representative[n]), np.array(coefficient[n]))
-            for n in representatives
-        }
+        unit = {n: np.asarray(r) - np.asarray(r).mean(0) for n, r in found.items()}
+        norms = {n: np.linalg.norm(r, axis=0) for n, r in unit.items()}
+        norms = {n: np.where(r > 0, r, 1.0) for n, r in norms.items()}
+        plates = self.problem.plates
+        representative = {n: np.zeros(plates[n], np.int32) for n in found}
+        coefficient = {n: np.zeros(plates[n], self.dtype) for n in found}
+        for name, rows, residual in self.keeping({})._pieces(draws):
+            if name not in found:
+                continue
+            centred = residual - residual.mean(1, keepdims=True)
+            along = centred @ (unit[name] / norms[name])
+            best = along.argmax(1)
+            highest = np.take_along_axis(along, best[:, None], 1)[:, 0]
+            least = np.sqrt(chance[name] * np.square(centred).sum(1))
+            representative[name][rows] = best
+            multiple = highest / norms[name][best]
+            coefficient[name][rows] = np.where(highest > least, multiple, 0.0)
+        return {n: (representative[n], coefficient[n]) for n in found}
 
     def scores(
         self, draws: np.ndarray
     ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """How much each row matters, and its loading on the leading direction."""
-        args = self._pass_at(draws)
-        grams = jax.tree.map(np.asarray, self._over_rows(_gram)(*args))
+        plates = self.problem.plates
+        grams = {n: np.zeros((len(draws),) * 2) for n in plates}
+        for name, _, residual in self._pieces(draws, _GRAM):
+            centred = residual - residual.mean(1, keepdims=True)
+            grams[name] += centred.T @ centred
         leading = {
             n: np.linalg.eigh(np.nan_to_num(g))[1][:, -1].astype(self.dtype)
             for n, g in grams.items()
         }
-        return jax.tree.map(np.asarray, self._over_rows(_score)(*args, leading))
+        scatter = {n: np.zeros(size, self.dtype) for n, size in plates.items()}
+        loading = {n: np.zeros(size, self.dtype) for n, size in plates.items()}
+        for name, rows, residual in self._pieces(draws):
+            centred = residual - residual.mean(1, keepdims=True)
+            scatter[name][rows] = _scatter(centred)
+            loading[name][rows] = centred @ leading[name]
+        return scatter, loading
 
     def sums(self, draws: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """Sums of all residuals at each draw, and the variance of a row's difference.
@@ -306,67 +341,101 @@ class ResidualScan:
         :return: the sums, ``(K,)``, and for each plate the variance over its rows of
             the difference between the draws of each pair, ``(K // 2,)``.
         """
-        found = self._over_rows(_total)(*self._pass_at(draws))
         sums = np.zeros(len(draws))
-        variances: dict[str, np.ndarray] = {}
-        for name, (whole, square) in found.items():
-            size = self.problem.plates[name]
-            whole = np.asarray(whole, np.float64)
-            with np.errstate(invalid="ignore"):  # infinite sums are refused later
-                sums += whole
-                mean = (whole[1::2] - whole[::2]) / size
-                variances[name] = np.asarray(square, np.float64) / size - mean**2
+        parts = {
+            n: (np.zeros(len(draws) // 2), np.zeros(len(draws) // 2))
+            for n in self.problem.plates
+        }
+        with np.errstate(invalid="ignore", over="ignore"):  # infinite sums are refused
+            for name, _, residual in self._pieces(draws):
+                wide = residual.astype(np.float64)
+                sums += wide.sum(0)
+                pairs = wide[:, 1::2] - wide[:, :-1:2]
+                whole, square = parts[name]
+                whole += pairs.sum(0)
+                square += np.einsum("nk,nk->k", pairs, pairs)
+            variances = {
+                n: square / size - (whole / size) ** 2
+                for (n, (whole, square)), size in zip(
+                    parts.items(), self.problem.plates.values(), strict=True
+                )
+            }
         return sums - self.of_surplus(draws), variances
+
+    def scatter(self, draws: np.ndarray) -> dict[str, np.ndarray]:
+        """The standard deviation over the draws of each row's residual, by plate."""
+        plates = self.problem.plates
+        scatter = {n: np.zeros(size, self.dtype) for n, size in plates.items()}
+        for name, rows, residual in self._pieces(draws):
+            scatter[name][rows] = _scatter(residual - residual.mean(1, keepdims=True))
+        return scatter
+
+    def sums_of_some(self, draws: np.ndarray, some: Some) -> np.ndarray:
+        """Estimates of the sums of all residuals from some rows, ``(K,)``.
+
+        :param some: the rows.
+        """
+        found, scales = np.zeros(len(draws)), some.scales
+        for name, rows, residual in self._pieces(draws):
+            chosen = np.asarray(some.rows[name])
+            first, last = np.searchsorted(chosen, (rows.start, rows.stop))
+            mine = residual[chosen[first:last] - rows.start].astype(np.float64)
+            found += scales[name] * mine.sum(0)
+        return found
 
     def of_surplus(self, draws: np.ndarray) -> np.ndarray:
         """What representative rows explain of the sums at some draws, ``(K,)``."""
         explained = np.zeros(len(draws))
         for name, (rows, weights) in self.surplus.items():
-            residuals = self._of_rows(draws, name, rows)
-            explained += np.asarray(residuals, np.float64) @ weights
+            residuals = np.asarray(self._of_rows(draws, name, rows.ravel()), np.float64)
+            if rows.ndim == 1:
+                explained += residuals @ weights
+                continue
+            # each mode has its own, of which a draw has those of its mode
+            mode = self.mode_of(draws)
+            mine = residuals.reshape(-1, *rows.shape)[np.arange(len(draws)), mode]
+            explained += (mine * weights[mode]).sum(1)
         return explained
+
+    def mode_of(self, draws: np.ndarray) -> np.ndarray:
+        """The mode that each draw belongs to, if there are several, ``(K,)``."""
+        assert isinstance(self.expansion, Expansions)
+        return modes_of(self.problem, self.expansion, draws)
 
     def variances(
         self, draws: np.ndarray, designs: Mapping[str, Design], scheme: Weighted
     ) -> np.ndarray:
         """The exact variance of a batch's estimate, for each pair of draws."""
-        tables, strata, num_draws = {}, {}, {}
+        tables, parts = {}, {}
         for name, design in designs.items():
-            size = self.problem.plates[name]
-            stratum, probability = stratum_of(design, size)
+            stratum, probability = stratum_of(design, self.problem.plates[name])
             count = design.num_strata
-            tables[name] = (
-                np.where(stratum < 0, count, stratum).astype(np.int32),
-                np.asarray(probability, self.dtype),
-            )
-            strata[name] = count + 1
-            num_draws[name] = scheme.draws_of(name)
-
-        total = self._over_rows(_of_strata, tuple(strata.items()))
-        found = total(*self._pass_at(draws), tables)
+            # the last stratum holds the rows that are always drawn
+            tables[name] = np.where(stratum < 0, count, stratum), probability
+            shape = len(draws) // 2, count + 1
+            parts[name] = np.zeros(shape), np.zeros(shape)
+        for name, rows, residual in self._pieces(draws):
+            stratum, probability = (table[rows] for table in tables[name])
+            pairs = (residual[:, 1::2] - residual[:, :-1:2]).astype(np.float64)
+            for k, pair in enumerate(pairs.T):
+                for part, of_row in zip(
+                    parts[name], (pair, pair**2 / probability), strict=True
+                ):
+                    part[k] += np.bincount(stratum, of_row, part.shape[1])
         variance = np.zeros(len(draws) // 2)
-        for name, parts in found.items():
-            whole, square = (np.asarray(p, np.float64)[:-1] for p in parts)
-            variance += np.maximum(square - whole**2, 0).sum(0) / num_draws[name]
+        for name, (whole, square) in parts.items():
+            among = np.maximum(square - whole**2, 0)[:, :-1].sum(1)
+            variance += among / scheme.draws_of(name)
         return variance
 
 
 # the programs -------------------------------------------------------------------------
 
 
-def _chunks(
-    problem: Problem,
-    arrays: list[Any],
-    expansion: Expansion | Expansions | Evaluated,
-    draws: Array,
-    counts: Mapping[str, int] | None = None,
-) -> Chunks:
-    """The chunks of rows for the program that is being traced."""
-    counts = problem.plates if counts is None else counts
-    width = _WIDTH * _DRAWS // max(len(draws), _DRAWS)
-    if not isinstance(expansion, Evaluated):
-        width = chunk_of(width, problem.target_of(arrays).row_size)
-    return Chunks.of(counts, dict.fromkeys(counts, width))
+def _chunks(problem: Problem, arrays: list[Any], devices: int | None = None) -> Chunks:
+    """The chunks of all rows, for the program that is being traced if not said."""
+    width = chunk_of(_WIDTH, problem.target_of(arrays).row_size)
+    return Chunks.of(problem.plates, dict.fromkeys(problem.plates, width), devices)
 
 
 def residuals(
@@ -374,25 +443,22 @@ def residuals(
     order: int,
     form: Form,
     arrays: list[Any],
-    expansion: Expansion | Evaluated,
+    expansion: Expansion | Expansions,
     kept: Mapping[str, Any],
     draws: Array,
     indices: Mapping[str, Array],
     masks: Mapping[str, Array],
 ) -> dict[str, Array]:
     """The remaining residuals of some rows, ``(K, width)``; zero where masked."""
-    if isinstance(expansion, Evaluated):
-        rows = {n: r[indices[n]].T[: len(draws)] for n, r in expansion.rows.items()}
-    else:
-        evaluate = expand(
-            problem.target_of(arrays),
-            problem.coordinates,
-            order,
-            form,
-            expansion,
-            problem.unravel,
-        )
-        rows = jax.vmap(lambda flat: evaluate(flat, indices).rows)(draws)
+    evaluate = expand(
+        problem.target_of(arrays),
+        problem.coordinates,
+        order,
+        form,
+        expansion,
+        problem.unravel,
+    )
+    rows = jax.vmap(lambda flat: evaluate(flat, indices).rows)(draws)
 
     def left(rows: Any, of_exact: Mapping[str, Array | None]) -> dict[str, Array]:
         return {
@@ -404,210 +470,22 @@ def residuals(
     return {n: jnp.where(masks[n], r, 0.0) for n, r in rows.items()}
 
 
-def _beyond_polynomial(
-    problem: Problem,
-    order: int,
-    arrays: list[Any],
-    expansion: Expansion | Expansions,
-    draws: Array,
-) -> Array:
-    """The log likelihood minus the summed polynomial, ``(K,)``."""
-    target = problem.target_of(arrays)
-    chunks = _chunks(problem, arrays, expansion, draws)
-
-    def of_chunk(i: Array) -> Array:
-        indices, masks = chunks.at(i)
-
-        def at(flat: Array) -> Array:
-            rows = target.rows(problem.unravel(flat), indices)
-            parts = [jnp.where(masks[n], r, 0.0).sum() for n, r in rows.items()]
-            return jnp.stack(parts).sum()
-
-        return jax.vmap(at)(draws)
-
-    def polynomial(flat: Array) -> Array:
-        phi, _ = ravel_pytree(problem.coordinates.of(target, problem.unravel(flat)))
-        near = expansion.at(flat)
-        return near.value + near.polynomial(phi - near.center, order)
-
-    whole = chunks.sum(of_chunk, jnp.zeros(len(draws), draws.dtype))
-    return whole - jax.vmap(polynomial)(draws)
-
-
 def _every(
     problem: Problem,
     order: int,
     form: Form,
     arrays: list[Any],
-    expansion: Expansion,
+    expansion: Expansion | Expansions,
     draws: Array,
+    numbers: Array,
 ) -> dict[str, Array]:
-    """The residuals of all rows, ``(N, K)`` by plate."""
-    chunks = _chunks(problem, arrays, expansion, draws)
+    """The residuals of the rows of some chunks, ``(n, K)`` by plate."""
+    chunks = _chunks(problem, arrays)
 
-    def of_chunk(i: Array) -> Any:
+    def of_chunk(_: None, i: Array) -> tuple[None, dict[str, Array]]:
         read = chunks.at(i)
         rows = residuals(problem, order, form, arrays, expansion, {}, draws, *read)
-        return {n: r.T for n, r in rows.items()}
+        return None, {n: r.T for n, r in rows.items()}
 
-    return {
-        n: part.reshape(-1, len(draws))[: problem.plates[n]]
-        for n, part in chunks.map(of_chunk).items()
-    }
-
-
-def _represented(
-    problem: Problem,
-    order: int,
-    form: Form,
-    chance: tuple[tuple[str, float], ...],
-    arrays: list[Any],
-    expansion: Expansion,
-    of_exact: Any,
-    draws: Array,
-) -> Any:
-    """The representative of each row, and its coefficient."""
-    chunks = _chunks(problem, arrays, expansion, draws)
-    unit = {n: r - r.mean(0) for n, r in of_exact.items()}
-    norms = {n: jnp.linalg.norm(r, axis=0) for n, r in unit.items()}
-    norms = {n: jnp.where(r > 0, r, 1.0) for n, r in norms.items()}
-
-    def of_chunk(i: Array) -> Any:
-        read = chunks.at(i)
-        rows = residuals(problem, order, form, arrays, expansion, {}, draws, *read)
-        representative, coefficient = {}, {}
-        for n, least_square in chance:
-            centred = rows[n] - rows[n].mean(0)
-            along = (unit[n] / norms[n]).T @ centred
-            representative[n] = jnp.argmax(along, 0).astype(jnp.int32)
-            highest = jnp.take_along_axis(along, representative[n][None], 0)[0]
-            least = jnp.sqrt(least_square * jnp.square(centred).sum(0))
-            multiple = highest / norms[n][representative[n]]
-            coefficient[n] = jnp.where(highest > least, multiple, 0.0)
-        return representative, coefficient
-
-    return _joined(chunks, of_chunk)
-
-
-def _joined(chunks: Chunks, of_chunk: Callable[[Array], Any]) -> Any:
-    """Values of all rows, by plate, from the values of chunks."""
-    return tuple(
-        {n: chunks.joined(n, part) for n, part in found.items()}
-        for found in chunks.map(of_chunk)
-    )
-
-
-def _gram(
-    problem: Problem,
-    order: int,
-    form: Form,
-    arrays: list[Any],
-    expansion: Expansion | Evaluated,
-    kept: Any,
-    draws: Array,
-) -> Any:
-    """Inner products over rows of the residuals at each pair of draws."""
-    plates = problem.plates
-    # the data in pieces that do not depend on the number of devices
-    strides = {n: -(-size // _WIDTH) // 16 for n, size in plates.items()}
-    counts = {n: min(size, 16 * _WIDTH) for n, size in plates.items()}
-    chunks = _chunks(problem, arrays, expansion, draws, counts)
-
-    def of_chunk(i: Array) -> Any:
-        indices, masks = chunks.at(i)
-        for name, row in indices.items():
-            skipped = (max(strides[name], 1) - 1) * (row // _WIDTH)
-            indices[name] = row + skipped * _WIDTH
-        read = indices, masks
-        rows = residuals(problem, order, form, arrays, expansion, kept, draws, *read)
-        centred = {n: r - r.mean(0) for n, r in rows.items()}
-        return {n: r @ r.T for n, r in centred.items()}
-
-    zeros = jnp.zeros((len(draws),) * 2, draws.dtype)
-    return chunks.sum(of_chunk, dict.fromkeys(plates, zeros))
-
-
-def _score(
-    problem: Problem,
-    order: int,
-    form: Form,
-    arrays: list[Any],
-    expansion: Expansion | Evaluated,
-    kept: Any,
-    draws: Array,
-    leading: Any,
-) -> Any:
-    """The scatter of each row's residual, and its projection onto a direction."""
-    chunks = _chunks(problem, arrays, expansion, draws)
-
-    def of_chunk(i: Array) -> Any:
-        read = chunks.at(i)
-        rows = residuals(problem, order, form, arrays, expansion, kept, draws, *read)
-        centred = {n: r - r.mean(0) for n, r in rows.items()}
-        rms = {
-            n: jnp.sqrt(jnp.square(r).sum(0) / (len(draws) - 1))
-            for n, r in centred.items()
-        }
-        return rms, {n: leading[n] @ r for n, r in centred.items()}
-
-    return _joined(chunks, of_chunk)
-
-
-def _total(
-    problem: Problem,
-    order: int,
-    form: Form,
-    arrays: list[Any],
-    expansion: Expansion | Evaluated,
-    kept: Any,
-    draws: Array,
-) -> Any:
-    """Sums over rows of the residuals, and of the squares of their differences."""
-    chunks = _chunks(problem, arrays, expansion, draws)
-
-    def of_chunk(i: Array) -> Any:
-        read = chunks.at(i)
-        rows = residuals(problem, order, form, arrays, expansion, kept, draws, *read)
-        return {
-            name: (r.sum(1), jnp.square(r[1::2] - r[::2]).sum(1))
-            for name, r in rows.items()
-        }
-
-    zeros = jnp.zeros(len(draws), draws.dtype)
-    first = {n: (zeros, zeros[::2]) for n in problem.plates}
-    return chunks.sum(of_chunk, first)
-
-
-def _of_strata(
-    problem: Problem,
-    order: int,
-    form: Form,
-    strata: tuple[tuple[str, int], ...],
-    arrays: list[Any],
-    expansion: Expansion | Evaluated,
-    kept: Any,
-    draws: Array,
-    tables: Any,
-) -> Any:
-    """Sums over each stratum of the differences between pairs, and of their squares."""
-    chunks = _chunks(problem, arrays, expansion, draws)
-
-    def of_chunk(i: Array) -> Any:
-        indices, masks = read = chunks.at(i)
-        rows = residuals(problem, order, form, arrays, expansion, kept, draws, *read)
-        sums = {}
-        for name, count in strata:
-            # padding counts for the last stratum, which holds the rows that are always
-            # drawn
-            stratum, probability = (t[indices[name]] for t in tables[name])
-            stratum = jnp.where(masks[name], stratum, count - 1)
-            pairs = (rows[name][1::2] - rows[name][::2]).T
-            parts = (pairs, jnp.square(pairs) / probability[:, None])
-            sums[name] = tuple(jax.ops.segment_sum(p, stratum, count) for p in parts)
-        return sums
-
-    first = {
-        n: (jnp.zeros((count, len(draws) // 2), draws.dtype),) * 2
-        for n, count in strata
-    }
-    return chunks.sum(of_chunk, first)
+    _, found = scan_shared(of_chunk, None, numbers)
+    return {n: part.reshape(-1, len(draws)) for n, part in found.items()}

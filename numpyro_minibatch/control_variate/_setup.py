@@ -6,10 +6,8 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.flatten_util import ravel_pytree
 
 from numpyro_minibatch._internal.progress import stages
 from numpyro_minibatch.batch import Scheme
@@ -26,12 +24,7 @@ from numpyro_minibatch.control_variate._expand import (
     Expansion,
     Expansions,
 )
-from numpyro_minibatch.control_variate._modes import (
-    FoundModes,
-    distances,
-    find_modes,
-    posterior_of_modes,
-)
+from numpyro_minibatch.control_variate._modes import FoundModes, find_modes
 from numpyro_minibatch.control_variate._pilot import (
     COARSE,
     HELD_OUT,
@@ -48,12 +41,16 @@ from numpyro_minibatch.control_variate._posterior import (
     surrogate_posterior,
     unflatten,
 )
+from numpyro_minibatch.control_variate._posterior_of_modes import (
+    distances,
+    posterior_of_modes,
+    with_tails,
+)
 from numpyro_minibatch.control_variate._problem import (
     Chosen,
     Needs,
     Problem,
     Refused,
-    double,
 )
 from numpyro_minibatch.control_variate._tails import (
     MAX_INEFFICIENCY,
@@ -68,6 +65,7 @@ __all__ = ["Plan", "Prepared", "Surrogate", "prepare"]
 
 _STARTS = 4  # searches for the mode
 _STAGES = 5
+_LOST = 0.5  # share of draws from which no trajectory gets away
 _RECENTRED = 2  # times that a coarse expansion is made again
 _BETTER = 0.8  # of the residual that it must leave
 _STARTING = SCORING + HELD_OUT  # positions to start chains from, all rows known there
@@ -150,7 +148,7 @@ def _prepared(problem: Problem, chosen: Chosen, needs: Needs) -> Prepared:
     coordinates = choose_coordinates(target, problem.example, taylor.sites)
     problem = replace(problem, coordinates=coordinates)
     positions = _positions(problem, chosen.start)
-    phi = _in_coordinates(problem, positions)
+    phi = problem.in_coordinates(positions)
     few = may_be_exact(problem, chosen, needs)
     center, start, found = None, positions[0], None
     if taylor.modes > 1:
@@ -184,6 +182,8 @@ def _prepared(problem: Problem, chosen: Chosen, needs: Needs) -> Prepared:
         about = phi[0] if center is None else center.expansion.center
         expansion = every_row(problem, np.asarray(about))
         posterior = surrogate_posterior(problem, expansion, start)
+        if posterior.stuck > _LOST:  # no trajectory finds its way about this posterior
+            raise
         pilot = Pilot.of_every_row(problem, chosen)
         return _outcome(problem, 0.0, posterior, pilot, None)
     if not few:
@@ -202,10 +202,22 @@ def _with_modes(
     problem: Problem, chosen: Chosen, needs: Needs, found: FoundModes
 ) -> Prepared:
     """The outcome of a set-up that expands about several modes."""
-    posterior, starts = posterior_of_modes(problem, found)
+    of_modes, tails = posterior_of_modes(problem, found), []
+    posterior, starts = of_modes.mixed()
     pilot = run_pilot(problem, chosen, needs, posterior)
+    number = len(found.modes)
+    if needs.follows and may_represent(problem, chosen.taylor, pilot, number):
+        better, tails = with_tails(problem, pilot, of_modes)
+        if better is not of_modes:
+            posterior, starts = better.mixed()
+            pilot = run_pilot(problem, chosen, needs, posterior, pilot)
     check_residuals(problem, chosen.taylor, posterior, pilot)
-    outcome = _outcome(problem, 0.0, posterior, pilot, None)
+    known = [k for k, each in enumerate(tails) if np.isfinite(each.inefficiency)]
+    worst = max(known, key=lambda k: tails[k].inefficiency, default=None)
+    of_worst = None if worst is None else tails[worst]
+    outcome = _outcome(problem, 0.0, posterior, pilot, of_worst)
+    if worst is not None:
+        outcome.report["tail_mode"] = worst
     modes = posterior.expansion.modes  # type: ignore[attr-defined]
     dtype = problem.dtype
     return outcome._replace(
@@ -282,7 +294,7 @@ def _recentred(
     for _ in range(_RECENTRED):
         if pilot.residual_sd <= COARSE:
             break
-        mean = _in_coordinates(problem, posterior.draws[::8]).mean(0)
+        mean = problem.in_coordinates(posterior.draws[::8]).mean(0)
         try:
             moved = surrogate_posterior(problem, center.about(mean), posterior.location)
             found = run_pilot(problem, chosen, needs, moved, pilot)
@@ -307,19 +319,6 @@ def _positions(problem: Problem, start: Any) -> np.ndarray:
     if not given or any(isinstance(x, jax.core.Tracer) for x in given):
         return positions
     return np.vstack([positions, flatten(start)])
-
-
-def _in_coordinates(problem: Problem, positions: np.ndarray) -> np.ndarray:
-    """The coordinates of the expansion at some flat positions."""
-    if problem.in_own_coordinates:
-        return np.asarray(positions, np.float64)
-    with double():
-        at = jnp.asarray(positions, jnp.float64)
-        return np.asarray(problem.compiled(_phi_of)(at))
-
-
-def _phi_of(problem: Problem, arrays: list[Any], positions: Array) -> Array:
-    return jax.vmap(lambda z: ravel_pytree(problem.phi_of(arrays, z))[0])(positions)
 
 
 def _element(problem: Problem, which: int) -> str:

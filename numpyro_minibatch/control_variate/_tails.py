@@ -17,6 +17,7 @@ References:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -44,7 +45,9 @@ from numpyro_minibatch.control_variate._taylor import Taylor
 
 __all__ = [
     "MAX_INEFFICIENCY",
+    "Inside",
     "Tails",
+    "everywhere",
     "may_represent",
     "measure_tails",
     "nonnegative_fit",
@@ -70,6 +73,14 @@ _MOST_REPRESENTATIVES = 512
 _CURVED = 0.999  # largest share of the curvature that they may take
 
 
+Inside = Callable[[np.ndarray], np.ndarray]  # whether positions belong to a mode
+
+
+def everywhere(draws: np.ndarray) -> np.ndarray:
+    """Whether positions belong to a mode if there is only one: all of them."""
+    return np.ones(len(draws), bool)
+
+
 class Tails(NamedTuple):
     """The weight of the target in the tails of the surrogate, parameter by parameter.
 
@@ -80,7 +91,8 @@ class Tails(NamedTuple):
     :param inefficiency: the largest integrated autocorrelation time of the squares,
         which is 1 for independent draws of the target.
     :param parameter: the index in the flat position of the parameter that has it.
-    :param log_surrogate: the surrogate along the lines, ``(D, 7)``.
+    :param log_surrogate: the surrogate along the lines, ``(D, 7)``; minus infinity
+        where another mode begins.
     :param rows: a sample that stands in for all rows.
     :param multiples: the inverse inclusion probability of each sampled row.
     :param residuals: their residuals along the lines, ``(D, 7, m)``.
@@ -94,27 +106,37 @@ class Tails(NamedTuple):
     residuals: np.ndarray
 
 
-def may_represent(problem: Problem, taylor: Taylor, pilot: Pilot) -> bool:
+def may_represent(
+    problem: Problem, taylor: Taylor, pilot: Pilot, num_modes: int = 1
+) -> bool:
     """Whether tails are worth measuring and representative rows can correct them.
 
     :param problem: the target and its coordinates.
     :param taylor: the control variate.
     :param pilot: the pilot, with the scheme by which rows are drawn.
+    :param num_modes: the number of modes from which its draws come in equal numbers.
+        The residual within any of them is at most the square root of that number times
+        the residual over all.
     """
     if problem.on_host or taylor.order < 2 or taylor.exact_rows is not None:
         return False
     weighted = isinstance(pilot.scheme, FullBatch | Weighted)
-    return weighted and pilot.residual_sd > _NORMAL
+    return weighted and num_modes**0.5 * pilot.residual_sd > _NORMAL
 
 
 def measure_tails(
-    problem: Problem, pilot: Pilot, posterior: SurrogatePosterior
+    problem: Problem,
+    pilot: Pilot,
+    posterior: SurrogatePosterior,
+    inside: Inside = everywhere,
 ) -> Tails:
     """Measure the tails; deterministic except for the sample of rows.
 
     :param problem: the target and its coordinates.
     :param pilot: the scores of all rows.
     :param posterior: that of the surrogate.
+    :param inside: the positions that belong to the mode of the posterior. Lines end
+        where another mode begins, because moves within a mode do.
     """
     stage("tails")
     covariance = posterior.root.T @ posterior.root
@@ -125,7 +147,9 @@ def measure_tails(
     rows, multiples = _standing_in(problem, pilot, int(few))
     residuals = pilot.scan.of_rows(flat, rows).reshape(*points.shape[:2], -1)
     expansion = posterior.expansion.cast(problem.dtype)
-    log_surrogate = log_surrogate_at(problem, expansion, flat).reshape(points.shape[:2])
+    log_surrogate = log_surrogate_at(problem, expansion, flat)
+    log_surrogate = np.where(inside(flat), log_surrogate, -np.inf)
+    log_surrogate = log_surrogate.reshape(points.shape[:2])
     known = problem.likelihood_weight * (residuals @ multiples)
     inefficiency, parameter = _worst(log_surrogate, known)
     return Tails(inefficiency, parameter, log_surrogate, rows, multiples, residuals)
@@ -157,7 +181,9 @@ def _worst(log_surrogate: np.ndarray, log_weights: np.ndarray) -> tuple[float, i
         squares_inefficiency(*both)
         for both in zip(log_surrogate, log_weights, strict=True)
     ]
-    worst = int(np.argmax(found))
+    if np.isnan(found).all():
+        return np.nan, 0
+    worst = int(np.nanargmax(found))
     return float(found[worst]), worst
 
 
@@ -168,13 +194,15 @@ def squares_inefficiency(log_surrogate: np.ndarray, log_weight: np.ndarray) -> f
         deviations to both sides, ``(7,)``.
     :param log_weight: the log ratio of the target to this density at the same points,
         ``(7,)``.
+    :return: NaN if fewer than four of the points are known.
     """
     from scipy.interpolate import CubicSpline  # slow to import
 
+    if min(np.isfinite(values).sum() for values in (log_surrogate, log_weight)) < 4:
+        return np.nan
+
     def on_grid(values: np.ndarray) -> np.ndarray:
         known = np.isfinite(values)
-        if known.sum() < 4:
-            return np.full(len(_GRID), -np.inf)
         fine = CubicSpline(_KNOTS[known], values[known])(_GRID)
         inside = (_GRID >= _KNOTS[known][0]) & (_GRID <= _KNOTS[known][-1])
         return np.where(inside, fine, -np.inf)
@@ -203,7 +231,11 @@ def squares_inefficiency(log_surrogate: np.ndarray, log_weight: np.ndarray) -> f
 
 
 def with_representatives(
-    problem: Problem, pilot: Pilot, posterior: SurrogatePosterior, tails: Tails
+    problem: Problem,
+    pilot: Pilot,
+    posterior: SurrogatePosterior,
+    tails: Tails,
+    inside: Inside = everywhere,
 ) -> tuple[SurrogatePosterior, Tails]:
     """The posterior of a surrogate with representative rows, and its tails.
 
@@ -215,6 +247,7 @@ def with_representatives(
     :param pilot: the pilot of the surrogate without them.
     :param posterior: the posterior of the surrogate without them.
     :param tails: the tails of that surrogate.
+    :param inside: the positions that belong to the mode of the posterior.
     :return: the unchanged arguments if representative rows do not improve them.
     """
     same = posterior, tails
@@ -229,7 +262,8 @@ def with_representatives(
     of_knots = np.maximum(1.0, np.abs(_KNOTS) / 2)
     far = np.concatenate([width, np.tile(of_knots, len(tails.residuals))])
     sums = residuals @ tails.multiples
-    usable = np.isfinite(residuals).all(1)
+    belong = np.append(inside(wide), np.isfinite(tails.log_surrogate.ravel()))
+    usable = belong & np.isfinite(residuals).all(1)
     weight = problem.likelihood_weight
     importance = 1 / (far * np.sqrt(1 + weight * np.abs(sums)))
     fitted = nonnegative_fit(
@@ -275,7 +309,7 @@ def _representing(
     for k, (name, size) in enumerate(problem.plates.items()):
         mine = np.flatnonzero(rows.plate == k)
         if len(mine):
-            exact[name] = ExactRows.representing(rows.row[mine], weights[mine], size)
+            exact[name] = ExactRows.representing(rows.row[mine], weights[mine])
         else:
             exact[name] = ExactRows.alone(np.zeros(0, int), size)
     return exact

@@ -203,9 +203,9 @@ def taylor2(
         :class:`~numpyro_minibatch.MinibatchMH`, many searches look for modes, the rows
         are expanded about each, and
         :func:`proposal.across_modes` also moves between them. The expansion is then in
-        all latent sites and has no exact rows, so ``sites``, ``center`` and
-        ``exact_rows`` are not allowed. If only one mode is found, the set-up continues
-        as with 1.
+        all latent sites, and the set-up chooses representative rows for skewed modes,
+        so ``sites``, ``center`` and ``exact_rows`` are not allowed. If only one mode is
+        found, the set-up continues as with 1.
     :raises TypeError: ``sites`` or ``center`` is of the wrong kind.
     :raises ValueError: an argument is out of range.
 

@@ -20,6 +20,7 @@ _LEFT_OUT = 0.001  # largest mass of omitted modes without advice
 _LOW = 0.05  # smallest acceptance rate of moves between modes
 _MAX_ERROR = 0.03  # of a mass
 _EXPECTED = 100  # expected draws in a mode, from which having none is an error
+_INEFFICIENT = 2.0  # autocorrelation time of squares above which tails are advised on
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,9 +169,30 @@ def _advise_left_out(run: Run) -> Iterator[str]:
         )
 
 
+def _advise_tails(run: Run) -> Iterator[str]:
+    pilot = run.pilot
+    inefficiency = pilot.get("tail_inefficiency", 1.0)
+    if pilot.get("num_modes", 1) < 2 or not inefficiency > _INEFFICIENT:
+        return
+    yield (
+        f"the tails of mode {pilot.get('tail_mode', 0)} are heavier than those of its "
+        f"surrogate, most of all for {pilot.get('tail_parameter')}: squares of "
+        "independent proposals would have an autocorrelation time of "
+        f"{inefficiency:.2g} there, and no representative rows lower it enough. "
+        "Excursions into the tails are few and long. Transform the parameters to make "
+        "the mode less skewed, or sample longer."
+    )
+
+
 FAMILY = Family(
     Masses,
     (
+        Rule(
+            "the tails of mode ... are heavier than those of its surrogate",
+            "the sampler proposes too rarely in the tails of a mode",
+            "a transformation, a longer run",
+            _advise_tails,
+        ),
         Rule(
             "the chains moved only ... times between ... modes*, *the masses of the "
             "modes have a Monte Carlo standard error",

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from numpyro_minibatch.diagnostics._convergence import Convergence
+from numpyro_minibatch.diagnostics._effective import effective_sample_size
 from numpyro_minibatch.diagnostics._run import Family, Numbers, Rule, Run, show
 from numpyro_minibatch.diagnostics._setup import Setup
 
@@ -33,6 +34,7 @@ __all__ = ["FAMILY", "Stays"]
 _OUTER = 1.2
 _FAR = 2.5  # sds from the mean at which the weight is estimated
 _NEAR = 4.0  # sds at which positions are clipped for that estimate
+_FEWEST = 100  # draws in a mode from which its tails can be judged
 # These limits separate good runs from bad ones. They were found on logistic regressions
 # with few ones among 5,000 to 40,000 zeros, in 60 to 100 runs of 4 x 1,000 draws each.
 # With 40 or more ones, the 95% intervals of the sds miss in 2 to 8% of the runs; with 5
@@ -46,6 +48,11 @@ _MAX_SHARE = 0.05
 class Stays(Numbers):
     """The lengths of stays, and the regions in which chains stand still.
 
+    With several modes, a draw is compared with the mean and the standard deviation of
+    the draws in its mode. Steps that the surrogate rejects do not count there. In the
+    tail of a skewed mode these are most moves between modes, but moves within the mode
+    still lead out of the tail.
+
     :param staying: the share of the draws that repeat the draw before.
     :param longest_stay: the largest number of draws that a chain stood still for.
     :param usual_stay: a bound that the longest stay exceeds in 1 of 100 runs if moves
@@ -53,11 +60,11 @@ class Stays(Numbers):
     :param long_stays: the share of the draws in stays longer than that.
     :param tail_stay: the mean length of stays farther than 1.2 standard deviations from
         the mean of a parameter, relative to the average; the largest of all parameters.
-    :param tail_stay_name: the parameter.
+    :param tail_stay_name: the parameter, and the mode if there are several.
     :param tail_weight: for a kernel that moves by a surrogate, the ratio of posterior
         to surrogate 2.5 standard deviations from the mean of a parameter, relative to
         the ratio at the mean; the largest of all parameters.
-    :param tail_weight_name: the parameter.
+    :param tail_weight_name: the parameter, and the mode if there are several.
     :param stay_share: the largest share of a single stay in the variance of an
         estimated variance, according to its effective sample size.
     """
@@ -85,22 +92,25 @@ class Stays(Numbers):
         if not used.size or columns.shape[1] < 4:
             return cls(**found)
         names = [names[k] for k in used]
-        z = (columns[..., used] - columns[..., used].mean((0, 1))) / sd[used]
-        weight, place = _tail_weight(run, z)
+        columns, mode = columns[..., used], _modes_of(run, columns.shape[:2])
+        z = _standardised(columns, mode)
+        weight, name = _tail_weight(run, z, mode, names)
         if not math.isnan(weight):
-            found |= {"tail_weight": weight, "tail_weight_name": names[place]}
-        stays = _stays(z)
-        lengths, total = stays.lengths, z.shape[0] * z.shape[1]
+            found |= {"tail_weight": weight, "tail_weight_name": name}
+        stays = _stays(columns, z, mode, _rejected_on_surrogate(run, mode))
+        lengths = stays.lengths
+        total = int(lengths.sum())
         rate = len(lengths) / total  # at which the chain moves
-        ess = run.measured(Convergence).precision["ess_sd"].reindex(parameter=names)
-        found |= {
-            "staying": 1.0 - rate,
-            "stay_share": _largest_share(stays, z, ess.values),
-        }
+        if mode.any():
+            ess = effective_sample_size(np.square(z))
+        else:
+            precision = run.measured(Convergence).precision
+            ess = precision["ess_sd"].reindex(parameter=names).values
+        found |= {"staying": 1.0 - rate, "stay_share": _largest_share(stays, z, ess)}
         if rate == 1.0:
             return cls(**found)
         usual = 1 + math.log(len(lengths) / 0.01) / -math.log1p(-rate)
-        tail, place = _tail_stay(stays, rate)
+        tail, name = _tail_stay(stays, names)
         return cls(
             **found
             | {
@@ -108,7 +118,7 @@ class Stays(Numbers):
                 "usual_stay": usual,
                 "long_stays": float(lengths[lengths > usual].sum() / total),
                 "tail_stay": tail,
-                "tail_stay_name": names[place],
+                "tail_stay_name": name,
             }
         )
 
@@ -128,54 +138,119 @@ class Stays(Numbers):
         )
 
 
+def _modes_of(run: Run, shape: tuple[int, ...]) -> np.ndarray:
+    """The mode of each draw, ``(chain, draw)``; zeros with one mode."""
+    found = run.stats.get("mode")
+    if run.pilot.get("num_modes", 1) < 2 or found is None:
+        return np.zeros(shape, int)
+    return np.asarray(found.transpose("chain", "draw").values, int)
+
+
+def _standardised(columns: np.ndarray, mode: np.ndarray) -> np.ndarray:
+    """Draws relative to the mean and the standard deviation in their mode.
+
+    Draws in a mode that has too few of them, or in which they are all equal, are zero.
+    """
+    z = np.zeros_like(columns)
+    for k in np.unique(mode):
+        inside = mode == k
+        if not mode.any() or inside.sum() >= _FEWEST:
+            values = columns[inside]
+            sd = values.std(0)
+            z[inside] = (values - values.mean(0)) / np.where(sd > 0, sd, np.inf)
+    return z
+
+
+def _named(name: str, mode: int, mode_of: np.ndarray) -> str:
+    """The name of a parameter, in a mode if there are several."""
+    return f"{name} in mode {mode}" if mode_of.any() else name
+
+
 class _Stays(NamedTuple):
-    """The stays of all chains: their positions, and how many draws they last."""
+    """The stays of all chains: positions, how many draws they last, and modes."""
 
     positions: np.ndarray
     lengths: np.ndarray
+    modes: np.ndarray
 
 
-def _stays(z: np.ndarray) -> _Stays:
+def _rejected_on_surrogate(run: Run, mode: np.ndarray) -> np.ndarray:
+    """Whether the step to each draw ended with the surrogate, with several modes."""
+    if not (mode.any() and _has_log_ratios(run)):
+        return np.zeros(mode.shape, bool)
+    # a proposal that stays has no log ratio
+    return run.stats["log_ratio"].transpose("chain", "draw").values == 0
+
+
+def _has_log_ratios(run: Run) -> bool:
+    """Whether the draws have the log ratio of each move that follows a surrogate."""
+    single = run.number("num_steps") == 1 and run.thinning == 1
+    return single and run.flag("uses_surrogate") and "log_ratio" in run.stats
+
+
+def _stays(
+    columns: np.ndarray, z: np.ndarray, mode: np.ndarray, rejected: np.ndarray
+) -> _Stays:
     moved = np.ones(z.shape[:2], bool)
-    moved[:, 1:] = (z[:, 1:] != z[:, :-1]).any(-1)
+    moved[:, 1:] = (columns[:, 1:] != columns[:, :-1]).any(-1)
     starts = np.flatnonzero(moved)  # each chain begins with a stay
-    lengths = np.diff(np.append(starts, moved.size))
-    return _Stays(z.reshape(-1, z.shape[-1])[starts], lengths)
+    lengths = np.add.reduceat((moved | ~rejected).ravel().astype(int), starts)
+    return _Stays(z.reshape(-1, z.shape[-1])[starts], lengths, mode.ravel()[starts])
 
 
-def _tail_stay(stays: _Stays, rate: float) -> tuple[float, int]:
-    """The relative length of stays far from the mean, and the worst parameter."""
-    outer = np.abs(stays.positions) > _OUTER
-    number = outer.sum(0)
-    with np.errstate(all="ignore"):
-        longer = rate * (stays.lengths @ outer) / number
-    longer = np.where(number > 10, longer, 0.0)
-    place = int(longer.argmax())
-    return float(longer[place]), place
+def _tail_stay(stays: _Stays, names: list[str]) -> tuple[float, str]:
+    """The length of stays far from the mean, relative to the average of their mode."""
+    worst, place = 0.0, names[0]
+    for k in np.unique(stays.modes):
+        inside = stays.modes == k
+        lengths = stays.lengths[inside]
+        outer = np.abs(stays.positions[inside]) > _OUTER
+        number = outer.sum(0)
+        with np.errstate(all="ignore"):
+            longer = lengths @ outer / number / lengths.mean()
+        longer = np.where(number > 10, longer, 0.0)
+        which = int(longer.argmax())
+        if longer[which] > worst:
+            worst = float(longer[which])
+            place = _named(names[which], int(k), stays.modes)
+    return worst, place
 
 
-def _tail_weight(run: Run, z: np.ndarray) -> tuple[float, int]:
+def _tail_weight(
+    run: Run, z: np.ndarray, mode: np.ndarray, names: list[str]
+) -> tuple[float, str]:
     """The weight far from the mean, relative to that at the mean.
 
     The log ratio of a move from z to a proposal y is log w(y) - log w(z), so the mean
     of its negative, given z, is log w(z) up to a constant. A cubic polynomial in each
     parameter estimates it from bulk and tails together.
     """
-    single = run.number("num_steps") == 1 and run.thinning == 1
-    if run.pilot.get("num_modes", 1) > 1:  # far from the mean there may be a mode
-        return math.nan, 0
-    if not (single and run.flag("uses_surrogate") and "log_ratio" in run.stats):
-        return math.nan, 0
+    if not _has_log_ratios(run):
+        return math.nan, ""
     ratio = run.stats["log_ratio"].transpose("chain", "draw").values[:, 1:]
     # a proposal that stays has no log ratio
     used = np.isfinite(ratio) & (ratio != 0)
-    if used.sum() < 100:
-        return math.nan, 0
-    log_weight = -ratio[used].astype(float)
-    worst, place = -math.inf, 0
+    worst, place = math.nan, ""
+    for k in np.unique(mode):
+        inside = used & (mode[:, :-1] == k)
+        if inside.sum() < _FEWEST:
+            continue
+        log_weight = -ratio[inside].astype(float)
+        growth, which = _largest_growth(z[:, :-1][inside], log_weight)
+        if not growth <= worst:
+            worst, place = growth, _named(names[which], int(k), mode)
+    return math.exp(min(worst, 100.0)), place
+
+
+def _largest_growth(z: np.ndarray, log_weight: np.ndarray) -> tuple[float, int]:
+    """The largest growth of the log weight from the mean to the tails.
+
+    :return: the growth, 0 if none is certain, and the parameter that has it.
+    """
+    worst, place = 0.0, 0
     far = np.array([_FAR, -_FAR])
     for k in range(z.shape[-1]):
-        x = np.clip(z[:, :-1, k][used], -_NEAR, _NEAR)
+        x = np.clip(z[:, k], -_NEAR, _NEAR)
         design = np.stack([np.ones_like(x), x, x**2, x**3], axis=1)
         gram = design.T @ design
         if np.linalg.cond(gram) > 1e10:
@@ -188,7 +263,7 @@ def _tail_weight(run: Run, z: np.ndarray) -> tuple[float, int]:
         growth = growth[growth > 4 * np.sqrt(np.diag(covariance))]
         if growth.size and growth.max() > worst:
             worst, place = float(growth.max()), k
-    return (math.exp(min(worst, 100.0)) if worst > -math.inf else 1.0), place
+    return worst, place
 
 
 def _largest_share(stays: _Stays, z: np.ndarray, ess: np.ndarray) -> float:

@@ -6,6 +6,7 @@ import copy
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from functools import partial
+from operator import attrgetter
 from typing import Any, Self
 
 import jax
@@ -37,7 +38,7 @@ from numpyro_minibatch.kernels._arguments import (
     read_rows,
 )
 from numpyro_minibatch.kernels._contract import Start
-from numpyro_minibatch.kernels._driver import DrivenKernel
+from numpyro_minibatch.kernels._driver import DrivenKernel, compile_around_loop
 from numpyro_minibatch.kernels._prepared import Inspected, prepare_model
 from numpyro_minibatch.kernels._rows_ahead import RowsAhead
 from numpyro_minibatch.kernels._start import (
@@ -612,17 +613,19 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
                 )
         model = self._sampled_model
         content = None if model is None else content_of(model)
+        start_fn = partial(
+            self._start_fn(content),
+            static,
+            vectorized,
+            (num_warmup, layout, self._run.plan, self._run.frozen_digest, content),
+        )
+        inputs = rng_key, init_params, arrays, surrogate, within
         with explained(name, self._model, model_args, kwargs):
-            state, log_density, distance = self._start_fn(content)(
-                static,
-                vectorized,
-                (num_warmup, layout, self._run.plan, self._run.frozen_digest, content),
-                rng_key,
-                init_params,
-                arrays,
-                surrogate,
-                within,
-            )
+            # the same trace as that of the call
+            shapes, *_ = jax.eval_shape(start_fn, *inputs)
+            names = {self.sample_field, *self.default_fields}
+            compile_around_loop(attrgetter(*names)(shapes), vectorized)
+            state, log_density, distance = start_fn(*inputs)
         if within is not None and distance is not None:
             self._learn(report={**self._run.report, **within.report(distance)})
         if not isinstance(log_density, jax.core.Tracer):

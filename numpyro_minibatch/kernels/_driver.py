@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
@@ -12,14 +13,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from numpyro.infer import MCMC
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import find_stack_level
 
+from numpyro_minibatch._internal.frames import running
+from numpyro_minibatch._internal.threads import compilers
 from numpyro_minibatch.kernels._identity import ByValue
 from numpyro_minibatch.target import Target
 
-__all__ = ["DrivenKernel", "over_chains", "warn_of_constants"]
+__all__ = ["DrivenKernel", "compile_around_loop", "over_chains", "warn_of_constants"]
 
+_SMALL = 2**24  # bytes of an array of draws that can be made twice
 _LARGE = 2**28  # bytes of data above which compiling them into the program is slow
 
 
@@ -78,6 +83,35 @@ class DrivenKernel(ByValue, MCMCKernel):
         if any(isinstance(x, jax.core.Tracer) for x in data):
             self.compiles_for_data()
         return step(self.make_target(model_args, model_kwargs or {}), state)
+
+
+def compile_around_loop(fields: Any, vectorized: bool) -> None:
+    """Compile on another thread what NumPyro's driver evaluates around its loop.
+
+    Before the loop it makes arrays for the draws, after it it exchanges the axes of
+    draws and chains, an operation at a time: about ten small programs, for which the
+    user would wait.
+
+    :param fields: shapes of the fields of the state that are collected.
+    :param vectorized: whether they have an axis of chains.
+    """
+    driver = running(MCMC)
+    if driver is None:
+        return
+    size = driver.num_samples // driver.thinning
+    distinct = {(x.shape, x.dtype) for x in jax.tree.leaves(fields)}
+
+    def compile_(shape: tuple[int, ...], dtype: Any) -> None:
+        one = jax.device_put(np.zeros(shape, dtype))
+        # as in `numpyro.util.fori_collect`
+        draws = jnp.zeros((size, *one.shape), dtype=one.dtype) * one[None, ...]
+        # as in `MCMC.run` and `MCMC.get_samples`
+        chains = jnp.swapaxes(draws, 0, 1) if vectorized else draws[jnp.newaxis, ...]
+        jnp.reshape(chains, (-1, *chains.shape[2:]))
+
+    for shape, dtype in distinct:
+        if size * math.prod(shape) * dtype.itemsize <= _SMALL:
+            compilers().submit(compile_, shape, dtype)
 
 
 def warn_of_constants(who: str, state: Any, args: Any) -> None:

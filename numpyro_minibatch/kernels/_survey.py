@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import warnings
+import weakref
+from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,8 +30,28 @@ _LOOKS = 8  # draws at which an approximation of the likelihood is checked
 _FEW = 1000  # smallest number of rows for which a minibatch pays
 
 
+class _Found(NamedTuple):
+    """The result of a set-up.
+
+    :param seen: the data that it belongs to.
+    :param refined: the model with a finer approximation, if the set-up chose one.
+    :param prepared: what the kernel needs of it.
+    """
+
+    seen: Seen
+    refined: Any
+    prepared: Any
+
+
+# results that equal kernels find while the data exist, the last ones at the end
+_FOUND: OrderedDict[Hashable, _Found] = OrderedDict()
+_MOST_FOUND = 4
+
+
 def survey(kernel: Any, static: Static, arrays: list[Any], init: Any) -> Any:
     """The result of the set-up on all rows, computed once for the same data.
+
+    Equal kernels share it, unless a start was given, from which it searches as well.
 
     :param kernel: the kernel, whose ``_survey`` computes it.
     :param static: the model's arguments without their arrays.
@@ -44,11 +66,55 @@ def survey(kernel: Any, static: Static, arrays: list[Any], init: Any) -> Any:
             f"{what} reads all rows of the data before the run, but they are being "
             "traced (by jit or vmap). Call init outside, or close over the data."
         )
+    seen = Seen.of(arrays)
     if kernel._run.prepared is not None:
-        known, seen, prepared = kernel._run.prepared
-        if known == (static, kernel.layout) and seen == Seen.of(arrays):
+        known, before, prepared = kernel._run.prepared
+        if known == (static, kernel.layout) and seen == before:
             return prepared
     kernel._learn(refined=None)
+    key = _setting(kernel, static, arrays) if init is None else None
+    found = _FOUND.get(key) if key is not None else None
+    if found is None or found.seen != seen:
+        prepared = _refined(kernel, static, arrays, init)
+        found = _Found(seen, kernel._run.refined, prepared)
+        if key is not None and arrays:
+            _keep(key, found)
+    kernel._learn(
+        refined=found.refined, prepared=((static, kernel.layout), seen, found.prepared)
+    )
+    return found.prepared
+
+
+def _keep(key: Hashable, found: _Found) -> None:
+    """Keep a result for equal kernels until an array of the data is freed."""
+    _FOUND[key] = found
+    _FOUND.move_to_end(key)
+    while len(_FOUND) > _MOST_FOUND:
+        _FOUND.popitem(last=False)
+    for reference in found.seen.arrays:
+        array = reference()
+        if array is not None:
+            weakref.finalize(array, _drop, key, found.seen).atexit = False
+
+
+def _drop(key: Hashable, seen: Seen) -> None:
+    if key in _FOUND and _FOUND[key].seen is seen:
+        del _FOUND[key]
+
+
+def _setting(kernel: Any, static: Static, arrays: list[Any]) -> Hashable | None:
+    """A key of what a set-up depends on, except for the content of the data."""
+    identity = _identity(kernel, static)
+    if identity is None or passes.setup_devices(alike=True) is not None:
+        return None
+    bare = copy.copy(kernel)
+    run = kernel._run.not_started()
+    bare._run = replace(run, report={}, num_warmup=0, num_chains=1)
+    return bare, identity, jnp.result_type(float), tuple(map(id, arrays))
+
+
+def _refined(kernel: Any, static: Static, arrays: list[Any], init: Any) -> Any:
+    """The result of a set-up whose model is approximated well enough."""
     prepared = _surveyed(kernel, static, arrays, init)
     if isinstance(kernel._prepared_model, Approximated) and prepared.starts is not None:
         error = _approximation(kernel, prepared, *static.join(arrays))
@@ -58,7 +124,6 @@ def survey(kernel: Any, static: Static, arrays: list[Any], init: Any) -> Any:
             prepared = _surveyed(kernel, static, arrays, init)
             error = _approximation(kernel, prepared, *static.join(arrays))
         prepared = prepared._replace(report=prepared.report | error)
-    kernel._learn(prepared=((static, kernel.layout), Seen.of(arrays), prepared))
     return prepared
 
 

@@ -107,10 +107,26 @@ class Found(NamedTuple):
     in_scan: bool
 
 
+class _Indexable(np.ndarray):
+    """A NumPy array that indices of JAX can index.
+
+    It stays one, so that a model can call functions of NumPy with it.
+    """
+
+    def __getitem__(self, where: Any) -> Any:
+        if any(isinstance(i, jax.Array) for i in jax.tree.leaves(where)):
+            return jnp.asarray(np.asarray(self))[where]
+        return super().__getitem__(where)
+
+
 def indexable(leaf: Any) -> Any:
-    """Convert to a JAX array, because a traced batch cannot index NumPy arrays."""
-    numeric = isinstance(leaf, np.ndarray) and leaf.dtype.kind in "biufc"
-    return jnp.asarray(leaf) if numeric else leaf
+    """Make a NumPy array one that a traced batch can index."""
+    if not isinstance(leaf, np.ndarray) or leaf.dtype.kind not in "biufc":
+        return leaf
+    # a new array of the present precision: JAX remembers constants by the identity of
+    # their arrays, also between traces in single and in double precision
+    dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
+    return np.array(leaf, dtype).view(_Indexable)
 
 
 def run_hidden(

@@ -75,8 +75,10 @@ class Modes(NamedTuple):
     :param root: transposes of roots of their covariances, upper triangular,
         ``(K, D, D)``.
     :param log_weight: logarithms of their weights, whose sum is one, ``(K,)``.
-    :param inverse: the inverses of roots that are not triangular, ``(K, D, D)``.
-    :param log_determinant: logarithms of the determinants of such roots, ``(K,)``.
+    :param inverse: the inverses of ``root``, ``(K, D, D)``; without them, triangular
+        systems are solved.
+    :param log_determinant: logarithms of the determinants of roots that are not
+        triangular, ``(K,)``.
     """
 
     location: Array

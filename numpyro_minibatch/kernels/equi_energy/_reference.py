@@ -12,13 +12,13 @@ from jax import Array
 from jax.flatten_util import ravel_pytree
 
 from numpyro_minibatch._internal.passes import Chunks
-from numpyro_minibatch.control_variate._problem import Problem, row_sums
+from numpyro_minibatch.control_variate._problem import Problem
+from numpyro_minibatch.control_variate._row_sums import Some, row_sums
 from numpyro_minibatch.estimate import Weights
 from numpyro_minibatch.target import Terms
 
 __all__ = ["Lowest", "find_lowest"]
 
-_SUBSAMPLE = 10_000  # rows on which the search begins
 _STARTS = 4  # searches from random starts, in addition to the given one
 _CHUNK = 2**14
 
@@ -56,28 +56,26 @@ def find_lowest(problem: Problem, start: np.ndarray, temper_prior: bool) -> Lowe
     rng = np.random.default_rng(40)
     # the box in which NumPyro starts chains
     starts = [start, *rng.uniform(-2, 2, size=(_STARTS, start.size))]
-    plates = dict(problem.plates)
-    few = {name: min(size, _SUBSAMPLE) for name, size in plates.items()}
-    of_some = _objective(problem, few)
+    of_some = _objective(problem, some=True)
     searches = [_search(of_some, start, 200) for start in starts]
     best = min(searches, key=lambda found: found[0])[1]
-    if few != plates:
-        best = _search(_objective(problem, plates), best, 50)[1]
+    if not Some.of(problem).are_all:
+        best = _search(_objective(problem, some=False), best, 50)[1]
     return _at(problem, best, temper_prior)
 
 
 Objective = Callable[[np.ndarray], tuple[float, np.ndarray]]
 
 
-def _objective(problem: Problem, counts: dict[str, int]) -> Objective:
-    """Minus the log density from ``counts`` rows, with its gradient."""
-    rows = row_sums(problem, counts, 2)
+def _objective(problem: Problem, some: bool) -> Objective:
+    """Minus the log density from some or all rows, with its gradient."""
+    rows = row_sums(problem)
     known = jax.jit(jax.value_and_grad(problem.known, argnums=1))
     weight = float(np.asarray(problem.weights.likelihood))
 
     def objective(z: np.ndarray) -> tuple[float, np.ndarray]:
         point = jnp.asarray(z, problem.dtype)
-        pairs = zip(rows(point), known(problem.arrays, point), strict=True)
+        pairs = zip(rows(point, some), known(problem.arrays, point), strict=True)
         # the precision of the run is enough: any position is a valid reference
         value, gradient = (
             -(weight * np.asarray(r, np.float64) + np.asarray(k)) for r, k in pairs

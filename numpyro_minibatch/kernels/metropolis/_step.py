@@ -151,10 +151,10 @@ class MetropolisStep:
             rows = judge.known_rows * jnp.asarray(proposed.moved)
             proposal_rows = proposal_rows + rows
         if self.proposal.uses_surrogate:
+            # a function of its own, which is traced once for its result and its shape
+            once = jax.jit(compare)
             # a proposal that stays needs no rows
-            seen = jax.lax.cond(
-                proposed.moved, compare, lambda: _stay(compare, memory, lp)
-            )
+            seen = jax.lax.cond(proposed.moved, once, lambda: _stay(once, memory, lp))
         else:
             seen = compare()
         seen, checks = self._checked(
