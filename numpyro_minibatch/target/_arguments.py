@@ -124,4 +124,8 @@ def with_bound_arguments(
 def indexable(leaf: Any) -> Any:
     """Convert to a JAX array, because a traced batch cannot index NumPy arrays."""
     numeric = isinstance(leaf, np.ndarray) and leaf.dtype.kind in "biufc"
-    return jnp.asarray(leaf) if numeric else leaf
+    if not numeric:
+        return leaf
+    # With the precision by name: JAX remembers constants by the identity of their
+    # arrays, and would return the float64 numbers of a trace in double precision here.
+    return jnp.asarray(leaf, jax.dtypes.canonicalize_dtype(leaf.dtype))
