@@ -88,28 +88,8 @@ def choose_plates(
         widths = dict.fromkeys(names, sizes)
     if full:
         widths = {name: plates[name][0] for name in widths}
-    if not widths and in_scan:
-        latents = [s for s in sites if s.type == "sample" and not s.observed]
-        local = [s for s in latents if s.discrete and s.inside(in_scan)]
-        raise ValueError(_inside_scan(who, in_scan[0], local[0].name if local else ""))
     if not widths:
-        samples = [s for s in sites if s.type == "sample"]
-        if samples and not any(s.observed for s in samples):
-            unobserved = ", ".join(repr(s.name) for s in samples)
-            raise ValueError(
-                f"{who}: the model observes nothing, all of its sites ({unobserved}) "
-                "are parameters. Pass the data, for example mcmc.run(key, X, y), "
-                "and in the model to the likelihood, obs=y[idx]."
-            )
-        ready = candidates(sites, plates)
-        if ready:
-            name = max(ready, key=lambda name: plates[name][0])
-            raise ValueError(_needs_batch_size(who, name, plates[name][0]))
-        raise ValueError(
-            f"{who} needs a data plate whose rows it can subsample, and found none to "
-            f"subsample among the model's plates: {listing}. "
-            f"{_why_no_rows(sites, plates)}"
-        )
+        raise ValueError(_no_plate(who, sites, plates, in_scan, listing))
     for name, width in widths.items():
         size = plates[name][0]
         if width > size:
@@ -118,6 +98,41 @@ def choose_plates(
                 f"{size} rows. Use at most {size}, the full batch."
             )
     return widths, {name: plates[name][0] for name in widths}
+
+
+def _no_plate(
+    who: str,
+    sites: list[Site],
+    plates: Mapping[str, tuple[Any, ...]],
+    in_scan: list[str],
+    listing: str,
+) -> str:
+    """Why no plate is subsampled, and what to write.
+
+    :param in_scan: plates in a scan.
+    :param listing: the plates of the model, described.
+    """
+    samples = [s for s in sites if s.type == "sample"]
+    if in_scan:
+        latents = [s for s in samples if not s.observed]
+        local = [s for s in latents if s.discrete and s.inside(in_scan)]
+        return _inside_scan(who, in_scan[0], local[0].name if local else "")
+    if samples and not any(s.observed for s in samples):
+        unobserved = ", ".join(repr(s.name) for s in samples)
+        return (
+            f"{who}: the model observes nothing, all of its sites ({unobserved}) "
+            "are parameters. Pass the data, for example mcmc.run(key, X, y), "
+            "and in the model to the likelihood, obs=y[idx]."
+        )
+    ready = candidates(sites, plates)
+    if ready:
+        name = max(ready, key=lambda name: plates[name][0])
+        return _needs_batch_size(who, name, plates[name][0])
+    return (
+        f"{who} needs a data plate whose rows it can subsample, and found none to "
+        f"subsample among the model's plates: {listing}. "
+        f"{_why_no_rows(sites, plates)}"
+    )
 
 
 def _rows_of_batch(size: int) -> int:
