@@ -142,8 +142,8 @@ def _rows_of_batch(size: int) -> int:
 
 def _needs_batch_size(who: str, plate: str, size: int) -> str:
     return (
-        f"{who} needs the number of rows of plate {plate!r} that a step reads, of its "
-        f"{size}: pass batch_size={{{plate!r}: {_rows_of_batch(size)}}}, or batch_size="
+        f"{who} needs a batch size for plate {plate!r}, which has {size} rows: pass "
+        f"batch_size={{{plate!r}: {_rows_of_batch(size)}}}, or batch_size="
         f"{_rows_of_batch(size)} if the model has no other data. A subsample_size of "
         "the plate in the model sets it, too."
     )
@@ -213,8 +213,8 @@ def _why_no_rows(sites: list[Site], plates: Mapping[str, tuple[Any, ...]]) -> st
         named = ", ".join(repr(s.name) for s in observed[:2])
         more = f" and {len(observed) - 2} more" if len(observed) > 2 else ""
         return (
-            f"Observed sites {named}{more} have no rows, as where a loop of Python "
-            "makes a site of each. If each follows from the ones before, it is a time "
+            f"Observed sites {named}{more} have no rows, as if a Python loop made one "
+            "site for each row. If each depends on the ones before, it is a time "
             "series: sample it with NUTS. Otherwise write one site that has one entry "
             f"for each row:{example_plate(len(observed), site=observed[0])}"
         )
@@ -395,8 +395,8 @@ def _local_latent(sites: list[Site], plate: str, everything: list[Site]) -> str:
     if not shared and not site.endswith("_unobserved"):
         return (
             f"{message} If it holds the observations, pass them: it got obs=None. "
-            "Otherwise the rows share no parameter: their posteriors are independent, "
-            "and other rows carry no information about them. Use NUTS."
+            "Otherwise the rows share no parameter, so each has a posterior of its "
+            "own, independent of all other rows. Sample it with NUTS."
         )
     if first.discrete:
         return (

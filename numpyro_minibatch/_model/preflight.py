@@ -57,7 +57,8 @@ _FOUND: WeakKeyDictionary[Callable, OrderedDict[Hashable, Layout]] = WeakKeyDict
 _MOST_FOUND = 8  # of each model
 _AS_ARGUMENTS = (
     " Or pass arrays with one entry for each of its rows as arguments of the model, "
-    "lagged ones as y[1:] and y[:-1]; arrays from its surroundings keep all of theirs."
+    "lagged ones as y[1:] and y[:-1]; arrays from its closure or from globals keep all "
+    "of their rows."
 )
 
 
