@@ -368,7 +368,7 @@ MODELS = [
         "no plate that is subsampled",
         lambda: run(full_plate),
         ValueError,
-        "the number of rows of plate 'data' that a step reads, of its 40",
+        "a batch size for plate 'data', which has 40 rows",
         "batch_size={'data': 4}",
         "subsample_size",
     ),
@@ -376,7 +376,7 @@ MODELS = [
         "an empty batch_size",
         lambda: run(full_plate, batch_size={}),
         ValueError,
-        "the number of rows of plate 'data' that a step reads, of its 40",
+        "a batch size for plate 'data', which has 40 rows",
         "batch_size={'data': 4}",
     ),
     refuse(
@@ -432,7 +432,7 @@ MODELS = [
         ValueError,
         "'which'",
         "discrete",
-        "write a continuous form of it",
+        "Write a continuous form of it",
     ),
     refuse(
         "a subsampled plate without an observed site",

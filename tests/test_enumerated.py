@@ -118,10 +118,7 @@ def with_too_many_states(y: Any) -> None:
     ("model", "says"),
     [
         (both_kinds, r'marginalize\(model, sites=\["kind", "effect"\]\)'),
-        (
-            shared_by_rows,
-            "'kind' is discrete. Marginalize it, for example with Mixture",
-        ),
+        (shared_by_rows, "'kind' is discrete. It is not a variable of single rows"),
         (without_a_finite_support, "latent site 'count' is inside the subsampled"),
         (with_too_many_states, "8192 joint states of the discrete sites of a row"),
     ],

@@ -211,6 +211,11 @@ def test_imports_run_one_way(module: str) -> None:
     assert not found, "\n".join(found)
 
 
+def test_no_file_is_hidden_by_a_package_of_its_name() -> None:
+    for path in (ROOT / PACKAGE).rglob("*.py"):
+        assert not path.with_suffix("").is_dir(), f"{path} is never imported"
+
+
 def test_the_table_has_no_circle() -> None:
     ordered(ALLOWED)
 

@@ -255,7 +255,7 @@ REASONS: dict[str, tuple[Callable, tuple[str, ...]]] = {
     ),
     "a discrete site of all rows": (
         point_of_change,
-        ("'day' is discrete", "No row has a value of it for itself", "with NUTS"),
+        ("'day' is discrete", "not a variable of single rows", "with NUTS"),
     ),
     "condition": (
         handlers.condition(held_outside, {"score": Y}),

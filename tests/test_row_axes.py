@@ -182,7 +182,12 @@ def equal_plates(x: Any, y: Any) -> None:
         (columns, {"X": {"a": 0}}, (SQUARE, Y), "X has no 'a'; it has no names"),
         (columns, {"X": (0, 1)}, (SQUARE, Y), "2 axes.*X, which has no entries"),
         (columns, {"X": None}, (SQUARE, Y), "gives no axis to any array"),
-        (columns, {"X": 0, "y": 0}, (SQUARE, 3.0), "y is no array but of type float"),
+        (
+            columns,
+            {"X": 0, "y": 0},
+            (SQUARE, 3.0),
+            "y is of type float and not an array",
+        ),
         (columns, {"X": 1, "y": 0}, (HostRows(SQUARE), Y), "X is HostRows.*axis 0"),
         (trees, {"data": {"x": 0}}, TREES, "data has no 'x'; it has 'X', 'table', 'wh"),
         (subsampled, {"X": 0, "y": 0}, (SQUARE, Y), "plate 'rows' has a subsample_siz"),

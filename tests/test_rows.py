@@ -351,5 +351,5 @@ def test_a_table_of_pandas_is_named() -> None:
         numpyro.sample("obs", dist.Normal(mean, 1.0), obs=table["y"].values)
 
     table = pandas.DataFrame({"x": X[:, 0], "y": Y})
-    with pytest.raises(ValueError, match=r"table of pandas.*to_numpy\(\)"):
+    with pytest.raises(ValueError, match=r"pandas table.*to_numpy\(\)"):
         inspect_model("MINT", model, (table,), {}, 10)

@@ -88,28 +88,8 @@ def choose_plates(
         widths = dict.fromkeys(names, sizes)
     if full:
         widths = {name: plates[name][0] for name in widths}
-    if not widths and in_scan:
-        latents = [s for s in sites if s.type == "sample" and not s.observed]
-        local = [s for s in latents if s.discrete and s.inside(in_scan)]
-        raise ValueError(_inside_scan(who, in_scan[0], local[0].name if local else ""))
     if not widths:
-        samples = [s for s in sites if s.type == "sample"]
-        if samples and not any(s.observed for s in samples):
-            unobserved = ", ".join(repr(s.name) for s in samples)
-            raise ValueError(
-                f"{who}: the model observes nothing, all of its sites ({unobserved}) "
-                "are parameters. Pass the data, for example mcmc.run(key, X, y), "
-                "and in the model to the likelihood, obs=y[idx]."
-            )
-        ready = candidates(sites, plates)
-        if ready:
-            name = max(ready, key=lambda name: plates[name][0])
-            raise ValueError(_needs_batch_size(who, name, plates[name][0]))
-        raise ValueError(
-            f"{who} needs a data plate whose rows it can subsample, and found none to "
-            f"subsample among the model's plates: {listing}. "
-            f"{_why_no_rows(sites, plates)}"
-        )
+        raise ValueError(_no_plate(who, sites, plates, in_scan, listing))
     for name, width in widths.items():
         size = plates[name][0]
         if width > size:
@@ -120,6 +100,41 @@ def choose_plates(
     return widths, {name: plates[name][0] for name in widths}
 
 
+def _no_plate(
+    who: str,
+    sites: list[Site],
+    plates: Mapping[str, tuple[Any, ...]],
+    in_scan: list[str],
+    listing: str,
+) -> str:
+    """Why no plate is subsampled, and what to write.
+
+    :param in_scan: plates in a scan.
+    :param listing: the plates of the model, described.
+    """
+    samples = [s for s in sites if s.type == "sample"]
+    if in_scan:
+        latents = [s for s in samples if not s.observed]
+        local = [s for s in latents if s.discrete and s.inside(in_scan)]
+        return _inside_scan(who, in_scan[0], local[0].name if local else "")
+    if samples and not any(s.observed for s in samples):
+        unobserved = ", ".join(repr(s.name) for s in samples)
+        return (
+            f"{who}: the model observes nothing, all of its sites ({unobserved}) "
+            "are parameters. Pass the data, for example mcmc.run(key, X, y), "
+            "and in the model to the likelihood, obs=y[idx]."
+        )
+    ready = candidates(sites, plates)
+    if ready:
+        name = max(ready, key=lambda name: plates[name][0])
+        return _needs_batch_size(who, name, plates[name][0])
+    return (
+        f"{who} needs a data plate whose rows it can subsample, and found none to "
+        f"subsample among the model's plates: {listing}. "
+        f"{_why_no_rows(sites, plates)}"
+    )
+
+
 def _rows_of_batch(size: int) -> int:
     """A number of rows of a batch that would run."""
     return max(2, min(100, size // 10))
@@ -127,8 +142,8 @@ def _rows_of_batch(size: int) -> int:
 
 def _needs_batch_size(who: str, plate: str, size: int) -> str:
     return (
-        f"{who} needs the number of rows of plate {plate!r} that a step reads, of its "
-        f"{size}: pass batch_size={{{plate!r}: {_rows_of_batch(size)}}}, or batch_size="
+        f"{who} needs a batch size for plate {plate!r}, which has {size} rows: pass "
+        f"batch_size={{{plate!r}: {_rows_of_batch(size)}}}, or batch_size="
         f"{_rows_of_batch(size)} if the model has no other data. A subsample_size of "
         "the plate in the model sets it, too."
     )
@@ -198,8 +213,8 @@ def _why_no_rows(sites: list[Site], plates: Mapping[str, tuple[Any, ...]]) -> st
         named = ", ".join(repr(s.name) for s in observed[:2])
         more = f" and {len(observed) - 2} more" if len(observed) > 2 else ""
         return (
-            f"Observed sites {named}{more} have no rows, as where a loop of Python "
-            "makes a site of each. If each follows from the ones before, it is a time "
+            f"Observed sites {named}{more} have no rows, as if a Python loop made one "
+            "site for each row. If each depends on the ones before, it is a time "
             "series: sample it with NUTS. Otherwise write one site that has one entry "
             f"for each row:{example_plate(len(observed), site=observed[0])}"
         )
@@ -310,9 +325,9 @@ def check_sites(
                 f"Each row of {held} has a value of it: marginalize it by "
                 f'numpyro_minibatch.marginalize(model, sites=["{site.name}"]).'
                 if held
-                else "No row has a value of it for itself, so that the sum over its "
-                "values does not divide into rows: write a continuous form of it (a "
-                "smooth step for a point of change), or sample the model with NUTS."
+                else "It is not a variable of single rows, so the sum over its values "
+                "does not divide into rows. Write a continuous form of it (a smooth "
+                "step for a change point), or sample the model with NUTS."
             )
             raise ValueError(
                 f"{who} samples continuous parameters, but latent site {site.name!r} "
@@ -380,8 +395,8 @@ def _local_latent(sites: list[Site], plate: str, everything: list[Site]) -> str:
     if not shared and not site.endswith("_unobserved"):
         return (
             f"{message} If it holds the observations, pass them: it got obs=None. "
-            "Otherwise the rows share no parameter: their posteriors are independent, "
-            "and other rows carry no information about them. Use NUTS."
+            "Otherwise the rows share no parameter, so each has a posterior of its "
+            "own, independent of all other rows. Sample it with NUTS."
         )
     if first.discrete:
         return (

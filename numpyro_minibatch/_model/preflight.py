@@ -57,7 +57,8 @@ _FOUND: WeakKeyDictionary[Callable, OrderedDict[Hashable, Layout]] = WeakKeyDict
 _MOST_FOUND = 8  # of each model
 _AS_ARGUMENTS = (
     " Or pass arrays with one entry for each of its rows as arguments of the model, "
-    "lagged ones as y[1:] and y[:-1]; arrays from its surroundings keep all of theirs."
+    "lagged ones as y[1:] and y[:-1]; arrays from its closure or from globals keep all "
+    "of their rows."
 )
 
 
@@ -151,21 +152,8 @@ def _inspected(
     """What :func:`inspect_model` finds, and whether it had a warning to give."""
     target = ModelTarget(model=model, args=args, kwargs=kwargs, sizes={})
     sites, frozen = _sites_as_written(who, target)
-    # the parameters of a random_flax_module are read for their shapes alone
-    left = [
-        name
-        for name in frozen
-        if not any(s.name.startswith(name.removesuffix("$params") + "/") for s in sites)
-    ]
-    if left:
-        warnings.warn(
-            f"{who}: numpyro.param sites are not sampled, and keep the values that "
-            f"they have at the start: {', '.join(map(repr, left))}. Give them a "
-            "prior with numpyro.sample (random_flax_module for a network) to sample "
-            "them.",
-            stacklevel=find_stack_level(),
-        )
-    slices = given = None
+    _warn_of_params(who, frozen, sites)
+    given = None
     if whole:
         names = {s.name: s.args[0] for s in sites if s.name in own_sizes(sites)}
         widths, plates = names, names
@@ -187,24 +175,7 @@ def _inspected(
     elif not whole and rows and rows[0][1] in plates:
         target, by_row = given_rows(who, target, plates, by_name, rows)
     else:
-        try:
-            by_row = check_indexing(who, target, plates, by_name)
-        except ValueError as error:
-            if isinstance(error, NotIndexed):
-                error = ValueError(str(error)).with_traceback(error.__traceback__)
-            if whole or own_sizes(sites):
-                raise error from None
-            taken = find_slices(who, target, plates, by_name, ())
-            if isinstance(taken, str):
-                held = conditioned(model, by_name)
-                if held:
-                    raise ValueError(condition_holds(who, held)) from None
-                local = latent_of_rows(sites, latents, plates)
-                if local:
-                    raise ValueError(f"{who}: {local}") from None
-                raise ValueError(f"{error}{_AS_ARGUMENTS}") from None
-            target, by_row = taken
-    slices = target.slices
+        target, by_row = _indexed_or_given(who, target, plates, sites, latents, whole)
     found = {site.name: site for site in sites if site.name in latents}
     z = {
         name: jax.ShapeDtypeStruct(site.free_shape, jnp.result_type(float))
@@ -219,11 +190,63 @@ def _inspected(
         tuple(found[name].free_shape for name in latents),
         tuple(found[name].value_shape or () for name in latents),
         default is not None and sizes is None and not full and not own_sizes(sites),
-        slices,
+        target.slices,
         by_row,
         bool(own_sizes(sites)),
     )
     return layout, frozen, warned
+
+
+def _warn_of_params(who: str, frozen: Mapping[str, Any], sites: list[Site]) -> None:
+    """Warn of ``param`` sites, which keep their values."""
+    # the parameters of a random_flax_module are read for their shapes alone
+    left = [
+        name
+        for name in frozen
+        if not any(s.name.startswith(name.removesuffix("$params") + "/") for s in sites)
+    ]
+    if left:
+        warnings.warn(
+            f"{who}: numpyro.param sites are not sampled, and keep the values that "
+            f"they have at the start: {', '.join(map(repr, left))}. Give them a "
+            "prior with numpyro.sample (random_flax_module for a network) to sample "
+            "them.",
+            stacklevel=find_stack_level(),
+        )
+
+
+def _indexed_or_given(
+    who: str,
+    target: ModelTarget,
+    plates: Mapping[str, int],
+    sites: list[Site],
+    latents: tuple[str, ...],
+    whole: bool,
+) -> tuple[ModelTarget, tuple[str, ...]]:
+    """The target of a model that indexes its data, or is given rows of its arguments.
+
+    :param whole: whether the model is run on all rows in one piece.
+    :return: the target, and the deterministic sites in no plate that have a value for
+        each row.
+    """
+    by_name = {site.name: site for site in sites}
+    try:
+        return target, check_indexing(who, target, plates, by_name)
+    except ValueError as error:
+        if isinstance(error, NotIndexed):
+            error = ValueError(str(error)).with_traceback(error.__traceback__)
+        if whole or own_sizes(sites):
+            raise error from None
+        found = find_slices(who, target, plates, by_name, ())
+        if not isinstance(found, str):
+            return found
+        held = conditioned(target.model, by_name)
+        if held:
+            raise ValueError(condition_holds(who, held)) from None
+        local = latent_of_rows(sites, latents, plates)
+        if local:
+            raise ValueError(f"{who}: {local}") from None
+        raise ValueError(f"{error}{_AS_ARGUMENTS}") from None
 
 
 def _sites_as_written(

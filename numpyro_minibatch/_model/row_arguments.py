@@ -56,9 +56,9 @@ def conditioned(model: Any, as_written: Mapping[str, Site]) -> str:
 def condition_holds(who: str, site: str) -> str:
     """What to write instead of conditioning on the data of a site."""
     return (
-        f"{who}: numpyro.handlers.condition holds all rows of site {site!r}, whichever "
-        "rows of the other data a batch has. Pass them as an argument of the model, "
-        f'numpyro.sample("{site}", ..., obs=y).'
+        f"{who}: numpyro.handlers.condition holds all rows of site {site!r}, but a "
+        "batch has only some rows of the other data. Pass them as an argument of the "
+        f'model, numpyro.sample("{site}", ..., obs=y).'
     )
 
 
@@ -206,8 +206,8 @@ def find_slices(
     leaves = flatten_arguments(arguments_of(target))[0]
     if any(hasattr(leaf, "iloc") for leaf in leaves):
         return (
-            "an argument is a table of pandas, of which a batch cannot take rows; pass "
-            "its columns as arrays, {name: table[name].to_numpy() for name in table}"
+            "an argument is a pandas table, whose rows a batch cannot select; pass its "
+            "columns as arrays, {name: table[name].to_numpy() for name in table}"
         )
     places = _places(leaves, plates)
     if not places:

@@ -152,8 +152,8 @@ def _read(who: str, leaf: Any, number: int, axis: int, name: str) -> NamedRows:
     """The rows of one array."""
     if not hasattr(leaf, "shape"):
         raise ValueError(
-            f"{who}: {name} is no array but of type {type(leaf).__name__}, so it has "
-            "no axis of rows. Give it None, or leave it out."
+            f"{who}: {name} is of type {type(leaf).__name__} and not an array, so it "
+            "has no axis of rows. Give it None, or leave it out."
         )
     shape = np.shape(leaf)
     if not -len(shape) <= axis < len(shape):

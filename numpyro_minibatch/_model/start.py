@@ -229,9 +229,9 @@ def check_start(
     if isinstance(target, ModelTarget) and not _is_masked(target, z):
         warnings.warn(
             f"{who}: the arguments contain NaN ({'; '.join(nan)}), and yet every row "
-            "has a finite log likelihood: some distributions give a NaN one, a "
-            "Bernoulli with logits for example. Drop those rows, or mask them with "
-            "numpyro.handlers.mask.",
+            "has a finite log likelihood: some distributions assign a finite "
+            "value to NaN, for example a Bernoulli with logits. Drop those rows, or "
+            "mask them with numpyro.handlers.mask.",
             stacklevel=find_stack_level(),
         )
 

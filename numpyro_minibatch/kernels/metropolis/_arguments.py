@@ -3,24 +3,66 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from numpyro_minibatch import batch, estimate, proposal
-from numpyro_minibatch._internal.checks import describe
+from numpyro_minibatch._internal.checks import check_instance, describe
 from numpyro_minibatch.accept import AcceptanceTest, SequentialTest
 from numpyro_minibatch.batch import BatchSize, Scheme
 from numpyro_minibatch.estimate import Augmented, Exact, Shared
 from numpyro_minibatch.proposal import Proposal
 
 __all__ = [
-    "default_proposal",
-    "other_number_of_modes",
     "read_estimate",
+    "read_fallback",
+    "read_proposal",
     "refuse_unfit_rule",
 ]
 
 
-def other_number_of_modes(name: str, given: Proposal, several: bool) -> str:
+def read_proposal(name: str, given: Any, known: bool, several: bool) -> Proposal:
+    """The proposal, which must fit the control variate.
+
+    :param name: the kernel's name.
+    :param given: the argument, or ``None``.
+    :param known: whether there is a control variate.
+    :param several: whether it has several modes.
+    """
+    found = _default_proposal(known, several) if given is None else given
+    check_instance(name, "proposal", found, Proposal, "random_walk()")
+    if found.uses_surrogate and not known:
+        raise ValueError(
+            f"{name}(proposal={found!r}) moves on a surrogate of the posterior, which "
+            'a control variate provides. Add control_variate="taylor2", or use '
+            "proposal.random_walk()."
+        )
+    if several != found.moves_between_modes:
+        raise ValueError(_other_number_of_modes(name, found, several))
+    return found
+
+
+def read_fallback(name: str, fallback: Any, estimator: Any) -> Literal["exact"] | None:
+    """Whether decisions that are too noisy are made on all rows.
+
+    :param name: the kernel's name.
+    :param fallback: the argument.
+    :param estimator: the estimator of the log ratio.
+    """
+    if fallback not in (None, "exact"):
+        raise ValueError(
+            f'{name}(fallback=...) must be "exact" (decisions that are too noisy '
+            "for the test are made on all rows) or None, got "
+            f"{describe(fallback)}."
+        )
+    if fallback and not isinstance(estimator, Shared):
+        raise ValueError(
+            f'{name}(fallback="exact") compares two positions on the same rows, so '
+            'it needs estimate="shared".'
+        )
+    return fallback
+
+
+def _other_number_of_modes(name: str, given: Proposal, several: bool) -> str:
     """Why a proposal does not fit the number of modes of the control variate."""
     if several:
         return (
@@ -34,7 +76,7 @@ def other_number_of_modes(name: str, given: Proposal, several: bool) -> str:
     )
 
 
-def default_proposal(surrogate: bool, several: bool) -> Proposal:
+def _default_proposal(surrogate: bool, several: bool) -> Proposal:
     """The proposal if the user gives none.
 
     :param surrogate: whether there is a control variate.

@@ -14,9 +14,7 @@ from numpyro.infer import init_to_uniform
 
 from numpyro_minibatch._internal.checks import (
     check_count,
-    check_instance,
     check_positive,
-    describe,
 )
 from numpyro_minibatch.accept import AcceptanceTest, SequentialTest
 from numpyro_minibatch.batch import BatchSize, FullBatch, Scheme
@@ -39,9 +37,9 @@ from numpyro_minibatch.kernels._base import MinibatchKernel
 from numpyro_minibatch.kernels._contract import Pieces, Start
 from numpyro_minibatch.kernels._pieces import SteppedKernel
 from numpyro_minibatch.kernels.metropolis._arguments import (
-    default_proposal,
-    other_number_of_modes,
     read_estimate,
+    read_fallback,
+    read_proposal,
     refuse_unfit_rule,
 )
 from numpyro_minibatch.kernels.metropolis._state import MinibatchMHState
@@ -199,20 +197,9 @@ class MinibatchMH(SteppedKernel, AdaptedKernel, MinibatchKernel):
             rows=rows,
         )
         self._acceptance = read_acceptance(name, acceptance)
-        known = self._control_variate is not None
-        several = self._several_modes
-        self._proposal = (
-            default_proposal(known, several) if proposal is None else proposal
+        self._proposal = read_proposal(
+            name, proposal, self._control_variate is not None, self._several_modes
         )
-        check_instance(name, "proposal", self._proposal, Proposal, "random_walk()")
-        if self._proposal.uses_surrogate and not known:
-            raise ValueError(
-                f"{name}(proposal={self._proposal!r}) moves on a surrogate of the "
-                "posterior, which a control variate provides. Add control_variate="
-                '"taylor2", or use proposal.random_walk().'
-            )
-        if several != self._proposal.moves_between_modes:
-            raise ValueError(other_number_of_modes(name, self._proposal, several))
         if step_size is None:
             step_size = self._proposal.default_step_size
         refuse_unfit_rule(name, self._acceptance, self._batch, self._estimate)
@@ -239,18 +226,7 @@ class MinibatchMH(SteppedKernel, AdaptedKernel, MinibatchKernel):
             exact_checks=exact_checks,
         )
         self._adapt_step_size = adapt_step_size and self._proposal.adapts_step_size
-        if fallback not in (None, "exact"):
-            raise ValueError(
-                f'{name}(fallback=...) must be "exact" (decisions that are too noisy '
-                "for the test are made on all rows) or None, got "
-                f"{describe(fallback)}."
-            )
-        if fallback and not isinstance(self._estimate, Shared):
-            raise ValueError(
-                f'{name}(fallback="exact") compares two positions on the same rows, so '
-                'it needs estimate="shared".'
-            )
-        self._fallback = fallback
+        self._fallback = read_fallback(name, fallback, self._estimate)
         self._step_size = float(step_size)
         self.num_steps = int(num_steps)
 
