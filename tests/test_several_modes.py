@@ -22,10 +22,12 @@ from numpyro_minibatch import (
     MINT,
     SGLD,
     AusterityMH,
+    ConfidenceMH,
     Cyclical,
     MHMinibatch,
     MinibatchMH,
     ReplicaExchange,
+    accept,
     batch,
     control_variate,
     diagnose,
@@ -767,10 +769,31 @@ def test_a_killed_ladder_with_several_modes_goes_on(tmp_path, monkeypatch):
     "kernel",
     [
         MHMinibatch(uneven, control_variate=TWO),
+        MHMinibatch(uneven, sequential=True, batch_size=100, control_variate=TWO),
         AusterityMH(uneven, batch_size=100, control_variate=TWO),
+        ConfidenceMH(
+            uneven,
+            bound=lambda z, z_new: jnp.asarray(0.05),  # of residuals; else all rows
+            batch_size=100,
+            control_variate=TWO,
+        ),
+        MINT(uneven, temperature=1.0, control_variate=TWO),
         MINT(uneven, temperature=4.0, estimate="augmented", control_variate=TWO),
+        MinibatchMH(uneven, estimate="exact", control_variate=TWO),
+        MinibatchMH(
+            uneven, acceptance=accept.barker(), num_steps=2, control_variate=TWO
+        ),
     ],
-    ids=lambda kernel: type(kernel).__name__,
+    ids=[
+        "compensated Barker",
+        "growing batch",
+        "austerity",
+        "confidence",
+        "MINT",
+        "augmented at a temperature",
+        "exact",
+        "Barker, two steps",
+    ],
 )
 def test_presets_have_the_masses_of_quadrature(kernel):
     data = uneven_data(3000)
