@@ -78,7 +78,7 @@ def surrogate(z):
     return surrogate_in(MODES.of(z), z)
 
 
-def context(num_steps, over_relaxed):
+def context(num_steps, over_relaxed, num_rows=0):
     return ProposalContext(
         gradient=surrogate,
         whitening=Whitening(jnp.ones((1, 1))),
@@ -86,6 +86,7 @@ def context(num_steps, over_relaxed):
         log_surrogate=surrogate,
         num_steps=num_steps,
         over_relaxed=over_relaxed,
+        num_rows=num_rows,
         modes=MODES,
         log_surrogate_in=lambda mode: partial(surrogate_in, mode),
     )
@@ -101,10 +102,11 @@ def drawn_from_surrogate(key, count):
 
 
 @pytest.mark.parametrize(
-    ("num_steps", "over_relaxed", "between"), [(2, False, 0.2), (0, True, 0.8)]
+    ("num_steps", "over_relaxed", "between", "num_rows"),
+    [(2, False, 0.2, 0), (0, True, 0.8, 0), (2, False, 0.8, 3)],
 )
 def test_moves_across_modes_leave_the_surrogate_invariant(
-    num_steps, over_relaxed, between
+    num_steps, over_relaxed, between, num_rows
 ):
     """One step from exact draws: the bins keep their counts, as far as chance allows.
 
@@ -115,7 +117,8 @@ def test_moves_across_modes_leave_the_surrogate_invariant(
     start = jnp.asarray(drawn_from_surrogate(jax.random.key(1), 100_000))[:, None]
 
     def step(key, z):
-        found = move.propose(key, z, jnp.ones(()), context(num_steps, over_relaxed))
+        settings = context(num_steps, over_relaxed, num_rows)
+        found = move.propose(key, z, jnp.ones(()), settings)
         return found.z, found.moved, found.jump
 
     keys = jax.random.split(jax.random.key(2), len(start))
