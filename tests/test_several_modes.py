@@ -22,10 +22,12 @@ from numpyro_minibatch import (
     MINT,
     SGLD,
     AusterityMH,
+    ConfidenceMH,
     Cyclical,
     MHMinibatch,
     MinibatchMH,
     ReplicaExchange,
+    accept,
     batch,
     control_variate,
     diagnose,
@@ -77,7 +79,7 @@ def surrogate(z):
     return surrogate_in(MODES.of(z), z)
 
 
-def context(num_steps, over_relaxed):
+def context(num_steps, over_relaxed, num_rows=0):
     return ProposalContext(
         gradient=surrogate,
         whitening=Whitening(jnp.ones((1, 1))),
@@ -85,6 +87,7 @@ def context(num_steps, over_relaxed):
         log_surrogate=surrogate,
         num_steps=num_steps,
         over_relaxed=over_relaxed,
+        num_rows=num_rows,
         modes=MODES,
         log_surrogate_in=lambda mode: partial(surrogate_in, mode),
     )
@@ -100,10 +103,11 @@ def drawn_from_surrogate(key, count):
 
 
 @pytest.mark.parametrize(
-    ("num_steps", "over_relaxed", "between"), [(2, False, 0.2), (0, True, 0.8)]
+    ("num_steps", "over_relaxed", "between", "num_rows"),
+    [(2, False, 0.2, 0), (0, True, 0.8, 0), (2, False, 0.8, 3)],
 )
 def test_moves_across_modes_leave_the_surrogate_invariant(
-    num_steps, over_relaxed, between
+    num_steps, over_relaxed, between, num_rows
 ):
     """One step from exact draws: the bins keep their counts, as far as chance allows.
 
@@ -114,7 +118,8 @@ def test_moves_across_modes_leave_the_surrogate_invariant(
     start = jnp.asarray(drawn_from_surrogate(jax.random.key(1), 100_000))[:, None]
 
     def step(key, z):
-        found = move.propose(key, z, jnp.ones(()), context(num_steps, over_relaxed))
+        settings = context(num_steps, over_relaxed, num_rows)
+        found = move.propose(key, z, jnp.ones(()), settings)
         return found.z, found.moved, found.jump
 
     keys = jax.random.split(jax.random.key(2), len(start))
@@ -766,10 +771,31 @@ def test_a_killed_ladder_with_several_modes_goes_on(tmp_path, monkeypatch):
     "kernel",
     [
         MHMinibatch(uneven, control_variate=TWO),
+        MHMinibatch(uneven, sequential=True, batch_size=100, control_variate=TWO),
         AusterityMH(uneven, batch_size=100, control_variate=TWO),
+        ConfidenceMH(
+            uneven,
+            bound=lambda z, z_new: jnp.asarray(0.05),  # of residuals; else all rows
+            batch_size=100,
+            control_variate=TWO,
+        ),
+        MINT(uneven, temperature=1.0, control_variate=TWO),
         MINT(uneven, temperature=4.0, estimate="augmented", control_variate=TWO),
+        MinibatchMH(uneven, estimate="exact", control_variate=TWO),
+        MinibatchMH(
+            uneven, acceptance=accept.barker(), num_steps=2, control_variate=TWO
+        ),
     ],
-    ids=lambda kernel: type(kernel).__name__,
+    ids=[
+        "compensated Barker",
+        "growing batch",
+        "austerity",
+        "confidence",
+        "MINT",
+        "augmented at a temperature",
+        "exact",
+        "Barker, two steps",
+    ],
 )
 def test_presets_have_the_masses_of_quadrature(kernel):
     data = uneven_data(3000)

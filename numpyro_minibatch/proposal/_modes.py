@@ -17,6 +17,7 @@ from numpyro_minibatch.proposal._contract import (
     Proposed,
     check_number,
 )
+from numpyro_minibatch.proposal._normals import Modes
 from numpyro_minibatch.proposal._on_surrogate import (
     OVERRELAXATION_COSINE,
     accept_on_surrogate,
@@ -27,6 +28,7 @@ from numpyro_minibatch.proposal._on_surrogate import (
 __all__ = ["across_modes"]
 
 _WITHIN: Any = surrogate_hmc()  # moves within a mode
+_DF = 5  # degrees of freedom of independent draws if modes are skewed
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,10 @@ class _AcrossModes(Proposal):
         stayed, lost = self._within(key_within, z, mode, white, context)
         # an independent draw from the mixture
         chosen = jax.random.categorical(key_drawn, modes.log_weight)
-        noise = normal(key_noise, z.size, z.dtype)
+        # Representative rows show that a mode is skewed. From its tail, draws from
+        # normals would be rejected.
+        skewed = context.num_rows > 0
+        noise = _heavy(key_noise, z) if skewed else normal(key_noise, z.size, z.dtype)
         drawn = modes.placed(chosen, noise)
         # the same whitened position in another mode; if no mode is chosen, the step is
         # a move within the mode
@@ -78,11 +83,11 @@ class _AcrossModes(Proposal):
         proposed = jnp.stack([stayed, drawn, mapped])
         at_new = density(proposed)
         mode_new = jnp.argmax(at_new, -1).astype(jnp.int32)
-        mixture = jax.scipy.special.logsumexp
         log_q_ratio = jnp.stack(
             [
                 lost,
-                mixture(at_z) - mixture(at_new[1]),
+                _log_mixture(modes, z, at_z, skewed)
+                - _log_mixture(modes, drawn, at_new[1], skewed),
                 modes.log_scale[other]
                 - modes.log_scale[mode]
                 + modes.log_weight[mode]
@@ -129,6 +134,22 @@ class _AcrossModes(Proposal):
         return z_new, 0.5 * (jnp.square(momentum) - jnp.square(after)).sum()
 
 
+def _heavy(key: Array, z: Array) -> Array:
+    """Whitened noise of a multivariate Student-t distribution, ``(D,)``."""
+    noise = normal(key, z.size + _DF, z.dtype)
+    return noise[_DF:] * jnp.sqrt(_DF / jnp.square(noise[:_DF]).sum())
+
+
+def _log_mixture(modes: Modes, z: Array, densities: Array, skewed: bool) -> Array:
+    """Log density of independent draws, up to a constant.
+
+    :param densities: those of the normal components at ``z``, ``(K,)``.
+    """
+    if skewed:
+        densities = modes.log_heavy_densities(z, _DF)
+    return jax.scipy.special.logsumexp(densities)
+
+
 def _choice(log_weight: Array, mode: Array) -> Array:
     """Probabilities of the modes that a map from one mode chooses, ``(K,)``.
 
@@ -152,7 +173,8 @@ def across_modes(between: float = 2 / 3) -> Proposal:
     ``control_variate.taylor2(modes=8)``. A step is one of three moves:
 
     - within the mode that the position belongs to, as :func:`surrogate_hmc`;
-    - an independent draw from the mixture of the modes' normal approximations;
+    - an independent draw from the mixture of the modes' normal approximations, or of
+      Student-t distributions if a mode has representative rows because it is skewed;
     - the same whitened position in another mode. Modes are chosen in balance with
       their weights; a step that chooses none moves within the mode.
 

@@ -144,6 +144,15 @@ class Modes(NamedTuple):
         square = jnp.square(self.whitened(z)).sum(-1)
         return self.log_weight - self.log_scale - 0.5 * square
 
+    def log_heavy_densities(self, z: Array, df: float) -> Array:
+        """The same of components that are multivariate Student-t, ``(K,)``.
+
+        :param z: a position.
+        :param df: degrees of freedom.
+        """
+        logs = jnp.log1p(jnp.square(self.whitened(z)).sum(-1) / df)
+        return self.log_weight - self.log_scale - 0.5 * (df + z.size) * logs
+
     def of(self, z: Array) -> Array:
         """The mode that a position belongs to: that of the largest weighted density."""
         return jnp.argmax(self.log_densities(z)).astype(jnp.int32)
