@@ -100,7 +100,7 @@ def recover_marginals(
             "allow more by max_bytes."
         )
     key = jax.random.key(0) if key is None else key
-    found = at(draws, numbers, key, look)
+    found = at.looker(key, look)(draws, numbers)
     posterior = get_group(idata, "posterior")
     assert posterior is not None
     variables = {}
