@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -17,6 +18,8 @@ import scipy.stats
 import xarray as xr
 from numpyro.diagnostics import effective_sample_size
 from numpyro.infer import MCMC, NUTS
+from xarray.backends import BackendArray
+from xarray.core import indexing
 
 from numpyro_minibatch import (
     MinibatchMH,
@@ -414,6 +417,49 @@ def test_without_a_quadrature_there_is_no_error() -> None:
 
     with pytest.raises(ValueError, match="'z' are summed exactly"):
         quadrature_error(marginalize(model), run_at(2, s=1.0), jnp.zeros(3))
+
+
+def test_a_long_run_is_recovered_piece_by_piece(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Draws are read from a folder and written to one, a few at a time."""
+    y = jnp.asarray(rng.normal(size=(6, 2)))
+    chains = run_at(23, tau=1.3)["posterior"]["tau"].values * np.ones((2, 1))
+    chains += 0.1 * rng.normal(size=chains.shape)
+    read: list[tuple[int, ...]] = []
+
+    class Folder(BackendArray):
+        """Draws in a file, which say how many of them are read."""
+
+        shape, dtype = chains.shape, chains.dtype
+
+        def __getitem__(self, key: indexing.ExplicitIndexer) -> Any:
+            support = indexing.IndexingSupport.BASIC
+            return indexing.explicit_indexing_adapter(
+                key, self.shape, support, self.read
+            )
+
+        def read(self, key: tuple[Any, ...]) -> np.ndarray:
+            found = chains[key]
+            read.append(found.shape)
+            return found
+
+    lazy = indexing.LazilyIndexedArray(Folder())
+    draws = xr.Dataset({"tau": (("chain", "draw"), lazy)})
+    idata = xr.DataTree.from_dict({"posterior": draws})
+    in_memory = recover_marginals(marginalize(normal), idata, y)
+    read.clear()
+    monkeypatch.setattr("numpyro_minibatch.marginal._recover._PIECE", 5 * 4 * 6)
+    folder = tmp_path / "latents"
+    found = recover_marginals(marginalize(normal), idata, y, out=folder, max_bytes=10.0)
+    assert set(read) == {(5,), (3,)} and len(read) == 10
+    one, other = (x["posterior"]["a"] for x in (in_memory, found))
+    assert other.dims == ("chain", "draw", "groups")
+    np.testing.assert_array_equal(one.values, other.values)
+    assert isinstance(other.variable._data, np.memmap) or other.variable._in_memory
+    np.testing.assert_array_equal(np.load(folder / "a.npy", "r"), one.values)
+    with pytest.raises(ValueError, match=r"a\.npy already exists"):
+        recover_marginals(marginalize(normal), idata, y, out=folder)
 
 
 # bad input ----------------------------------------------------------------------------

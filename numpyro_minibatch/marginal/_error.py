@@ -11,7 +11,7 @@ import numpy as np
 from numpyro_minibatch._internal.checks import check_count, check_positive
 from numpyro_minibatch._internal.precision import double
 from numpyro_minibatch.marginal._model import RowsMarginalized
-from numpyro_minibatch.marginal._recover import chosen_rows, values_of
+from numpyro_minibatch.marginal._recover import chosen_rows, parameters_of
 from numpyro_minibatch.marginal._rules import (
     QuadratureError,
     Rules,
@@ -96,10 +96,14 @@ def quadrature_error(
     numbers = chosen_rows(who, rows, at.size, at.plate)
     if rows is None and len(numbers) > _MOST_ROWS:
         numbers = numbers[np.linspace(0, len(numbers) - 1, _MOST_ROWS).astype(int)]
-    draws, _ = values_of(who, idata, at)
-    count = len(next(iter(draws.values())))
+    draws = parameters_of(who, idata, at)
+    chains, length = next(iter(draws.values())).shape[:2]
+    count = chains * length
     which = np.unique(np.linspace(0, count - 1, min(num_draws, count)).astype(int))
-    some = {name: x[which] for name, x in draws.items()}
+    some = {
+        name: np.stack([x[divmod(k, length)].to_numpy() for k in which.tolist()])
+        for name, x in draws.items()
+    }
     found = at.looker(jax.random.key(0), look_by(rules))(some, numbers)
     weights = np.full(len(numbers), at.size / len(numbers))
     return summary(found, rules, numbers, weights, tolerance)

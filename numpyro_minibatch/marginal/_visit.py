@@ -178,17 +178,25 @@ class RowsAt:
         """The number of rows."""
         return self.target.sizes[self.plate]
 
+    def _most_rows(self, rows: int) -> int:
+        return min(rows, max(1, _MOST_EVALUATIONS // self.cost))
+
+    def most_draws(self, rows: int) -> int:
+        """How many draws are computed together for as many rows."""
+        return max(1, _MOST_EVALUATIONS // self._most_rows(rows))
+
     def looker(
         self,
         key: Array,
         look: Callable[[Rows | ChainRows, Any, Any], dict[str, Array]],
         width: int | None = None,
         height: int | None = None,
-    ) -> Callable[[Mapping[str, np.ndarray], np.ndarray], dict[str, np.ndarray]]:
+    ) -> Callable[..., dict[str, np.ndarray]]:
         """A function of draws of the parameters and of the indices of rows.
 
         It returns the results of ``look``, arrays of shape ``(draws, rows) + ...`` with
-        other plates after the rows, and compiles once for each size of its chunks.
+        other plates after the rows, and compiles once for each size of its chunks. A
+        third argument is the number of the first of the draws, which decides its key.
 
         :param key: PRNG key.
         :param look: ``look(rows, values, probabilities)``, arrays with the rows first.
@@ -215,12 +223,12 @@ class RowsAt:
         program = Program(self.target, chunk)
 
         def found(
-            draws: Mapping[str, np.ndarray], rows: np.ndarray
+            draws: Mapping[str, np.ndarray], rows: np.ndarray, first: int = 0
         ) -> dict[str, np.ndarray]:
             count = len(next(iter(draws.values())))
-            wide = width or min(len(rows), max(1, _MOST_EVALUATIONS // self.cost))
-            high = height or min(count, max(1, _MOST_EVALUATIONS // wide))
-            return self._in_chunks(program, draws, rows, wide, high)
+            wide = width or self._most_rows(len(rows))
+            high = height or min(count, self.most_draws(wide))
+            return self._in_chunks(program, draws, rows, first, wide, high)
 
         return found
 
@@ -229,6 +237,7 @@ class RowsAt:
         program: Program,
         draws: Mapping[str, np.ndarray],
         rows: np.ndarray,
+        first: int,
         width: int,
         height: int,
     ) -> dict[str, np.ndarray]:
@@ -242,7 +251,8 @@ class RowsAt:
             some = {name: x[which] for name, x in draws.items()}
             for left in range(0, len(rows), width):
                 place = np.minimum(np.arange(left, left + width), len(rows) - 1)
-                found = program(some, jnp.asarray(which), jnp.asarray(rows[place]))
+                numbers = jnp.asarray(first + which)
+                found = program(some, numbers, jnp.asarray(rows[place]))
                 for marked, value in found.items():
                     name, value = marked.removeprefix(_MARK), np.asarray(value)
                     if name not in out:
