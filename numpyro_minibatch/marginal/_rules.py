@@ -38,7 +38,7 @@ ELSEWHERE = 0.01  # share of a row's likelihood elsewhere that is reported
 # many standard deviations they are apart
 _WIDE = {1: (121, 0.5), 2: (31, 0.8), 3: (19, 1.0)}
 # rows at all draws, and evaluations of row likelihoods there
-_FEWEST_ROWS, _MOST_ROWS, _MOST = 24, 2_000, 4_000_000
+_FEWEST_ROWS, _MOST_ROWS, _MOST = 24, 2_000, 6_000_000
 _SCREENED = 8  # times as many rows are looked at for those with the largest error
 _WORST = 4  # one in so many of the rows that are measured are these
 
