@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
+from numpyro.distributions import biject_to
 from numpyro.infer.util import initialize_model
 from scipy.optimize import minimize
 
@@ -111,13 +112,14 @@ def importance_sample(
             mean = smooth @ z
             root = np.linalg.cholesky((smooth * (z - mean).T) @ (z - mean))
         z, log_w = draw(count)
-        constrain = jax.jit(jax.vmap(lambda z: info.postprocess_fn(unravel(z))))
-        values = constrain(z)
+        free = jax.vmap(unravel)(z)
+        values = {
+            n: np.asarray(biject_to(info.model_trace[n]["fn"].support)(free[n]))
+            for n in names
+        }
     weights = np.exp(log_w - log_w.max())
     shape = float(np.asarray(az.psislw(log_w)[1]))
-    return Weighted(
-        {n: np.asarray(values[n]) for n in names}, weights / weights.sum(), shape
-    )
+    return Weighted(values, weights / weights.sum(), shape)
 
 
 def _wide(x: Any) -> Any:

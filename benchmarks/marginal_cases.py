@@ -40,7 +40,7 @@ class Case(NamedTuple):
     :param latent: from draws of NUTS to those of a latent variable of the rows, or to
         the probabilities of a state, by the name of ``recover_marginals``.
     :param about: what the line of the table says of model and size.
-    :param num_steps: of ``MinibatchMH``.
+    :param settings: of ``MinibatchMH``.
     """
 
     model: Callable
@@ -52,7 +52,7 @@ class Case(NamedTuple):
     kwargs: Mapping[str, Any] = {}
     start: Callable = init_to_uniform
     names: tuple[str, ...] = ()
-    num_steps: int = 1
+    settings: Mapping[str, Any] = {}
 
 
 def example(name: str) -> dict[str, Any]:
@@ -272,6 +272,7 @@ def random_intercepts() -> Case:
         lambda found: {"intercept": found["intercept"][..., SOME]},
         "random intercepts, 500 clinics, 3 to 6 patients",
         names=("slopes", "tau"),
+        settings={"batch_size": 50},
     )
 
 
@@ -305,7 +306,7 @@ def random_slopes() -> Case:
         "random intercepts and slopes, 500 clinics, 8 patients",
         names=("means", "scales", "correlation"),
         # as `diagnose` advises: the slopes' scale and the correlation have long tails
-        num_steps=4,
+        settings={"num_steps": 4, "batch_size": 50},
     )
 
 

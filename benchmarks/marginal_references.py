@@ -49,7 +49,7 @@ def run(kernel: Any, case: Case, warmup: int, draws: int, thin: int, seed: int) 
         progress_bar=False,
     )
     mcmc.run(jax.random.key(seed), *case.args, **case.kwargs)
-    mcmc.get_samples()
+    jax.block_until_ready(mcmc.get_samples())
     return mcmc, time.process_time() - begin
 
 
@@ -149,7 +149,7 @@ def measure(name: str, options: argparse.Namespace) -> list[str]:
         marginal,
         control_variate="taylor2",
         init_strategy=case.start,
-        num_steps=case.num_steps,
+        **case.settings,
     )
     ours, seconds = run(kernel, case, 300, options.draws, 1, 0)
     print(f"{name}: {seconds:.0f} s of processor time", flush=True)
@@ -266,10 +266,10 @@ def main() -> None:
     """Measure the cases and write the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="+", choices=CASES, default=list(CASES))
-    parser.add_argument("--draws", type=int, default=30_000, help="of each chain")
-    parser.add_argument("--weighted-draws", type=int, default=60_000)
+    parser.add_argument("--draws", type=int, default=20_000, help="of each chain")
+    parser.add_argument("--weighted-draws", type=int, default=100_000)
     parser.add_argument("--nuts-draws", type=int, default=8_000, help="of each chain")
-    parser.add_argument("--thin", type=int, default=6, help="for the latent variables")
+    parser.add_argument("--thin", type=int, default=4, help="for the latent variables")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     kept: dict[str, str] = {}

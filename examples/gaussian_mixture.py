@@ -20,7 +20,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-from numpyro.infer import MCMC
+from numpyro.infer import MCMC, NUTS
 
 from numpyro_minibatch import (
     MinibatchMH,
@@ -33,11 +33,13 @@ from numpyro_minibatch import (
 parser = argparse.ArgumentParser(description="A mixture with a member for each row")
 sizes = parser.add_mutually_exclusive_group()
 sizes.add_argument("--small", action="store_true", help="20,000 rows")
+sizes.add_argument("--nuts", action="store_true", help="5,000 rows, and NUTS")
 sizes.add_argument("--full", action="store_true", help="ten million rows")
 parser.add_argument("--out", type=Path, default=Path("demo-output"))
 args = parser.parse_args()
 
-size = 20_000 if args.small else 10_000_000 if args.full else 1_000_000
+size = 10_000_000 if args.full else 1_000_000
+size = 20_000 if args.small else 5_000 if args.nuts else size
 draws = 500 if args.small else 1000
 
 # %%
@@ -111,6 +113,53 @@ axis.set(
 )
 args.out.mkdir(parents=True, exist_ok=True)
 figure.savefig(args.out / "gaussian_mixture.png", dpi=80)
+
+# %%
+# Compared with NUTS
+# ------------------
+# NUTS cannot sample the members. It samples NumPyro's own mixture, which sums them out
+# in ``MixtureSameFamily``, and the probabilities of members follow from its draws.
+# ``--nuts`` does so for 5,000 rows.
+
+
+def with_numpyros_mixture(y):
+    support = dist.constraints.ordered_vector
+    mean = numpyro.sample("mean", dist.ImproperUniform(support, (), (3,)))
+    numpyro.factor("prior", dist.Normal(0.0, 5.0).log_prob(mean).sum())
+    sd = numpyro.sample("sd", dist.LogNormal(0.0, 0.5).expand([3]).to_event(1))
+    weight = numpyro.sample("weight", dist.Dirichlet(2.0 * jnp.ones(3)))
+    with numpyro.plate("rows", len(y)):
+        components = dist.Normal(mean, sd)
+        mixture = dist.MixtureSameFamily(dist.Categorical(weight), components)
+        numpyro.sample("y", mixture, obs=y)
+
+
+if args.nuts:
+    nuts = MCMC(
+        NUTS(with_numpyros_mixture),
+        num_warmup=300,
+        num_samples=draws,
+        num_chains=4,
+        chain_method="vectorized",
+        progress_bar=False,
+    )
+    nuts.run(jax.random.key(1), jnp.asarray(y))
+    exact = nuts.get_samples()
+    for name in ("mean", "sd", "weight"):
+        one = idata["posterior"][name].values.reshape(-1, 3)
+        other = np.asarray(exact[name])
+        off = abs(one.mean(0) - other.mean(0)) / other.std(0)
+        ratio = abs(one.std(0) / other.std(0) - 1)
+        print(
+            f"{name}: means differ by at most {off.max():.3f} sd, "
+            f"sds by at most {ratio.max():.1%}"
+        )
+    joint = np.log(exact["weight"])[::10, None] + dist.Normal(
+        exact["mean"][::10, None], exact["sd"][::10, None]
+    ).log_prob(y[some, None])
+    other = np.asarray(jax.nn.softmax(joint, -1)).mean(0)
+    off = abs(probability - other).max()
+    print(f"probabilities of members differ by at most {off:.3f}")
 
 # %%
 # **What to look at.** ``diagnose`` for the decisions, the summary for the parameters

@@ -716,7 +716,18 @@ def test_a_coarse_quadrature_is_named_with_what_suffices() -> None:
     missed = MEASURED | {"quadrature_sd": 0.01, "quadrature_sd_elsewhere": 0.3}
     text = advice(facts=PENALTY | {"pilot": missed}, log_ratio_variance=0.01)
     assert "second mode" in text and "by 0.3 " in text
+    of_row = {"quadrature_error": 3e-3, "quadrature_accuracy": 1e-4}
+    of_row = MEASURED | of_row | {"quadrature_better_nodes": 45}
+    text = advice(facts=PENALTY | {"pilot": of_row}, log_ratio_variance=0.01)
+    assert "off by up to 0.003" in text and "num_nodes=45" in text
+    far = MEASURED | {"quadrature_elsewhere": 0.2, "quadrature_row_elsewhere": 7}
+    text = advice(facts=PENALTY | {"pilot": far}, log_ratio_variance=0.01)
+    assert "row 7 by 0.2" in text and "heavy tail" in text
+    lost = MEASURED | {"quadrature_unconverged": 3}
+    text = advice(facts=PENALTY | {"pilot": lost}, log_ratio_variance=0.01)
+    assert "3 pairs of row and draw" in text
     fine = MEASURED | {"quadrature_sd": 0.01, "quadrature_sd_elsewhere": 0.02}
+    fine |= {"quadrature_error": 9e-5, "quadrature_accuracy": 1e-4}
     assert not advice(facts=PENALTY | {"pilot": fine}, log_ratio_variance=0.01)
 
 

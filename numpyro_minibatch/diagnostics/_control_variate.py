@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Self
 
@@ -22,6 +22,7 @@ REPARAMETRISE = (
     "give scales a prior that keeps them away from zero."
 )
 _QUADRATURE = 0.05  # largest shift of means, in posterior standard deviations
+_ELSEWHERE = 0.01  # share of a row's likelihood far from its mode
 _CHANGE = 0.03  # smallest relevant change of an acceptance probability
 
 
@@ -149,23 +150,50 @@ def _advise_stuck(run: Run) -> Iterator[str]:
 
 
 def _advise_quadrature(run: Run) -> Iterator[str]:
-    error = run.pilot.get("quadrature_sd", 0.0)
-    wider = run.pilot.get("quadrature_sd_elsewhere", 0.0)
+    pilot = run.pilot
+    error, nodes = pilot.get("quadrature_sd", 0.0), pilot.get("quadrature_nodes", 0)
+    of_row, accuracy = (
+        pilot.get(f"quadrature_{name}", 0.0) for name in ("error", "accuracy")
+    )
+    better = int(pilot.get("quadrature_better_nodes", 31))
     if error > _QUADRATURE:
-        nodes = int(run.pilot.get("quadrature_better_nodes", 31))
         yield (
             "the quadrature of marginalize is coarse: between posterior draws its "
             f"error changes the log density by {error:.2g} (standard deviation), which "
             "moves means by up to as many posterior standard deviations. Write "
-            f"marginalize(model, num_nodes={nodes})."
+            f"marginalize(model, num_nodes={better})."
         )
-    elif wider > _QUADRATURE:
+    elif of_row > accuracy > 0:
         yield (
-            "the quadrature of marginalize misses a part of some rows: nodes that are "
-            f"spread wider change the log density by {wider:.2g} (standard deviation "
-            "between posterior draws). The density of a row's latent variables has a "
-            "second mode or a heavy tail: marginal.quadrature_error names the row. "
-            "Write more nodes, or sample the model with its latent sites."
+            "the quadrature of marginalize misses the accuracy of a row: with "
+            f"{nodes:.0f} nodes its log likelihood is off by up to {of_row:.1g}, and "
+            f"the accuracy is {accuracy:.1g}. The sum over the rows moves means by up "
+            f"to {error:.1g} posterior standard deviations. Write marginalize(model, "
+            f"num_nodes={better}) if a single row matters, or accuracy={of_row:.1g} if "
+            "the sum is what counts."
+        )
+    yield from _advise_elsewhere(pilot)
+
+
+def _advise_elsewhere(pilot: Mapping[str, float]) -> Iterator[str]:
+    wider = pilot.get("quadrature_sd_elsewhere", 0.0)
+    of_row = pilot.get("quadrature_elsewhere", 0.0)
+    if wider > _QUADRATURE or of_row > _ELSEWHERE:
+        row = pilot.get("quadrature_row_elsewhere", 0)
+        yield (
+            "the quadrature of marginalize misses a part of some rows: points further "
+            f"out change the log likelihood of row {row:.0f} by {of_row:.2g}, and that "
+            f"of all rows by {wider:.2g} (standard deviation between posterior draws). "
+            "The density of a row's latent variables has a second mode or a heavy "
+            "tail. Write more nodes, or sample the model with its latent sites."
+        )
+    lost = pilot.get("quadrature_unconverged", 0)
+    if lost:
+        yield (
+            "the search of marginalize found no mode of the latent variables of some "
+            f"rows ({lost:.0f} pairs of row and draw), where the quadrature may be "
+            "wrong. The density of these rows is flat or not finite: give their latent "
+            "sites proper priors, or sample the model with its latent sites."
         )
 
 
@@ -220,7 +248,8 @@ FAMILY = Family(
             _advise_stuck,
         ),
         Rule(
-            "the quadrature of marginalize is coarse*, *misses a part of some rows",
+            "the quadrature of marginalize is coarse*, *misses the accuracy of a row*, "
+            "*misses a part of some rows*, *found no mode",
             "means move by up to the stated number of posterior standard deviations",
             "`marginalize(model, num_nodes=...)` with more nodes",
             _advise_quadrature,

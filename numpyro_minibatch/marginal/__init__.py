@@ -6,10 +6,11 @@ data into one row for each group, and :func:`quadrature_error` measures the erro
 quadrature.
 """
 
-from numpyro_minibatch.marginal._error import QuadratureError, quadrature_error
+from numpyro_minibatch.marginal._error import quadrature_error
 from numpyro_minibatch.marginal._groups import Groups, by_group
 from numpyro_minibatch.marginal._marginalize import Marginalized, marginalize
 from numpyro_minibatch.marginal._recover import recover_marginals
+from numpyro_minibatch.marginal._rules import QuadratureError
 
 __all__ = [
     "Groups",

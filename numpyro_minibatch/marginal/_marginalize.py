@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import Any
 
-from numpyro_minibatch.marginal._error import ADVISED, set_up_error
+from numpyro_minibatch._internal.checks import check_positive
+from numpyro_minibatch.marginal._error import ACCURACY, ADVISED, set_up_error
 from numpyro_minibatch.marginal._model import RowsMarginalized
 
 __all__ = ["Marginalized", "marginalize"]
@@ -18,6 +19,7 @@ def marginalize(
     sites: Collection[str] | None = None,
     *,
     num_nodes: int | None = None,
+    accuracy: float = ACCURACY,
 ) -> Marginalized:
     r"""Integrate the latent variables of each row out of a NumPyro model.
 
@@ -42,8 +44,11 @@ def marginalize(
     :param sites: names of the sites to integrate out. Default: all latent sites in
         plates that hold observations.
     :param num_nodes: quadrature nodes of each continuous dimension, an odd number.
-        Default: 11 for one dimension, 9 for two, 7 for three.
-        :func:`quadrature_error` measures their accuracy.
+        By default 11 for one dimension, 9 for two, 7 for three, and the set-up of a
+        control variate takes more where ``accuracy`` needs them.
+    :param accuracy: the largest error of the log likelihood of a row over the
+        posterior. The set-up of a control variate measures it, and
+        :func:`quadrature_error` does for runs of other kernels.
     :return: the marginalized model. Its observed site has a log likelihood for each
         row. It has the name of the original observed site, or the names of several
         joined by ``"_"``.
@@ -100,8 +105,10 @@ def marginalize(
                 "marginalize(num_nodes=...) must be an odd number from 3 to 101, so "
                 f"that a node is at the mode, got {num_nodes!r}."
             )
+    check_positive("marginalize", "accuracy", accuracy)
     names = None if sites is None else tuple(sites)
-    return Marginalized(model, names, None if num_nodes is None else int(num_nodes))
+    nodes = None if num_nodes is None else int(num_nodes)
+    return Marginalized(model, names, nodes, float(accuracy))
 
 
 @dataclass(frozen=True)
@@ -111,7 +118,10 @@ class Marginalized(RowsMarginalized):
     :param fn: the original model.
     :param sites: names of the sites that are integrated out; ``None`` for all.
     :param num_nodes: quadrature nodes of each dimension.
+    :param accuracy: the largest error of the log likelihood of a row.
     """
+
+    accuracy: float = ACCURACY
 
     @property
     def approximation_advice(self) -> str:
@@ -134,14 +144,15 @@ class Marginalized(RowsMarginalized):
         :raises ValueError: the error shifts the posterior too far, and the user chose
             the number of nodes.
         """
-        return set_up_error(self, draws, args, kwargs)
+        return set_up_error(self, draws, args, kwargs, self.accuracy)
 
     def refined(self, report: Mapping[str, float]) -> Marginalized | None:
         """The model with enough nodes, if the user did not choose their number.
 
         :param report: the result of :meth:`approximation`.
         """
-        better = int(report.get("quadrature_better_nodes", 0))
-        if self.num_nodes is not None or report.get("quadrature_sd", 0.0) <= ADVISED:
+        coarse = report.get("quadrature_sd", 0.0) > ADVISED
+        coarse |= report.get("quadrature_error", 0.0) > self.accuracy
+        if self.num_nodes is not None or not coarse:
             return None
-        return replace(self, num_nodes=better)
+        return replace(self, num_nodes=int(report["quadrature_better_nodes"]))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -11,14 +13,16 @@ import xarray as xr
 from jax import Array
 
 from numpyro_minibatch._internal.checks import check_flag, describe
-from numpyro_minibatch.inference_data import as_inference_data, get_group, samples_of
+from numpyro_minibatch.inference_data import as_inference_data, get_group
 from numpyro_minibatch.marginal._model import RowsMarginalized
 from numpyro_minibatch.marginal._visit import RowsAt, check_marginalized
 
 if TYPE_CHECKING:
     from numpyro_minibatch.inference_data import InferenceData
 
-__all__ = ["chosen_rows", "recover_marginals", "values_of"]
+__all__ = ["chosen_rows", "parameters_of", "recover_marginals"]
+
+_PIECE = 2**25  # bytes of the result that are computed at once
 
 
 def recover_marginals(
@@ -29,6 +33,7 @@ def recover_marginals(
     key: Array | None = None,
     probabilities: bool = False,
     max_bytes: float = 2e9,
+    out: str | Path | None = None,
     **kwargs: Any,
 ) -> InferenceData:
     """Draw the latent variables that were integrated out, given draws of the rest.
@@ -50,14 +55,18 @@ def recover_marginals(
     :param probabilities: whether to add the conditional probabilities of the states of
         discrete sites, under the name of the site and ``"_probability"``. Their means
         over the draws have less noise than the frequencies of the states.
-    :param max_bytes: the largest size of the result.
+    :param max_bytes: the largest size of a result in memory.
+    :param out: a folder for a result that is larger than memory. The sites are written
+        there piece by piece, as ``.npy`` files of shape ``(chains, draws, rows) +
+        ...``, and are read from it when they are accessed. Draws of a run in a folder
+        (:func:`~numpyro_minibatch.open_run`) are read piece by piece as well.
     :param kwargs: keyword arguments of the model.
     :return: the same groups, with the sites added to ``posterior``. They have the
         dimensions ``chain``, ``draw`` and those of their plates, with the row indices
         as coordinates.
     :raises TypeError: ``model`` is not marginalized.
-    :raises ValueError: the run lacks parameters of the model, rows are out of range, or
-        the result would be larger than ``max_bytes``.
+    :raises ValueError: the run lacks parameters of the model, rows are out of range,
+        the result would be larger than ``max_bytes``, or ``out`` has such a file.
 
     **Example**
 
@@ -83,7 +92,8 @@ def recover_marginals(
     check_flag(who, "probabilities", probabilities)
     at = RowsAt.of(who, model, args, kwargs)
     numbers = chosen_rows(who, rows, at.size, at.plate)
-    draws, shape = values_of(who, idata, at)
+    parameters = parameters_of(who, idata, at)
+    shape = next(iter(parameters.values())).shape[:2]
 
     def look(
         rows: Any, values: Mapping[str, Array], found: Mapping[str, Array]
@@ -91,28 +101,35 @@ def recover_marginals(
         more = {f"{name}_probability": p for name, p in found.items()}
         return {**values, **(more if probabilities else {})}
 
-    size = 4.0 * np.prod(shape) * len(numbers) * len(at.sites)
-    if size > max_bytes:
+    of_draw = 4 * len(numbers) * len(at.sites)
+    size = float(np.prod(shape)) * of_draw
+    if out is None and size > max_bytes:
         raise ValueError(
             f"recover_marginals would make at least {size:.2g} bytes: {np.prod(shape)} "
             f"draws of {len(numbers)} rows and {len(at.sites)} sites. Choose some rows "
-            "(rows=[...]), thin the run (idata.sel(draw=slice(None, None, 10))), or "
-            "allow more by max_bytes."
+            "(rows=[...]), thin the run (idata.sel(draw=slice(None, None, 10))), write "
+            'the result to a folder (out="folder"), or allow more by max_bytes.'
         )
     key = jax.random.key(0) if key is None else key
-    found = at(draws, numbers, key, look)
-    posterior = get_group(idata, "posterior")
-    assert posterior is not None
+    result = _Arrays(out, shape)
+    piece = min(shape[1], max(1, _PIECE // of_draw))
+    looker = at.looker(key, look, height=min(piece, at.most_draws(len(numbers))))
+    for chain in range(shape[0]):
+        for start in range(0, shape[1], piece):
+            some = {
+                name: x[chain, start : start + piece].to_numpy()
+                for name, x in parameters.items()
+            }
+            first = chain * shape[1] + start
+            result.put(chain, start, looker(some, numbers, first))
     variables = {}
-    for name, value in found.items():
+    for name, value in result.arrays.items():
         site = name if name in at.sites else name.removesuffix("_probability")
         plates = at.sites[site]
-        rest = [f"{name}_dim_{k}" for k in range(value.ndim - 1 - len(plates))]
-        dims = ["chain", "draw", *plates, *rest]
-        variables[name.replace("/", ".")] = (
-            dims,
-            value.reshape(*shape, *value.shape[1:]),
-        )
+        rest = [f"{name}_dim_{k}" for k in range(value.ndim - 2 - len(plates))]
+        variables[name.replace("/", ".")] = (["chain", "draw", *plates, *rest], value)
+    posterior = get_group(idata, "posterior")
+    assert posterior is not None
     clash = set(variables) & set(posterior.data_vars)
     posterior = posterior.drop_vars(clash).transpose("chain", "draw", ...)
     posterior = posterior.drop_dims(at.plate, errors="ignore")
@@ -141,17 +158,50 @@ def chosen_rows(who: str, rows: Any, size: int, plate: str) -> np.ndarray:
     return numbers.astype(np.int32)
 
 
-def values_of(
-    who: str, idata: Any, at: RowsAt
-) -> tuple[dict[str, np.ndarray], tuple[int, int]]:
-    """The parameters of a run along one axis, and the numbers of chains and draws."""
+class _Arrays:
+    """The arrays of a result by the name of their site.
+
+    :param out: the folder for their files; ``None`` keeps them in memory.
+    :param shape: the numbers of chains and of draws.
+    """
+
+    def __init__(self, out: str | Path | None, shape: tuple[int, ...]) -> None:
+        self.out = None if out is None else Path(out)
+        self.shape = shape
+        self.arrays: dict[str, np.ndarray] = {}
+
+    def put(self, chain: int, start: int, found: Mapping[str, np.ndarray]) -> None:
+        """Write some draws of a chain."""
+        for name, value in found.items():
+            if name not in self.arrays:
+                self.arrays[name] = self._new(name, value)
+            self.arrays[name][chain, start : start + len(value)] = value
+
+    def _new(self, name: str, value: np.ndarray) -> np.ndarray:
+        shape = (*self.shape, *value.shape[1:])
+        if self.out is None:
+            return np.empty(shape, value.dtype)
+        self.out.mkdir(parents=True, exist_ok=True)
+        path = self.out / f"{name.replace('/', '.')}.npy"
+        if path.exists():
+            raise ValueError(
+                f"recover_marginals(out={str(self.out)!r}): {path.name} already "
+                "exists. Move it away, or choose another folder."
+            )
+        return np.lib.format.open_memmap(path, "w+", value.dtype, shape)
+
+
+def parameters_of(who: str, idata: Any, at: RowsAt) -> dict[str, xr.DataArray]:
+    """The parameters of a run by name, chains and draws first, without reading them."""
     is_result = isinstance(idata, xr.DataTree) or hasattr(idata, "groups")
-    if not is_result or get_group(idata, "posterior") is None:
+    posterior = get_group(idata, "posterior") if is_result else None
+    if posterior is None:
         raise ValueError(
             f"{who} needs a run with a posterior, as to_inference_data(mcmc) returns "
             f"it, got {type(idata).__name__}."
         )
-    found = samples_of(idata)
+    original = json.loads(posterior.attrs.get("renamed_sites", "{}"))
+    found = {original.get(str(n), str(n)): x for n, x in posterior.data_vars.items()}
     missing = [name for name in at.latents if name not in found]
     if missing:
         raise ValueError(
@@ -159,6 +209,4 @@ def values_of(
             f"the model has; it has {', '.join(map(repr, found))}. Pass a run of this "
             "model."
         )
-    first = found[at.latents[0]]
-    flat = {n: found[n].reshape(-1, *found[n].shape[2:]) for n in at.latents}
-    return flat, (first.shape[0], first.shape[1])
+    return {n: found[n].transpose("chain", "draw", ...) for n in at.latents}

@@ -99,7 +99,7 @@ class RowsAt:
 
     :param model: the marginalized model.
     :param target: the same with its arguments.
-    :param level: the outermost level.
+    :param levels: what is integrated out, the innermost plates first.
     :param plate: the plate of the rows.
     :param sites: the plates of each site that is integrated out, by name.
     :param latents: the parameters.
@@ -108,7 +108,7 @@ class RowsAt:
 
     model: RowsMarginalized
     target: ModelTarget
-    level: Level
+    levels: tuple[Level, ...]
     plate: str
     sites: Mapping[str, tuple[str, ...]]
     latents: tuple[str, ...]
@@ -171,30 +171,38 @@ class RowsAt:
             for level in levels
             for name in level.names
         }
-        return cls(model, target, levels[-1], plate, sites, layout.latents, cost)
+        return cls(model, target, levels, plate, sites, layout.latents, cost)
 
     @property
     def size(self) -> int:
         """The number of rows."""
         return self.target.sizes[self.plate]
 
-    def __call__(
+    def _most_rows(self, rows: int) -> int:
+        return min(rows, max(1, _MOST_EVALUATIONS // self.cost))
+
+    def most_draws(self, rows: int) -> int:
+        """How many draws are computed together for as many rows."""
+        return max(1, _MOST_EVALUATIONS // self._most_rows(rows))
+
+    def looker(
         self,
-        draws: Mapping[str, np.ndarray],
-        rows: np.ndarray,
         key: Array,
         look: Callable[[Rows | ChainRows, Any, Any], dict[str, Array]],
-    ) -> dict[str, np.ndarray]:
-        """The results of ``look`` for rows at draws of the parameters.
+        width: int | None = None,
+        height: int | None = None,
+    ) -> Callable[..., dict[str, np.ndarray]]:
+        """A function of draws of the parameters and of the indices of rows.
 
-        :param draws: constrained values, along a first axis.
-        :param rows: the indices of the rows.
+        It returns the results of ``look``, arrays of shape ``(draws, rows) + ...`` with
+        other plates after the rows, and compiles once for each size of its chunks. A
+        third argument is the number of the first of the draws, which decides its key.
+
         :param key: PRNG key.
         :param look: ``look(rows, values, probabilities)``, arrays with the rows first.
-        :return: arrays of shape ``(draws, rows) + ...``, other plates after the rows.
+        :param width: the number of rows in a chunk; by default as many as fit.
+        :param height: the number of draws in a chunk; by default as many as fit.
         """
-        draws = {name: np.asarray(draws[name]) for name in self.latents}
-        count = len(next(iter(draws.values())))
         few = {n: jnp.zeros(1, jnp.int32) for n in self.target.sizes}
 
         def chunk(target: ModelTarget, draws: Any, numbers: Any, rows: Any) -> Any:
@@ -213,8 +221,28 @@ class RowsAt:
             return jax.lax.map(lambda x: one(*x), (draws, numbers))
 
         program = Program(self.target, chunk)
-        width = min(len(rows), max(1, _MOST_EVALUATIONS // self.cost))
-        height = min(count, max(1, _MOST_EVALUATIONS // width))
+
+        def found(
+            draws: Mapping[str, np.ndarray], rows: np.ndarray, first: int = 0
+        ) -> dict[str, np.ndarray]:
+            count = len(next(iter(draws.values())))
+            wide = width or self._most_rows(len(rows))
+            high = height or min(count, self.most_draws(wide))
+            return self._in_chunks(program, draws, rows, first, wide, high)
+
+        return found
+
+    def _in_chunks(
+        self,
+        program: Program,
+        draws: Mapping[str, np.ndarray],
+        rows: np.ndarray,
+        first: int,
+        width: int,
+        height: int,
+    ) -> dict[str, np.ndarray]:
+        draws = {name: np.asarray(draws[name]) for name in self.latents}
+        count = len(next(iter(draws.values())))
         out: dict[str, np.ndarray] = {}
         for top in range(0, count, height):
             # the last chunks repeat a draw or a row, so that all have one shape and
@@ -223,7 +251,8 @@ class RowsAt:
             some = {name: x[which] for name, x in draws.items()}
             for left in range(0, len(rows), width):
                 place = np.minimum(np.arange(left, left + width), len(rows) - 1)
-                found = program(some, jnp.asarray(which), jnp.asarray(rows[place]))
+                numbers = jnp.asarray(first + which)
+                found = program(some, numbers, jnp.asarray(rows[place]))
                 for marked, value in found.items():
                     name, value = marked.removeprefix(_MARK), np.asarray(value)
                     if name not in out:

@@ -1,0 +1,284 @@
+"""Quadrature rules of a marginalized model, compared with finer and with wider ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from numpyro_minibatch.marginal._chain import ChainRows
+from numpyro_minibatch.marginal._model import Rows
+from numpyro_minibatch.marginal._quadrature import (
+    NODES,
+    Place,
+    log_integrals,
+    log_sum_exp,
+)
+from numpyro_minibatch.marginal._split import Split
+from numpyro_minibatch.marginal._visit import RowsAt
+
+__all__ = [
+    "ELSEWHERE",
+    "QuadratureError",
+    "Rule",
+    "Rules",
+    "at_worst_rows",
+    "look_by",
+    "rules_of",
+    "summary",
+]
+
+ELSEWHERE = 0.01  # share of a row's likelihood elsewhere that is reported
+
+# equally spaced points, by the number of dimensions: their number along each, and how
+# many standard deviations they are apart
+_WIDE = {1: (121, 0.5), 2: (31, 0.8), 3: (19, 1.0)}
+# rows at all draws, and evaluations of row likelihoods there
+_FEWEST_ROWS, _MOST_ROWS, _MOST = 24, 2_000, 6_000_000
+_SCREENED = 8  # times as many rows are looked at for those with the largest error
+_WORST = 4  # one in so many of the rows that are measured are these
+
+
+class QuadratureError(NamedTuple):
+    """The errors of a marginalized model's quadrature, on the log scale.
+
+    :param largest: the largest error of the log likelihood of a row, over the checked
+        rows and draws.
+    :param spread: the standard deviation over the draws of the summed error of all
+        rows. A constant error would cancel in log ratios between posterior draws. To
+        first order, a posterior mean is off by at most this many posterior standard
+        deviations.
+    :param row: the row with the largest error.
+    :param by_nodes: the largest error by the number of nodes of each dimension.
+    :param num_nodes: the smallest of these numbers of nodes with an error below
+        ``tolerance``; ``None`` if there is none.
+    :param elsewhere: the largest difference in a row's log likelihood between the
+        finest nodes and equally spaced points further out (up to 30 standard deviations
+        from the mode in one dimension, 12 in two, 9 in three). It is large if the nodes
+        at the mode miss a second mode or a heavy tail.
+    :param unconverged: the number of pairs of row and draw for which the search did not
+        converge to a mode.
+    :param tolerance: the requested error.
+    :param spread_by_nodes: ``spread`` by the number of nodes of each dimension.
+    :param spread_elsewhere: ``spread`` of the difference from the points further out.
+    :param row_elsewhere: the row with the largest such difference.
+    """
+
+    largest: float
+    spread: float
+    row: int
+    by_nodes: dict[int, float]
+    num_nodes: int | None
+    elsewhere: float
+    unconverged: int
+    tolerance: float
+    spread_by_nodes: dict[int, float]
+    spread_elsewhere: float
+    row_elsewhere: int
+
+    def __str__(self) -> str:
+        lines = [
+            f"quadrature error of a row's log likelihood: {self.largest:.1e} at most "
+            f"(row {self.row}); standard deviation of the sum over rows between draws: "
+            f"{self.spread:.1e}",
+            "by number of nodes: "
+            + ", ".join(f"{n}: {e:.1e}" for n, e in self.by_nodes.items()),
+        ]
+        if self.num_nodes is not None:
+            lines.append(
+                f"below {self.tolerance:.0e}: marginalize(model, num_nodes="
+                f"{self.num_nodes})"
+            )
+        else:
+            lines.append(
+                f"no number of nodes that was tried is below {self.tolerance:.0e}"
+            )
+        if self.elsewhere > max(10 * self.tolerance, ELSEWHERE):
+            lines.append(
+                f"points further out find a difference of {self.elsewhere:.1e} (row "
+                f"{self.row_elsewhere}): the density of a row has a second mode or a "
+                "heavy tail"
+            )
+        if self.unconverged:
+            lines.append(f"the search found no mode in {self.unconverged} cases")
+        return "\n".join(lines)
+
+
+class Rule(NamedTuple):
+    """What is compared for the sites of a level.
+
+    :param index: of the level.
+    :param own: the nodes of each dimension that the model uses.
+    :param tried: numbers of nodes.
+    :param fine: the number of nodes of the reference.
+    """
+
+    index: int
+    own: int
+    tried: tuple[int, ...]
+    fine: int
+
+
+Rules = Mapping[tuple[str, ...], Rule]
+
+
+def rules_of(
+    at: RowsAt,
+    tried: Mapping[int, tuple[int, ...]],
+    fine: Mapping[int, int],
+    finer: bool = False,
+) -> dict[tuple[str, ...], Rule]:
+    """The rules of each level with continuous sites, by the names of its sites.
+
+    :param finer: whether to try only more nodes than the model has.
+    """
+    levels = [(k, level) for k, level in enumerate(at.levels) if level.dimensions]
+    dimensions = [level.dimensions for _, level in levels]
+    counts = {n for d in dimensions for n in tried[d]}
+    owns = [at.model.num_nodes or NODES[d] for d in dimensions]
+    rules = {}
+    for (k, level), d, own in zip(levels, dimensions, owns, strict=True):
+        reference = max(fine[d], own + 2)
+        some = {n for n in counts if n < reference and not (finer and n < min(owns))}
+        rules[level.names] = Rule(k, own, tuple(sorted(some | {own})), reference)
+    return rules
+
+
+def at_worst_rows(
+    at: RowsAt, draws: Mapping[str, Any], rules: Rules
+) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
+    """Rows, how many rows each of them stands for, and the results at these.
+
+    If there are too many rows for all draws, a first pass at one draw finds those with
+    the largest errors among more rows, in the same compiled program.
+    """
+    count = len(next(iter(draws.values())))
+    nodes = 0
+    for rule in rules.values():
+        level = at.levels[rule.index]
+        states = int(np.prod([s.size for s in level.sites if s.discrete], dtype=int))
+        d = level.dimensions
+        nodes += states * sum(n**d for n in (*rule.tried, rule.fine, _WIDE[d][0]))
+    most = max(_FEWEST_ROWS, min(_MOST_ROWS, _MOST // (nodes * count)))
+    look = at.looker(
+        jax.random.key(0), look_by(rules), width=min(most, at.size), height=1
+    )
+    if at.size <= most:
+        numbers = np.arange(at.size)
+        return numbers, np.ones(at.size), look(draws, numbers)
+    first = {name: x[:1] for name, x in draws.items()}
+    screened = np.linspace(0, at.size - 1, min(at.size, _SCREENED * most)).astype(int)
+    found = look(first, screened)
+    errors = np.max([_off(found, rule, rule.own)[0] for rule in rules.values()], axis=0)
+    worst = screened[np.argsort(errors)[-(most // _WORST) :]]
+    others = np.linspace(0, at.size - 1, most - len(worst)).astype(int)
+    others = np.setdiff1d(others, worst)
+    weights = np.full(len(others), (at.size - len(worst)) / len(others))
+    numbers = np.concatenate([worst, others])
+    return numbers, np.r_[np.ones(len(worst)), weights], look(draws, numbers)
+
+
+def _off(found: Mapping[str, np.ndarray], rule: Rule, nodes: Any) -> np.ndarray:
+    """Errors of rows, the largest in size of a row's, shape ``(draws, rows)``."""
+    signed = _signed(found, rule, nodes)
+    return np.abs(signed).reshape(*signed.shape[:2], -1).max(-1)
+
+
+def _signed(found: Mapping[str, np.ndarray], rule: Rule, nodes: Any) -> np.ndarray:
+    exact = found[f"{rule.index} fine"].astype(np.float64)
+    if nodes == rule.fine or (nodes != "wide" and nodes > rule.fine):
+        return np.zeros_like(exact)
+    return found[f"{rule.index} {nodes}"] - exact
+
+
+def summary(
+    found: Mapping[str, np.ndarray],
+    rules: Rules,
+    numbers: np.ndarray,
+    weights: np.ndarray,
+    tolerance: float,
+) -> QuadratureError:
+    """The errors of all levels together.
+
+    :param weights: the number of rows that each one stands for.
+    """
+
+    def spread(of: Callable[[Rule], Any]) -> float:
+        total: Any = 0.0
+        for rule in rules.values():
+            signed = _signed(found, rule, of(rule))
+            total = total + signed.reshape(*signed.shape[:2], -1).sum(-1)
+        return float((total @ weights).std())
+
+    def by_row(of: Callable[[Rule], Any]) -> np.ndarray:
+        each = [_off(found, rule, of(rule)).max(0) for rule in rules.values()]
+        return np.max(each, axis=0)
+
+    tried = sorted({n for rule in rules.values() for n in rule.tried})
+    common = [
+        n
+        for n in tried
+        if all(n in rule.tried or n >= rule.fine for rule in rules.values())
+    ]
+    by_nodes = {n: float(by_row(lambda _, n=n: n).max()) for n in common}
+    enough = [
+        n for n in common if max(by_nodes[m] for m in common if m >= n) < tolerance
+    ]
+    own, wide = by_row(lambda rule: rule.own), by_row(lambda rule: "wide")
+    return QuadratureError(
+        largest=float(own.max()),
+        spread=spread(lambda rule: rule.own),
+        row=int(numbers[own.argmax()]),
+        by_nodes=by_nodes,
+        num_nodes=min(enough, default=None),
+        elsewhere=float(wide.max()),
+        unconverged=sum(
+            int((~found[f"{rule.index} converged"]).sum()) for rule in rules.values()
+        ),
+        tolerance=tolerance,
+        spread_by_nodes={n: spread(lambda _, n=n: n) for n in common},
+        spread_elsewhere=spread(lambda rule: "wide"),
+        row_elsewhere=int(numbers[wide.argmax()]),
+    )
+
+
+def look_by(rules: Rules) -> Callable[..., dict[str, Array]]:
+    """Log likelihoods of the rows of the levels with continuous sites."""
+
+    def look(rows: Rows | ChainRows, *_: Any) -> dict[str, Array]:
+        rule = rules.get(rows.model.level.names)
+        if rule is None or isinstance(rows, ChainRows):
+            return {}
+
+        def one(state: Array) -> dict[str, Array]:
+            density = rows.density(state)
+            place = rows.place(density)
+            values = log_integrals(density, place, [*rule.tried, rule.fine])
+            found = {str(n): x for n, x in zip(rule.tried, values, strict=False)}
+            found["fine"] = values[-1]
+            found["wide"] = _log_trapezoidal(density, place)
+            found["converged"] = place.converged
+            return found
+
+        by_state = jax.vmap(one)(jnp.asarray(rows.states))
+        converged = jnp.all(by_state.pop("converged"), 0)
+        out = {name: log_sum_exp(x) for name, x in by_state.items()}
+        out["converged"] = converged
+        return {f"{rule.index} {name}": x for name, x in out.items()}
+
+    return look
+
+
+def _log_trapezoidal(density: Split, place: Place) -> Array:
+    """The log integral by equally spaced points, further out than quadrature nodes."""
+    d = place.mode.shape[-1]
+    count, apart = _WIDE[d]
+    line = apart * (np.arange(count) - count // 2)
+    points = np.stack(np.meshgrid(*[line] * d, indexing="ij"), -1).reshape(-1, d)
+    values = jax.vmap(lambda x: density(place.at(x)))(jnp.asarray(points))
+    total = log_sum_exp(jnp.where(jnp.isnan(values), -jnp.inf, values))
+    return total + place.log_det + d * np.log(apart)
