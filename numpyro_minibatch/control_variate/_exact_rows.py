@@ -290,7 +290,8 @@ def _represented(
             kept = alone[name]
             own = np.asarray(kept.rows)
             representative[own] = np.arange(len(own))
-            coefficient = np.where(kept.others, scale * coefficient, 1.0)
+            others = np.asarray(kept.others)
+            coefficient = np.where(others, scale * coefficient, 1.0)
             new[name] = kept._replace(
                 weights=jnp.asarray(np.bincount(representative, coefficient, len(own))),
                 representative=jnp.asarray(representative),
