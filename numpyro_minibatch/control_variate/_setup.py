@@ -202,7 +202,8 @@ def _with_modes(
     problem: Problem, chosen: Chosen, needs: Needs, found: FoundModes
 ) -> Prepared:
     """The outcome of a set-up that expands about several modes."""
-    of_modes, tails = posterior_of_modes(problem, found), []
+    of_modes = posterior_of_modes(problem, found)
+    tails: list[Tails] = []
     posterior, starts = of_modes.mixed()
     pilot = run_pilot(problem, chosen, needs, posterior)
     number = len(found.modes)
