@@ -28,8 +28,8 @@ __all__ = [
     "swap_rates",
 ]
 
-# the palette of Okabe and Ito, whose colours the colour-blind can distinguish
 _FEW_MODES = 3  # whose legend has room inside of the axes
+# the palette of Okabe and Ito, whose colours the colour-blind can distinguish
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _STYLES = ("-", "--", "-.", ":")
 
