@@ -28,6 +28,7 @@ __all__ = [
     "swap_rates",
 ]
 
+_FEW_MODES = 3  # whose legend has room inside of the axes
 # the palette of Okabe and Ito, whose colours the colour-blind can distinguish
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _STYLES = ("-", "--", "-.", ":")
@@ -578,12 +579,15 @@ def mode_masses(idata: Any, *, ax: Axes | None = None) -> Axes:
     low, high = (fn(so_far[:, -1]) for fn in (np.min, np.max))
     room = max(0.05, 1.5 * (high - low), 8 * float(np.nanmax(errors[-1], initial=0)))
     ax.set_ylim(max(0.0, low - room), min(1.0, high + room))
-    ax.legend(
-        fontsize="small",
-        loc="center left",
-        bbox_to_anchor=(1.0, 0.5),
-        frameon=False,
-    )
+    if number <= _FEW_MODES:
+        ax.legend(fontsize="small")
+    else:  # beside the axes, because it would hide lines
+        ax.legend(
+            fontsize="small",
+            loc="center left",
+            bbox_to_anchor=(1.0, 0.5),
+            frameon=False,
+        )
     return ax
 
 

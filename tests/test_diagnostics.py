@@ -662,7 +662,7 @@ def test_rejections_on_the_surrogate_are_no_stays_in_the_tail_of_a_mode() -> Non
     found = diagnose(
         result({"x": 30.0 * mode + draws}, facts, mode=mode, log_ratio=ratio)
     )
-    assert found.tail_stay < 1.05
+    assert math.isnan(found.tail_stay) and found.staying > 0.03
     # the same with decisions on data: the tail is left too rarely
     ratio = np.where(ratio == 0, -3.0, ratio)
     found = diagnose(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -11,7 +12,14 @@ import pytest
 from numpyro.infer import MCMC
 
 from benchmarks.several_modes.skewed import Truth, model, simulated
-from numpyro_minibatch import MinibatchMH, control_variate, diagnose, to_inference_data
+from numpyro_minibatch import (
+    MinibatchMH,
+    ReplicaExchange,
+    control_variate,
+    diagnose,
+    sample,
+    to_inference_data,
+)
 from numpyro_minibatch.control_variate import (
     _posterior_of_modes,
     expand,
@@ -161,7 +169,9 @@ def test_representatives_of_modes_leave_log_ratios_exact(form: Any) -> None:
             ]
         )
 
-    z = np.concatenate([part.draws[:8] for part in parts])
+    # twice as far from the modes as draws are, where residuals are large
+    z = np.concatenate([2 * part.draws[:8] - part.location for part in parts])
+    assert len(np.unique(jax.vmap(expansion.modes.of)(jnp.asarray(z, dtype)))) == 2
     values = np.asarray(jax.jit(jax.vmap(logs))(jnp.asarray(z, dtype)), float)
     apart = (values - values[0]) - (values[:, :1] - values[0, :1])
     assert np.abs(apart[:, 1:3]).max() < 0.02  # of single precision
@@ -174,3 +184,41 @@ def test_representatives_of_modes_leave_log_ratios_exact(form: Any) -> None:
     left = values[:, 0] - values[:, 3] - sums
     assert np.abs(left - left[0]).max() < 0.02
     assert np.abs(scan.of_surplus(z)).max() > 0.2
+
+
+@slow
+def test_a_run_with_representative_rows_is_resumed(tmp_path: Path) -> None:
+    """The rows and multiples of each mode are part of the state in a folder."""
+    kernel = MinibatchMH(model, control_variate=TWO, batch_size=16)
+    settings: dict[str, Any] = dict(num_warmup=20, num_chains=2, seed=3, progress=False)
+    whole = sample(kernel, *DATA, num_samples=60, out=tmp_path / "whole", **settings)
+    assert kernel.pilot["exact_rows"] >= 1
+    parts = {"out": tmp_path / "parts", **settings}
+    sample(kernel, *DATA, num_samples=30, **parts)
+    found = sample(kernel, *DATA, num_samples=60, resume=True, **parts)
+    for name in ("a", "g"):
+        both = (each["posterior"][name].values for each in (found, whole))
+        np.testing.assert_array_equal(*both)
+
+
+@slow
+def test_ladders_of_skewed_modes(truth: Truth) -> None:
+    """The cold rung, between swaps and with the representative rows of its modes."""
+    inner = MinibatchMH(model, control_variate=TWO, batch_size=32)
+    kernel = ReplicaExchange(inner, temperatures=[1.0, 2.0])
+    mcmc = MCMC(
+        kernel,
+        num_warmup=200,
+        num_samples=1000,
+        num_chains=24,
+        chain_method="vectorized",
+        progress_bar=False,
+    )
+    mcmc.run(jax.random.key(2), *DATA)
+    draws = mcmc.get_samples(group_by_chain=True)
+    g, a = (np.asarray(draws[name], float) for name in ("g", "a"))
+    for name, (fn, expected) in truth.checks().items():
+        by_chain = fn(g, a).mean(1)
+        error = by_chain.std(ddof=1) / np.sqrt(len(by_chain))
+        assert abs(by_chain.mean() - expected) < 4.5 * error, name
+        assert error < 0.05, name

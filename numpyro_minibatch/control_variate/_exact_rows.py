@@ -288,6 +288,7 @@ def _represented(
         new = dict(alone)
         for name, (representative, coefficient) in fitted.items():
             kept = alone[name]
+            assert kept.others is not None
             own = np.asarray(kept.rows)
             representative[own] = np.arange(len(own))
             others = np.asarray(kept.others)

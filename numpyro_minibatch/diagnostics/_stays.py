@@ -106,7 +106,10 @@ class Stays(Numbers):
         else:
             precision = run.measured(Convergence).precision
             ess = precision["ess_sd"].reindex(parameter=names).values
-        found |= {"staying": 1.0 - rate, "stay_share": _largest_share(stays, z, ess)}
+        found |= {
+            "staying": 1.0 - len(lengths) / mode.size,
+            "stay_share": _largest_share(stays, z, ess),
+        }
         if rate == 1.0:
             return cls(**found)
         usual = 1 + math.log(len(lengths) / 0.01) / -math.log1p(-rate)
