@@ -30,6 +30,7 @@ __all__ = [
     "look_by",
     "rules_of",
     "summary",
+    "together",
 ]
 
 ELSEWHERE = 0.01  # share of a row's likelihood elsewhere that is reported
@@ -243,6 +244,26 @@ def summary(
         spread_by_nodes={n: spread(lambda _, n=n: n) for n in common},
         spread_elsewhere=spread(lambda rule: "wide"),
         row_elsewhere=int(numbers[wide.argmax()]),
+    )
+
+
+def together(errors: list[QuadratureError]) -> QuadratureError:
+    """The errors of the rows of several plates; spreads add up at most."""
+    if len(errors) == 1:
+        return errors[0]
+    worst = max(errors, key=lambda e: e.largest)
+    far = max(errors, key=lambda e: e.elsewhere)
+    common = [n for n in worst.by_nodes if all(n in e.by_nodes for e in errors)]
+    enough = [e.num_nodes for e in errors if e.num_nodes is not None]
+    return worst._replace(
+        spread=sum(e.spread for e in errors),
+        by_nodes={n: max(e.by_nodes[n] for e in errors) for n in common},
+        num_nodes=max(enough) if len(enough) == len(errors) else None,
+        elsewhere=far.elsewhere,
+        row_elsewhere=far.row_elsewhere,
+        unconverged=sum(e.unconverged for e in errors),
+        spread_by_nodes={n: sum(e.spread_by_nodes[n] for e in errors) for n in common},
+        spread_elsewhere=sum(e.spread_elsewhere for e in errors),
     )
 
 
