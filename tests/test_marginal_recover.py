@@ -462,6 +462,45 @@ def test_a_long_run_is_recovered_piece_by_piece(
         recover_marginals(marginalize(normal), idata, y, out=folder)
 
 
+def in_buckets(small: Any, large: Any) -> None:
+    """Groups of two sizes, in plates of their own."""
+    tau = numpyro.sample("tau", dist.HalfNormal(2.0))
+    for name, y in (("small", small), ("large", large)):
+        with numpyro.plate(name, len(y)) as idx:
+            a = numpyro.sample(f"a_{name}", dist.Normal(0.0, tau))
+            with numpyro.plate(f"in_{name}", y.shape[1]):
+                numpyro.sample(f"y_{name}", dist.Normal(a, 1.0), obs=y[idx].T)
+
+
+def test_rows_of_several_plates_are_recovered() -> None:
+    """Buckets of ``by_group`` have plates of their own."""
+    group = np.repeat(np.arange(9), [1, 1, 1, 1, 1, 4, 4, 4, 4])
+    buckets = by_group(group, rng.normal(size=len(group))).buckets(2)
+    y = tuple(jnp.asarray(bucket.arrays[0]) for bucket in buckets)
+    idata, model = run_at(4000, tau=1.5), marginalize(in_buckets)
+    full = recover_marginals(model, idata, *y, rows={"large": [3, 1]})["posterior"]
+    assert full["a_small"].dims == ("chain", "draw", "small")
+    assert full["large"].values.tolist() == [3, 1]
+    for name, data, some in (("small", y[0], range(5)), ("large", y[1], [3, 1])):
+        n = data.shape[1]
+        variance = 1.0 / (n + 1.5**-2)
+        mean = variance * np.asarray(data)[list(some)].sum(1)
+        values = full[f"a_{name}"].values[0]
+        z = (values.mean(0) - mean) / np.sqrt(variance / 4000)
+        assert np.abs(z).max() < 4.5
+        z = (values.var(0) / variance - 1) / np.sqrt(2 / 4000)
+        assert np.abs(z).max() < 4.5
+    for rows, says in (
+        ([0], "in several plates, 'small', 'large'"),
+        ({"b": [0]}, "'b'"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            recover_marginals(model, idata, *y, rows=rows)
+    assert quadrature_error(model, run_at(3, tau=1.5), *y).largest < 1e-5
+    draws = {"tau": np.linspace(1.0, 2.0, 8)}
+    assert model.approximation(draws, y, {})["quadrature_error"] < 1e-5
+
+
 # bad input ----------------------------------------------------------------------------
 
 

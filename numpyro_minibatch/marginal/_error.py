@@ -11,14 +11,14 @@ import numpy as np
 from numpyro_minibatch._internal.checks import check_count, check_positive
 from numpyro_minibatch._internal.precision import double
 from numpyro_minibatch.marginal._model import RowsMarginalized
-from numpyro_minibatch.marginal._recover import chosen_rows, parameters_of
+from numpyro_minibatch.marginal._recover import parameters_of, rows_of_plates
 from numpyro_minibatch.marginal._rules import (
     QuadratureError,
-    Rules,
     at_worst_rows,
     look_by,
     rules_of,
     summary,
+    together,
 )
 from numpyro_minibatch.marginal._visit import RowsAt, check_marginalized
 
@@ -85,18 +85,16 @@ def quadrature_error(
     check_marginalized(who, model)
     check_count(who, "num_draws", num_draws)
     check_positive(who, "tolerance", tolerance)
-    at = RowsAt.of(who, model, args, kwargs)
-    rules = rules_of(at, _TRIED, _FINE)
-    if not rules:
-        names = [name for level in at.levels for name in level.names]
+    plates = RowsAt.each(who, model, args, kwargs)
+    numbers = rows_of_plates(who, rows, plates)
+    rules = [rules_of(at, _TRIED, _FINE) for at in plates]
+    if not any(rules):
+        names = [name for at in plates for name in at.sites]
         raise ValueError(
             f"{who}: the discrete sites {', '.join(map(repr, names))} are summed "
             "exactly, so there is no quadrature."
         )
-    numbers = chosen_rows(who, rows, at.size, at.plate)
-    if rows is None and len(numbers) > _MOST_ROWS:
-        numbers = numbers[np.linspace(0, len(numbers) - 1, _MOST_ROWS).astype(int)]
-    draws = parameters_of(who, idata, at)
+    draws = parameters_of(who, idata, plates[0])
     chains, length = next(iter(draws.values())).shape[:2]
     count = chains * length
     which = np.unique(np.linspace(0, count - 1, min(num_draws, count)).astype(int))
@@ -104,9 +102,17 @@ def quadrature_error(
         name: np.stack([x[divmod(k, length)].to_numpy() for k in which.tolist()])
         for name, x in draws.items()
     }
-    found = at.looker(jax.random.key(0), look_by(rules))(some, numbers)
-    weights = np.full(len(numbers), at.size / len(numbers))
-    return summary(found, rules, numbers, weights, tolerance)
+    errors = []
+    for at, rule in zip(plates, rules, strict=True):
+        if not rule:
+            continue
+        those = numbers[at.plate]
+        if len(those) == at.size > _MOST_ROWS:
+            those = those[np.linspace(0, at.size - 1, _MOST_ROWS).astype(int)]
+        found = at.looker(jax.random.key(0), look_by(rule))(some, those)
+        weights = np.full(len(those), at.size / len(those))
+        errors.append(summary(found, rule, those, weights, tolerance))
+    return together(errors)
 
 
 def set_up_error(
@@ -128,20 +134,27 @@ def set_up_error(
     :raises ValueError: the error shifts the posterior too far, and the user chose the
         number of nodes.
     """
-    at = RowsAt.of("marginalize", model, args, kwargs)
-    rules = rules_of(at, _TRIED, _FINE_SETUP, finer=True)
-    if not rules:
+    errors, plates, own, most = [], [], 0, 0
+    for at in RowsAt.each("marginalize", model, args, kwargs):
+        rules = rules_of(at, _TRIED, _FINE_SETUP, finer=True)
+        if not rules:
+            continue
+        with double():
+            numbers, weights, found = at_worst_rows(at, draws, rules)
+        errors.append(summary(found, rules, numbers, weights, accuracy))
+        plates.append(repr(at.plate))
+        own = max(own, *(rule.own for rule in rules.values()))
+        most = max(most, *(rule.fine for rule in rules.values()))
+    if not errors:
         return {}
-    own = max(rule.own for rule in rules.values())
-    with double():
-        numbers, weights, found = at_worst_rows(at, draws, rules)
-    error = summary(found, rules, numbers, weights, accuracy)
-    better = _better_nodes(error, own, rules, accuracy)
+    error = together(errors)
+    better = _better_nodes(error, own, most, accuracy)
     # a default number of nodes is increased instead; see `Marginalized.refined`
     if error.spread > REFUSED and model.num_nodes is not None:
         enough = any(s < ADVISED for s in error.spread_by_nodes.values())
         raise ValueError(
-            f"the quadrature of the rows of plate {at.plate!r} is too coarse: between "
+            f"the quadrature of the rows of plate {', '.join(plates)} is too coarse: "
+            "between "
             f"posterior draws its error changes the log density by {error.spread:.2g} "
             f"(standard deviation; {REFUSED:g} is the limit), most of all in row "
             f"{error.row}. Write marginalize(model, num_nodes={better})"
@@ -165,14 +178,12 @@ def set_up_error(
     }
 
 
-def _better_nodes(
-    error: QuadratureError, own: int, rules: Rules, accuracy: float
-) -> int:
+def _better_nodes(error: QuadratureError, own: int, most: int, accuracy: float) -> int:
     """The smallest number of nodes above ``own`` that suffices, or that helps most."""
     finer = [n for n in error.by_nodes if n > own]
     finer = [n for n in finer if error.spread_by_nodes[n] < ADVISED] or finer
     if not finer:
-        return max(own + 2, *(rule.fine for rule in rules.values()))
+        return max(own + 2, most)
     accurate = [n for n in finer if error.num_nodes and n >= error.num_nodes]
     # no number of nodes is accurate for a heavy tail
     best = min(error.by_nodes[n] for n in finer)

@@ -20,7 +20,7 @@ from numpyro_minibatch.marginal._visit import RowsAt, check_marginalized
 if TYPE_CHECKING:
     from numpyro_minibatch.inference_data import InferenceData
 
-__all__ = ["chosen_rows", "parameters_of", "recover_marginals"]
+__all__ = ["parameters_of", "recover_marginals", "rows_of_plates"]
 
 _PIECE = 2**25  # bytes of the result that are computed at once
 
@@ -50,7 +50,8 @@ def recover_marginals(
     :param idata: a run of it, as ``to_inference_data`` returned it. Thin it first if
         fewer draws are enough: ``idata.sel(draw=slice(None, None, 10))``.
     :param args: the arguments of the model, with the data.
-    :param rows: indices of the rows (groups) to draw for. Default: all.
+    :param rows: indices of the rows (groups) to draw for. Default: all. For rows in
+        several plates, such as buckets of groups, a dict ``{plate: indices}``.
     :param key: PRNG key, by default ``jax.random.key(0)``.
     :param probabilities: whether to add the conditional probabilities of the states of
         discrete sites, under the name of the site and ``"_probability"``. Their means
@@ -90,10 +91,49 @@ def recover_marginals(
     who = "recover_marginals"
     check_marginalized(who, model)
     check_flag(who, "probabilities", probabilities)
-    at = RowsAt.of(who, model, args, kwargs)
-    numbers = chosen_rows(who, rows, at.size, at.plate)
-    parameters = parameters_of(who, idata, at)
+    plates = RowsAt.each(who, model, args, kwargs)
+    numbers = rows_of_plates(who, rows, plates)
+    parameters = parameters_of(who, idata, plates[0])
     shape = next(iter(parameters.values())).shape[:2]
+    entries = sum(len(numbers[at.plate]) * len(at.sites) for at in plates)
+    size = 4.0 * np.prod(shape) * entries
+    if out is None and size > max_bytes:
+        count = ", ".join(f"{len(n)} rows of {p!r}" for p, n in numbers.items())
+        raise ValueError(
+            f"recover_marginals would make at least {size:.2g} bytes: {np.prod(shape)} "
+            f"draws of {count}. Choose some rows (rows=[...]), thin the run "
+            "(idata.sel(draw=slice(None, None, 10))), write the result to a folder "
+            '(out="folder"), or allow more by max_bytes.'
+        )
+    key = jax.random.key(0) if key is None else key
+    result = _Arrays(out, shape)
+    posterior = get_group(idata, "posterior")
+    assert posterior is not None
+    posterior = posterior.transpose("chain", "draw", ...)
+    for k, at in enumerate(plates):
+        of_plate = key if k == 0 else jax.random.fold_in(key, k)
+        some = numbers[at.plate]
+        drawn = _drawn(at, some, parameters, of_plate, probabilities, result)
+        variables = {name: _with_dims(at, name, value) for name, value in drawn.items()}
+        variables = {name.replace("/", "."): v for name, v in variables.items()}
+        posterior = posterior.drop_vars(set(variables) & set(posterior.data_vars))
+        posterior = posterior.drop_dims(at.plate, errors="ignore")
+        posterior = posterior.assign(variables).assign_coords({at.plate: some})
+    names = list(idata.children) if isinstance(idata, xr.DataTree) else idata.groups()
+    groups = {str(name).lstrip("/"): get_group(idata, str(name)) for name in names}
+    attrs = dict(getattr(idata, "attrs", {}))
+    return as_inference_data({**groups, "posterior": posterior}, attrs)
+
+
+def _drawn(
+    at: RowsAt,
+    numbers: np.ndarray,
+    parameters: Mapping[str, xr.DataArray],
+    key: Array,
+    probabilities: bool,
+    result: _Arrays,
+) -> dict[str, np.ndarray]:
+    """Draws of the sites of some rows of a plate, piece by piece."""
 
     def look(
         rows: Any, values: Mapping[str, Array], found: Mapping[str, Array]
@@ -101,43 +141,50 @@ def recover_marginals(
         more = {f"{name}_probability": p for name, p in found.items()}
         return {**values, **(more if probabilities else {})}
 
-    of_draw = 4 * len(numbers) * len(at.sites)
-    size = float(np.prod(shape)) * of_draw
-    if out is None and size > max_bytes:
-        raise ValueError(
-            f"recover_marginals would make at least {size:.2g} bytes: {np.prod(shape)} "
-            f"draws of {len(numbers)} rows and {len(at.sites)} sites. Choose some rows "
-            "(rows=[...]), thin the run (idata.sel(draw=slice(None, None, 10))), write "
-            'the result to a folder (out="folder"), or allow more by max_bytes.'
-        )
-    key = jax.random.key(0) if key is None else key
-    result = _Arrays(out, shape)
-    piece = min(shape[1], max(1, _PIECE // of_draw))
+    chains, draws = result.shape
+    piece = min(draws, max(1, _PIECE // (4 * len(numbers) * len(at.sites))))
     looker = at.looker(key, look, height=min(piece, at.most_draws(len(numbers))))
-    for chain in range(shape[0]):
-        for start in range(0, shape[1], piece):
+    names: dict[str, None] = {}
+    for chain in range(chains):
+        for start in range(0, draws, piece):
             some = {
                 name: x[chain, start : start + piece].to_numpy()
                 for name, x in parameters.items()
             }
-            first = chain * shape[1] + start
-            result.put(chain, start, looker(some, numbers, first))
-    variables = {}
-    for name, value in result.arrays.items():
-        site = name if name in at.sites else name.removesuffix("_probability")
-        plates = at.sites[site]
-        rest = [f"{name}_dim_{k}" for k in range(value.ndim - 2 - len(plates))]
-        variables[name.replace("/", ".")] = (["chain", "draw", *plates, *rest], value)
-    posterior = get_group(idata, "posterior")
-    assert posterior is not None
-    clash = set(variables) & set(posterior.data_vars)
-    posterior = posterior.drop_vars(clash).transpose("chain", "draw", ...)
-    posterior = posterior.drop_dims(at.plate, errors="ignore")
-    posterior = posterior.assign(variables).assign_coords({at.plate: numbers})
-    names = list(idata.children) if isinstance(idata, xr.DataTree) else idata.groups()
-    groups = {str(name).lstrip("/"): get_group(idata, str(name)) for name in names}
-    attrs = dict(getattr(idata, "attrs", {}))
-    return as_inference_data({**groups, "posterior": posterior}, attrs)
+            found = looker(some, numbers, chain * draws + start)
+            result.put(chain, start, found)
+            names |= dict.fromkeys(found)
+    return {name: result.arrays[name] for name in names}
+
+
+def _with_dims(at: RowsAt, name: str, value: np.ndarray) -> tuple[list[str], Any]:
+    """Dimensions and values of a site, or of the probabilities of its states."""
+    site = name if name in at.sites else name.removesuffix("_probability")
+    plates = at.sites[site]
+    rest = [f"{name}_dim_{k}" for k in range(value.ndim - 2 - len(plates))]
+    return ["chain", "draw", *plates, *rest], value
+
+
+def rows_of_plates(who: str, rows: Any, plates: list[RowsAt]) -> dict[str, np.ndarray]:
+    """The requested row indices of each plate."""
+    names = [at.plate for at in plates]
+    if isinstance(rows, Mapping):
+        unknown = [name for name in rows if name not in names]
+        if unknown:
+            raise ValueError(
+                f"{who}(rows=...) got plate {unknown[0]!r}; the plates of the rows "
+                f"are: {', '.join(map(repr, names))}."
+            )
+        return {
+            at.plate: chosen_rows(who, rows.get(at.plate), at.size, at.plate)
+            for at in plates
+        }
+    if rows is not None and len(names) > 1:
+        raise ValueError(
+            f"{who}(rows=...): the rows of this model are in several plates, "
+            f"{', '.join(map(repr, names))}. Write rows={{{names[0]!r}: [0, 5], ...}}."
+        )
+    return {at.plate: chosen_rows(who, rows, at.size, at.plate) for at in plates}
 
 
 def chosen_rows(who: str, rows: Any, size: int, plate: str) -> np.ndarray:

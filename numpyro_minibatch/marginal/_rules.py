@@ -30,6 +30,7 @@ __all__ = [
     "look_by",
     "rules_of",
     "summary",
+    "together",
 ]
 
 ELSEWHERE = 0.01  # share of a row's likelihood elsewhere that is reported
@@ -111,13 +112,13 @@ class QuadratureError(NamedTuple):
 class Rule(NamedTuple):
     """What is compared for the sites of a level.
 
-    :param index: of the level.
+    :param number: of the level.
     :param own: the nodes of each dimension that the model uses.
     :param tried: numbers of nodes.
     :param fine: the number of nodes of the reference.
     """
 
-    index: int
+    number: int
     own: int
     tried: tuple[int, ...]
     fine: int
@@ -159,7 +160,7 @@ def at_worst_rows(
     count = len(next(iter(draws.values())))
     nodes = 0
     for rule in rules.values():
-        level = at.levels[rule.index]
+        level = at.levels[rule.number]
         states = int(np.prod([s.size for s in level.sites if s.discrete], dtype=int))
         d = level.dimensions
         nodes += states * sum(n**d for n in (*rule.tried, rule.fine, _WIDE[d][0]))
@@ -189,10 +190,10 @@ def _off(found: Mapping[str, np.ndarray], rule: Rule, nodes: Any) -> np.ndarray:
 
 
 def _signed(found: Mapping[str, np.ndarray], rule: Rule, nodes: Any) -> np.ndarray:
-    exact = found[f"{rule.index} fine"].astype(np.float64)
+    exact = found[f"{rule.number} fine"].astype(np.float64)
     if nodes == rule.fine or (nodes != "wide" and nodes > rule.fine):
         return np.zeros_like(exact)
-    return found[f"{rule.index} {nodes}"] - exact
+    return found[f"{rule.number} {nodes}"] - exact
 
 
 def summary(
@@ -206,6 +207,9 @@ def summary(
 
     :param weights: the number of rows that each one stands for.
     """
+
+    def always(nodes: int) -> Callable[[Rule], Any]:
+        return lambda rule: nodes
 
     def spread(of: Callable[[Rule], Any]) -> float:
         total: Any = 0.0
@@ -224,7 +228,7 @@ def summary(
         for n in tried
         if all(n in rule.tried or n >= rule.fine for rule in rules.values())
     ]
-    by_nodes = {n: float(by_row(lambda _, n=n: n).max()) for n in common}
+    by_nodes = {n: float(by_row(always(n)).max()) for n in common}
     enough = [
         n for n in common if max(by_nodes[m] for m in common if m >= n) < tolerance
     ]
@@ -237,12 +241,32 @@ def summary(
         num_nodes=min(enough, default=None),
         elsewhere=float(wide.max()),
         unconverged=sum(
-            int((~found[f"{rule.index} converged"]).sum()) for rule in rules.values()
+            int((~found[f"{rule.number} converged"]).sum()) for rule in rules.values()
         ),
         tolerance=tolerance,
-        spread_by_nodes={n: spread(lambda _, n=n: n) for n in common},
+        spread_by_nodes={n: spread(always(n)) for n in common},
         spread_elsewhere=spread(lambda rule: "wide"),
         row_elsewhere=int(numbers[wide.argmax()]),
+    )
+
+
+def together(errors: list[QuadratureError]) -> QuadratureError:
+    """The errors of the rows of several plates; spreads add up at most."""
+    if len(errors) == 1:
+        return errors[0]
+    worst = max(errors, key=lambda e: e.largest)
+    far = max(errors, key=lambda e: e.elsewhere)
+    common = [n for n in worst.by_nodes if all(n in e.by_nodes for e in errors)]
+    enough = [e.num_nodes for e in errors if e.num_nodes is not None]
+    return worst._replace(
+        spread=sum(e.spread for e in errors),
+        by_nodes={n: max(e.by_nodes[n] for e in errors) for n in common},
+        num_nodes=max(enough) if len(enough) == len(errors) else None,
+        elsewhere=far.elsewhere,
+        row_elsewhere=far.row_elsewhere,
+        unconverged=sum(e.unconverged for e in errors),
+        spread_by_nodes={n: sum(e.spread_by_nodes[n] for e in errors) for n in common},
+        spread_elsewhere=sum(e.spread_elsewhere for e in errors),
     )
 
 
@@ -268,7 +292,7 @@ def look_by(rules: Rules) -> Callable[..., dict[str, Array]]:
         converged = jnp.all(by_state.pop("converged"), 0)
         out = {name: log_sum_exp(x) for name, x in by_state.items()}
         out["converged"] = converged
-        return {f"{rule.index} {name}": x for name, x in out.items()}
+        return {f"{rule.number} {name}": x for name, x in out.items()}
 
     return look
 

@@ -67,6 +67,8 @@ class _Visit:
             else:
                 run_hidden(seen, args, kwargs, known)
             known = {**known, **seen.globals}
+            if self.plate not in model.level.plates:  # other rows
+                continue
             rows = model.rows(seen, args, kwargs)
             keys = self._keys(rows, k)
             if isinstance(rows, ChainRows):  # no other level depends on its states
@@ -99,7 +101,7 @@ class RowsAt:
 
     :param model: the marginalized model.
     :param target: the same with its arguments.
-    :param levels: what is integrated out, the innermost plates first.
+    :param levels: what is integrated out of these rows, the innermost plates first.
     :param plate: the plate of the rows.
     :param sites: the plates of each site that is integrated out, by name.
     :param latents: the parameters.
@@ -115,10 +117,10 @@ class RowsAt:
     cost: int
 
     @classmethod
-    def of(
+    def each(
         cls, who: str, model: RowsMarginalized, args: tuple, kwargs: Mapping[str, Any]
-    ) -> RowsAt:
-        """Inspect a model.
+    ) -> list[RowsAt]:
+        """The rows of each plate of a model, the outermost ones only.
 
         :raises ValueError: it observes nothing, or its rows cannot be read in chunks.
         """
@@ -129,6 +131,20 @@ class RowsAt:
                 f"{who}: with these arguments the model observes nothing. Pass the "
                 "data as well, as in mcmc.run(key, X, y)."
             )
+        return [
+            cls._of(who, model, args, kwargs, some) for some in _separate(list(levels))
+        ]
+
+    @classmethod
+    def _of(
+        cls,
+        who: str,
+        model: RowsMarginalized,
+        args: tuple,
+        kwargs: Mapping[str, Any],
+        levels: list[Level],
+    ) -> RowsAt:
+        """The rows of levels that share a plate."""
         common = [
             plate
             for plate in levels[-1].plates
@@ -171,7 +187,7 @@ class RowsAt:
             for level in levels
             for name in level.names
         }
-        return cls(model, target, levels, plate, sites, layout.latents, cost)
+        return cls(model, target, tuple(levels), plate, sites, layout.latents, cost)
 
     @property
     def size(self) -> int:
@@ -261,3 +277,14 @@ class RowsAt:
                     part = out[name][top : top + height, left : left + width]
                     part[:] = value[: part.shape[0], : part.shape[1]]
         return out
+
+
+def _separate(levels: list[Level]) -> list[list[Level]]:
+    """Levels in parts that share no plate, such as those of buckets of groups."""
+    parts: list[list[Level]] = []
+    for level in levels:
+        plates = set(level.plates)
+        linked = [part for part in parts if any(plates & set(x.plates) for x in part)]
+        rest = [part for part in parts if part not in linked]
+        parts = [*rest, [*(x for part in linked for x in part), level]]
+    return parts
