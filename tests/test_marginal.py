@@ -398,6 +398,8 @@ def test_models_without_a_marginal_likelihood_per_row_are_refused(
         ({"num_nodes": 4}, ValueError),
         ({"num_nodes": 5.0}, ValueError),
         ({"num_nodes": 1}, ValueError),
+        ({"accuracy": 0.0}, ValueError),
+        ({"accuracy": "fine"}, TypeError),
     ],
 )
 def test_bad_settings_are_refused(settings: Any, error: type) -> None:
