@@ -209,7 +209,7 @@ REASONS: dict[str, tuple[Callable, tuple[str, ...]]] = {
     "after the block": (after_the_block, ("'score' stands outside", "indent")),
     "rows without a shared parameter": (
         no_shared_parameter,
-        ("'skill'", "share no parameter", "Use NUTS"),
+        ("'skill'", "share no parameter", "Sample it with NUTS"),
     ),
     "an enumerated site in a smaller plate": (
         votes,
@@ -246,7 +246,12 @@ REASONS: dict[str, tuple[Callable, tuple[str, ...]]] = {
     "effects of rows in no plate": (random_effects, ("'effect' has a value for each",)),
     "a site for each step of a loop": (
         in_a_loop,
-        ("'score_0', 'score_1' and 3 more", "a loop", "time series", "sample it with"),
+        (
+            "'score_0', 'score_1' and 3 more",
+            "a Python loop",
+            "time series",
+            "sample it with",
+        ),
     ),
     "one entry": (one_entry, ("'score' has one entry", 'sample("score", dist.Poisson')),
     "lags in a plate": (
