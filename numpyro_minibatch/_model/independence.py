@@ -10,6 +10,7 @@ rows in several batches and compare.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
@@ -58,7 +59,7 @@ _RADII = (2.0, 0.5, 0.05)  # positions are uniform within these, as NumPyro's st
 # relative differences between batches: rounding stays below the first, or below the
 # second in double precision
 _TOLERANCE, _WIDE_TOLERANCE = 5e-5, 1e-6
-_BEYOND_DOUBT = 0.1  # a difference that is not confirmed in double precision
+_MOST_CAST = 10_000_000  # numbers of the data that are copied in double precision
 
 
 def _double() -> AbstractContextManager[Any]:
@@ -92,9 +93,9 @@ def check_rows(
 
     Most models are proven to be right by how they compute, without any arithmetic. For
     the others, at three positions, the rows of random batches of two sizes are compared
-    with the same rows in other batches. One small program compiles. A difference that
-    single precision may have caused is confirmed in double precision before it is an
-    error. Data that are being traced have no values, and are not compared.
+    with the same rows in other batches. One small program compiles, in double precision
+    if the model can be computed in it, so that no rounding error is taken for a
+    difference. Data that are being traced have no values, and are not compared.
 
     :param who: the kernel's name, for the messages.
     :param make_target: from a model's arguments to its target.
@@ -353,7 +354,7 @@ class _Comparison:
 
         dtype = jnp.result_type(float)
         found = jax.jit(run)(
-            self.arrays,
+            _cast(self.arrays, dtype) if _is_double() else self.arrays,
             jax.tree.map(lambda x: np.asarray(x, dtype), self.positions),
             [batches.indices for batches in self.batches],
         )
@@ -361,16 +362,19 @@ class _Comparison:
         return [(*two, plates[k]) for k, two in enumerate(found)]
 
     def difference(self) -> _Difference | None:
-        """The largest difference that is more than rounding."""
-        found = self.worst()
-        if found is None or _is_double() or found.size > _BEYOND_DOUBT:
-            return found
+        """The largest difference that is more than rounding.
+
+        Double precision comes first, because its verdict needs no other one.
+        """
+        if _is_double():
+            return self.worst()
         try:
-            with _double():
+            with _double(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # a precision that is not the user's
                 # parts of the model may have a precision of their own
                 return self.worst(_TOLERANCE)
         except (TypeError, ValueError):  # the model has not been written for it
-            return found
+            return self.worst()
 
     def worst(self, tolerance: float | None = None) -> _Difference | None:
         """The largest difference above the tolerance.
@@ -396,6 +400,19 @@ class _Comparison:
         found = [one for one in found if one.size > tolerance]
         # what is no row comes first: rows may differ because it does
         return max(found, key=lambda d: (d.plate is None, d.size), default=None)
+
+
+def _cast(arrays: list[Any], dtype: Any) -> list[Any]:
+    """Arrays with their numbers in one precision, as in a model that computes in it."""
+    if sum(x.size for x in arrays) > _MOST_CAST:
+        return arrays
+    return [
+        np.asarray(x, dtype)
+        if isinstance(x, np.ndarray | jax.Array)
+        and jnp.issubdtype(x.dtype, np.floating)
+        else x
+        for x in arrays
+    ]
 
 
 def _marginalizes(target: Target) -> bool:
