@@ -432,7 +432,7 @@ MODELS = [
         ValueError,
         "'which'",
         "discrete",
-        "MixtureSameFamily",
+        "does not divide into rows",
     ),
     refuse(
         "a subsampled plate without an observed site",

@@ -118,7 +118,7 @@ def with_too_many_states(y: Any) -> None:
     ("model", "says"),
     [
         (both_kinds, r'marginalize\(model, sites=\["kind", "effect"\]\)'),
-        (shared_by_rows, "'kind' is discrete. Sum it out, for example with Mixture"),
+        (shared_by_rows, "'kind' is discrete. No row has a value of it for itself"),
         (without_a_finite_support, "latent site 'count' is inside the subsampled"),
         (with_too_many_states, "8192 joint states of the discrete sites of a row"),
     ],

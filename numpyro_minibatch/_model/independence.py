@@ -59,6 +59,8 @@ _RADII = (2.0, 0.5, 0.05)  # positions are uniform within these, as NumPyro's st
 # relative differences between batches: rounding stays below the first, or below the
 # second in double precision
 _TOLERANCE, _WIDE_TOLERANCE = 5e-5, 1e-6
+# the program runs once, on few rows
+_QUICKLY: dict[str, Any] = {"xla_backend_optimization_level": 0}
 _MOST_CAST = 10_000_000  # numbers of the data that are copied in double precision
 
 
@@ -353,7 +355,7 @@ class _Comparison:
             ]
 
         dtype = jnp.result_type(float)
-        found = jax.jit(run)(
+        found = jax.jit(run, compiler_options=_QUICKLY)(
             _cast(self.arrays, dtype) if _is_double() else self.arrays,
             jax.tree.map(lambda x: np.asarray(x, dtype), self.positions),
             [batches.indices for batches in self.batches],
