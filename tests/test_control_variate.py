@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import pickle
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +30,7 @@ from numpyro_minibatch import (
     proposal,
     to_inference_data,
 )
+from numpyro_minibatch.batch import Weighted
 from numpyro_minibatch.control_variate import (
     Coordinates,
     ExactRows,
@@ -1746,3 +1748,13 @@ def test_center_of_a_known_mode(grid):
     # the data are in single precision, the search is not
     assert np.allclose(found.expansion.center, mode, atol=1e-4)
     assert found.other_mode == 0.0
+
+
+@pytest.mark.parametrize("rows", [10, 16, 17])
+def test_no_more_rows_are_exact_than_there_are(rows):
+    """Of a coarse expansion of very few rows, of which a batch reads five."""
+    problem = SimpleNamespace(plates={"data": rows}, on_host=False)
+    scheme = Weighted.__new__(Weighted)
+    pilot = SimpleNamespace(sizes={"data": 5}, residual_sd=5.0, scheme=scheme)
+    counts = _exact_rows._counts(problem, Taylor(order=2), pilot)
+    assert counts == ([rows] if rows < 17 else [0, 16])

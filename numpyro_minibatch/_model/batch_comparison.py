@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -37,7 +38,9 @@ _RADII = (2.0, 0.5, 0.05)  # positions are uniform within these, as NumPyro's st
 # relative differences between batches: rounding stays below the first, or below the
 # second in double precision
 _TOLERANCE, _WIDE_TOLERANCE = 5e-5, 1e-6
-_BEYOND_DOUBT = 0.1  # a difference that is not confirmed in double precision
+# the program runs once, on few rows
+_QUICKLY: dict[str, Any] = {"xla_backend_optimization_level": 0}
+_MOST_CAST = 10_000_000  # numbers of the data that are copied in double precision
 
 
 def _double() -> AbstractContextManager[Any]:
@@ -249,8 +252,8 @@ class Comparison:
             ]
 
         dtype = jnp.result_type(float)
-        found = jax.jit(run)(
-            self.arrays,
+        found = jax.jit(run, compiler_options=_QUICKLY)(
+            _cast(self.arrays, dtype) if is_double() else self.arrays,
             jax.tree.map(lambda x: np.asarray(x, dtype), self.positions),
             [batches.indices for batches in self.batches],
         )
@@ -258,16 +261,19 @@ class Comparison:
         return [(*two, plates[k]) for k, two in enumerate(found)]
 
     def difference(self) -> Difference | None:
-        """The largest difference that is more than rounding."""
-        found = self.worst()
-        if found is None or is_double() or found.size > _BEYOND_DOUBT:
-            return found
+        """The largest difference that is more than rounding.
+
+        Double precision comes first, because its verdict needs no other one.
+        """
+        if is_double():
+            return self.worst()
         try:
-            with _double():
+            with _double(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # a precision that is not the user's
                 # parts of the model may have a precision of their own
                 return self.worst(_TOLERANCE)
         except (TypeError, ValueError):  # the model has not been written for it
-            return found
+            return self.worst()
 
     def worst(self, tolerance: float | None = None) -> Difference | None:
         """The largest difference above the tolerance.
@@ -293,6 +299,19 @@ class Comparison:
         found = [one for one in found if one.size > tolerance]
         # what is no row comes first: rows may differ because it does
         return max(found, key=lambda d: (d.plate is None, d.size), default=None)
+
+
+def _cast(arrays: list[Any], dtype: Any) -> list[Any]:
+    """Arrays with their numbers in one precision, as in a model that computes in it."""
+    if sum(x.size for x in arrays) > _MOST_CAST:
+        return arrays
+    return [
+        np.asarray(x, dtype)
+        if isinstance(x, np.ndarray | jax.Array)
+        and jnp.issubdtype(x.dtype, np.floating)
+        else x
+        for x in arrays
+    ]
 
 
 def _marginalizes(target: Target) -> bool:

@@ -54,9 +54,9 @@ def check_rows(
 
     Most models are proven to be right by how they compute, without any arithmetic. For
     the others, at three positions, the rows of random batches of two sizes are compared
-    with the same rows in other batches. One small program compiles. A difference that
-    single precision may have caused is confirmed in double precision before it is an
-    error. Data that are being traced have no values, and are not compared.
+    with the same rows in other batches. One small program compiles, in double precision
+    if the model can be computed in it, so that no rounding error is taken for a
+    difference. Data that are being traced have no values, and are not compared.
 
     :param who: the kernel's name, for the messages.
     :param make_target: from a model's arguments to its target.

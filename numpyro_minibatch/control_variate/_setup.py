@@ -65,7 +65,6 @@ __all__ = ["Plan", "Prepared", "Surrogate", "prepare"]
 
 _STARTS = 4  # searches for the mode
 _STAGES = 5
-_LOST = 0.5  # share of draws from which no trajectory gets away
 _RECENTRED = 2  # times that a coarse expansion is made again
 _BETTER = 0.8  # of the residual that it must leave
 _STARTING = SCORING + HELD_OUT  # positions to start chains from, all rows known there
@@ -182,8 +181,6 @@ def _prepared(problem: Problem, chosen: Chosen, needs: Needs) -> Prepared:
         about = phi[0] if center is None else center.expansion.center
         expansion = every_row(problem, np.asarray(about))
         posterior = surrogate_posterior(problem, expansion, start)
-        if posterior.stuck > _LOST:  # no trajectory finds its way about this posterior
-            raise
         pilot = Pilot.of_every_row(problem, chosen)
         return _outcome(problem, 0.0, posterior, pilot, None)
     if not few:
