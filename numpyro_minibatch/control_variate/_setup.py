@@ -203,8 +203,7 @@ def _with_modes(
     tails: list[Tails] = []
     posterior, starts = of_modes.mixed()
     pilot = run_pilot(problem, chosen, needs, posterior)
-    number = len(found.modes)
-    if needs.follows and may_represent(problem, chosen.taylor, pilot, number):
+    if needs.follows and may_represent(problem, chosen.taylor, pilot):
         better, tails = with_tails(problem, pilot, of_modes)
         if better is not of_modes:
             posterior, starts = better.mixed()

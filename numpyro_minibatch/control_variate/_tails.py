@@ -106,22 +106,17 @@ class Tails(NamedTuple):
     residuals: np.ndarray
 
 
-def may_represent(
-    problem: Problem, taylor: Taylor, pilot: Pilot, num_modes: int = 1
-) -> bool:
+def may_represent(problem: Problem, taylor: Taylor, pilot: Pilot) -> bool:
     """Whether tails are worth measuring and representative rows can correct them.
 
     :param problem: the target and its coordinates.
     :param taylor: the control variate.
     :param pilot: the pilot, with the scheme by which rows are drawn.
-    :param num_modes: the number of modes from which its draws come in equal numbers.
-        The residual within any of them is at most the square root of that number times
-        the residual over all.
     """
     if problem.on_host or taylor.order < 2 or taylor.exact_rows is not None:
         return False
     weighted = isinstance(pilot.scheme, FullBatch | Weighted)
-    return weighted and num_modes**0.5 * pilot.residual_sd > _NORMAL
+    return weighted and pilot.residual_sd > _NORMAL
 
 
 def measure_tails(
