@@ -191,7 +191,7 @@ DEPENDENT: dict[str, tuple[Callable, tuple[str, ...]]] = {
         prior_of_the_mean,
         ("site 'slope'", "y.mean() and not y[idx].mean()"),
     ),
-    "observed outside": (observed_outside, ("site 'more'", "inside of the plate")),
+    "observed outside": (observed_outside, ("site 'more'", "inside the plate")),
     "rows of another plate": (of_another_plate, ("'two'", "plate 'second'")),
 }
 
