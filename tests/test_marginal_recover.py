@@ -249,7 +249,7 @@ def test_the_set_up_knows_what_the_quadrature_does_to_log_ratios() -> None:
     assert found["quadrature_better_nodes"] == 11
     # with five nodes it is more than half a posterior standard deviation
     assert np.std(by_quadrature(5) - exact) > 0.5
-    with pytest.raises(ValueError, match=r"changes the log density by 0\.7.*nodes=11"):
+    with pytest.raises(ValueError, match=r"changes the log density by 0\.7.*nodes=15"):
         marginalize(overdispersed, num_nodes=5).approximation(
             draws, (jnp.asarray(y),), {}
         )
@@ -452,7 +452,9 @@ def test_a_long_run_is_recovered_piece_by_piece(
     monkeypatch.setattr("numpyro_minibatch.marginal._recover._PIECE", 5 * 4 * 6)
     folder = tmp_path / "latents"
     found = recover_marginals(marginalize(normal), idata, y, out=folder, max_bytes=10.0)
-    assert set(read) == {(5,), (3,)} and len(read) == 10
+    full, rest = divmod(chains.shape[1], 5)
+    of_chain = [(5,)] * full + ([(rest,)] if rest else [])
+    assert read == of_chain * len(chains) and full > 1
     one, other = (x["posterior"]["a"] for x in (in_memory, found))
     assert other.dims == ("chain", "draw", "groups")
     np.testing.assert_array_equal(one.values, other.values)
