@@ -179,8 +179,8 @@ def _give_names(target: ModelTarget, plates: Mapping[str, int]) -> str:
 
 _GIVE_ARGUMENTS = (
     "pass all data as arguments of the model (arrays from its surroundings keep all "
-    "rows, as jnp.arange(n) does); or put the site into a plate and take the data by the "
-    "indices:"
+    "rows, as jnp.arange(n) does); or put the site into a plate and take the data by "
+    "the indices:"
 )
 
 
