@@ -48,7 +48,7 @@ from numpyro_minibatch.control_variate import (
 from numpyro_minibatch.control_variate._center import find_center
 from numpyro_minibatch.control_variate._coordinates import choose_coordinates
 from numpyro_minibatch.control_variate._exact_rows import without
-from numpyro_minibatch.control_variate._problem import Chosen, Problem, double
+from numpyro_minibatch.control_variate._problem import Chosen, Needs, Problem, double
 from numpyro_minibatch.control_variate._residuals import (
     ResidualScan,
     Rows,
@@ -1579,6 +1579,18 @@ def test_the_rounding_of_one_row_of_many_is_found(monkeypatch):
     # random rows alone miss it
     monkeypatch.setattr(Some, "largest", lambda self, values: self)
     assert rounding_of(x)[0] < 0.01
+
+
+def test_a_surrogate_on_which_nothing_moves_is_refused():
+    """As that of a network with 100 rows, of whose run all draws were equal."""
+    expansion = Expansion(*(np.zeros((2,) * k) for k in (1, 1, 2)), np.zeros(()))
+    posterior = _posterior.SurrogatePosterior(
+        expansion, np.zeros(2), np.eye(2), np.zeros((9, 2)), False, 4.05, 1, 0.97
+    )
+    with pytest.raises(ValueError, match=r"97% of the draws.*50% is the limit.*NUTS"):
+        _setup.check_moves(Needs(16, follows=True), posterior)
+    _setup.check_moves(Needs(16), posterior)  # other moves need no trajectories
+    _setup.check_moves(Needs(16, follows=True), posterior._replace(stuck=0.4))
 
 
 def test_an_equal_kernel_finds_the_set_up_for_the_same_data(monkeypatch):

