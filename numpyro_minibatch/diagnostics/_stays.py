@@ -44,14 +44,13 @@ _MAX_TAIL_WEIGHT = 2.25
 _MAX_SHARE = 0.05
 
 
+# With several modes, a draw is compared with the mean and the standard deviation of
+# the draws in its mode. Steps that the surrogate rejects do not count there. In the
+# tail of a skewed mode these are most moves between modes, but moves within the mode
+# still lead out of the tail.
 @dataclass(frozen=True, kw_only=True)
 class Stays(Numbers):
     """The lengths of stays, and the regions in which chains stand still.
-
-    With several modes, a draw is compared with the mean and the standard deviation of
-    the draws in its mode. Steps that the surrogate rejects do not count there. In the
-    tail of a skewed mode these are most moves between modes, but moves within the mode
-    still lead out of the tail.
 
     :param staying: the share of the draws that repeat the draw before.
     :param longest_stay: the largest number of draws that a chain stood still for.
