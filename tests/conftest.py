@@ -16,13 +16,13 @@ from pathlib import Path
 import jax
 import pytest
 
-from numpyro_minibatch.kernels import _survey
+from numpyro_minibatch.kernels._shared import survey
 
 
 @pytest.fixture(autouse=True)
 def _own_set_ups(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each kernel has a set-up of its own, since tests change what a set-up does."""
-    monkeypatch.setattr(_survey, "_MOST_FOUND", 0)
+    monkeypatch.setattr(survey, "_MOST_FOUND", 0)
 
 
 def pytest_report_header() -> str:
@@ -54,13 +54,13 @@ STATISTICAL = {
     "test_long_runs_benchmark",
     "test_marginal_recover",
     "test_paper_figures",
-    "test_permutation",
+    "test_batch_permutation",
     "test_proposal",
     "test_replica_exchange",
     "test_replica_exchange_benchmarks",
     "test_rivals",
     "test_stochastic_gradient_benchmarks",
-    "test_strata",
+    "test_batch_strata",
     "test_tails",
 }
 

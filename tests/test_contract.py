@@ -57,9 +57,9 @@ from numpyro_minibatch.kernels import (
     NoiseDriven,
     Start,
     Tempered,
-    _base,
-    _driver,
 )
+from numpyro_minibatch.kernels._shared import base as shared_base
+from numpyro_minibatch.kernels._shared import driver as shared_driver
 from numpyro_minibatch.kernels.equi_energy._settings import EnergyArguments
 
 # the warmup is short because step-size adaptation amplifies rounding, from 1e-16 to
@@ -327,7 +327,7 @@ def test_what_the_driver_evaluates_around_its_loop_is_compiled_before_it(
             compile_(*args)
             started.append(len(_compiled))
 
-    monkeypatch.setattr(_driver, "compilers", AtOnce)
+    monkeypatch.setattr(shared_driver, "compilers", AtOnce)
 
     def compiled_after(num_samples: int) -> set[str]:
         before = len(_compiled)
@@ -341,7 +341,7 @@ def test_what_the_driver_evaluates_around_its_loop_is_compiled_before_it(
 
     # sizes that no other test has compiled
     assert not compiled_after(29)
-    monkeypatch.setattr(_base, "compile_around_loop", lambda *_: None)
+    monkeypatch.setattr(shared_base, "compile_around_loop", lambda *_: None)
     assert compiled_after(31) == {"multiply", "swapaxes", "reshape"}
 
 
@@ -886,7 +886,7 @@ def test_kernels_of_kernels_use_nothing_private(package: str) -> None:
         assert found <= allowed, path.name
         for kind in ("MinibatchMH", "SGMCMC", "NumPyroKernel"):
             assert f"isinstance(inner, {kind}" not in path.read_text()
-    base = private_members((folder.parent / "_wrapper.py").read_text())
+    base = private_members((folder.parent / "_shared" / "wrapper.py").read_text())
     assert base <= {"other._inner"}  # of their own copy
 
 

@@ -55,7 +55,7 @@ from numpyro_minibatch.control_variate._residuals import (
 )
 from numpyro_minibatch.control_variate._row_sums import RowSums, Some
 from numpyro_minibatch.estimate import Weights
-from numpyro_minibatch.kernels import _survey
+from numpyro_minibatch.kernels._shared import survey
 from numpyro_minibatch.target import ModelTarget
 
 slow = pytest.mark.slow
@@ -1594,15 +1594,15 @@ def test_a_surrogate_on_which_nothing_moves_is_refused():
 
 
 def test_an_equal_kernel_finds_the_set_up_for_the_same_data(monkeypatch):
-    monkeypatch.setattr(_survey, "_MOST_FOUND", 4)
+    monkeypatch.setattr(survey, "_MOST_FOUND", 4)
     made = []
-    prepare = _survey.prepare
+    prepare = survey.prepare
 
     def counted(*args):
         made.append(args)
         return prepare(*args)
 
-    monkeypatch.setattr(_survey, "prepare", counted)
+    monkeypatch.setattr(survey, "prepare", counted)
     data = [jnp.asarray(x) + 0.0 for x in DATA]
 
     def init(args, **settings):
@@ -1625,7 +1625,7 @@ def test_an_equal_kernel_finds_the_set_up_for_the_same_data(monkeypatch):
     del changed, data, in_numpy
     made.clear()
     gc.collect()
-    assert not _survey._FOUND
+    assert not survey._FOUND
 
 
 def test_impossible_rows_within_the_posterior_are_an_error():

@@ -45,8 +45,8 @@ from numpyro_minibatch.dynamics import (
     _NoseHoover,
     _thermal,
 )
-from numpyro_minibatch.kernels import _gradient_steps as path
 from numpyro_minibatch.kernels import langevin
+from numpyro_minibatch.kernels._shared import gradient_steps as path
 from numpyro_minibatch.preconditioner import Whitening
 
 pytestmark = pytest.mark.x64

@@ -15,7 +15,7 @@ from scipy.special import logsumexp
 from scipy.stats import norm
 
 from numpyro_minibatch import AMAGOLD, MINT
-from numpyro_minibatch.kernels._numpyro import NumPyroKernel
+from numpyro_minibatch.kernels._shared.numpyro import NumPyroKernel
 
 N = 40
 Y = np.random.default_rng(0).normal(size=N) * 2.0

@@ -580,7 +580,7 @@ def test_vectorized_iteration_count_is_shared():
 
 def test_large_data_as_constants_are_warned_of(monkeypatch):
     """NumPyro's driver compiles data into the program unless told otherwise."""
-    monkeypatch.setattr("numpyro_minibatch.kernels._driver._LARGE", 1000)
+    monkeypatch.setattr("numpyro_minibatch.kernels._shared.driver._LARGE", 1000)
 
     def run_with(**options):
         kernel = MINT(model, temperature=50.0, **FIXED)

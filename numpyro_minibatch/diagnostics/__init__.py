@@ -1,8 +1,6 @@
 """Diagnostics of a run on minibatches: numbers, and advice on what to change."""
 
 from numpyro_minibatch.diagnostics._diagnose import diagnose
-from numpyro_minibatch.diagnostics._diagnosis import Diagnosis
-from numpyro_minibatch.diagnostics._diagnosis import advice_table as advice_table
 from numpyro_minibatch.diagnostics._effective import (
     effective_sample_size as effective_sample_size,
 )
@@ -14,6 +12,8 @@ from numpyro_minibatch.diagnostics._normality import (
     normal_error_bound,
     normality,
 )
+from numpyro_minibatch.diagnostics._report import Diagnosis
+from numpyro_minibatch.diagnostics._report import advice_table as advice_table
 from numpyro_minibatch.diagnostics._rings import ring_occupancy
 
 __all__ = [

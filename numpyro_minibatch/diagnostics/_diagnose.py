@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import xarray as xr
 
-from numpyro_minibatch.diagnostics._diagnosis import Diagnosis, diagnosed
+from numpyro_minibatch.diagnostics._report import Diagnosis, diagnosed
 from numpyro_minibatch.inference_data import get_group
 
 if TYPE_CHECKING:

@@ -3,8 +3,8 @@
 To write a kernel, subclass :class:`MinibatchKernel`.
 """
 
-from numpyro_minibatch.kernels._base import MinibatchKernel
-from numpyro_minibatch.kernels._contract import (
+from numpyro_minibatch.kernels._shared.base import MinibatchKernel
+from numpyro_minibatch.kernels._shared.contract import (
     Approximated,
     InPieces,
     KernelState,

@@ -31,22 +31,22 @@ from numpyro_minibatch.batch import BatchSize, Scheme, Weighted
 from numpyro_minibatch.control_variate import Taylor
 from numpyro_minibatch.dynamics import Moved
 from numpyro_minibatch.estimate import Comparison, Estimate, Exact, Reader, Shared
-from numpyro_minibatch.kernels._adaptation import (
+from numpyro_minibatch.kernels._shared.adaptation import (
     MOST_STEPS,
     AdaptedKernel,
     AdaptState,
     advanced,
 )
-from numpyro_minibatch.kernels._arguments import (
+from numpyro_minibatch.kernels._shared.arguments import (
     read_acceptance,
     read_flags,
     read_step_and_friction,
     read_target_accept_prob,
 )
-from numpyro_minibatch.kernels._base import MinibatchKernel
-from numpyro_minibatch.kernels._contract import Start
-from numpyro_minibatch.kernels._fields import with_named_items
-from numpyro_minibatch.kernels._gradient_steps import NoiseEstimator, follow
+from numpyro_minibatch.kernels._shared.base import MinibatchKernel
+from numpyro_minibatch.kernels._shared.contract import Start
+from numpyro_minibatch.kernels._shared.fields import with_named_items
+from numpyro_minibatch.kernels._shared.gradient_steps import NoiseEstimator, follow
 from numpyro_minibatch.preconditioner import Whitening
 from numpyro_minibatch.target import Target
 

@@ -26,12 +26,12 @@ from numpyro_minibatch.batch import BatchSize, Scheme
 from numpyro_minibatch.control_variate import Taylor
 from numpyro_minibatch.dynamics import Dynamics
 from numpyro_minibatch.estimate import Reader
-from numpyro_minibatch.kernels._arguments import read_step_and_friction
-from numpyro_minibatch.kernels._base import MinibatchKernel
-from numpyro_minibatch.kernels._contract import Pieces, Start
-from numpyro_minibatch.kernels._fields import with_named_items
-from numpyro_minibatch.kernels._gradient_steps import NoiseEstimator, follow
-from numpyro_minibatch.kernels._pieces import SteppedKernel
+from numpyro_minibatch.kernels._shared.arguments import read_step_and_friction
+from numpyro_minibatch.kernels._shared.base import MinibatchKernel
+from numpyro_minibatch.kernels._shared.contract import Pieces, Start
+from numpyro_minibatch.kernels._shared.fields import with_named_items
+from numpyro_minibatch.kernels._shared.gradient_steps import NoiseEstimator, follow
+from numpyro_minibatch.kernels._shared.pieces import SteppedKernel
 from numpyro_minibatch.preconditioner import (
     Preconditioner,
     ScaleState,

@@ -14,9 +14,9 @@ from numpyro.util import is_prng_key
 from numpyro_minibatch import schedule as schedules
 from numpyro_minibatch._internal.checks import check_flag, check_positive, describe
 from numpyro_minibatch._internal.keys import unwrapped
-from numpyro_minibatch.kernels._contract import InPieces, Pieces
-from numpyro_minibatch.kernels._fields import with_named_items
-from numpyro_minibatch.kernels._wrapper import OuterKernel
+from numpyro_minibatch.kernels._shared.contract import InPieces, Pieces
+from numpyro_minibatch.kernels._shared.fields import with_named_items
+from numpyro_minibatch.kernels._shared.wrapper import OuterKernel
 from numpyro_minibatch.kernels.cyclical._cycle import (
     AfterWarmup,
     AtOnce,

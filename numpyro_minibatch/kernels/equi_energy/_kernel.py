@@ -17,11 +17,11 @@ from numpyro_minibatch._internal.keys import unwrapped
 from numpyro_minibatch.batch import Scheme
 from numpyro_minibatch.control_variate._problem import Problem
 from numpyro_minibatch.estimate import Weights
-from numpyro_minibatch.kernels._adaptation import Adaptation, AdaptState
-from numpyro_minibatch.kernels._base import MinibatchKernel
-from numpyro_minibatch.kernels._contract import Start
-from numpyro_minibatch.kernels._fields import with_named_items
-from numpyro_minibatch.kernels._identity import recorded
+from numpyro_minibatch.kernels._shared.adaptation import Adaptation, AdaptState
+from numpyro_minibatch.kernels._shared.base import MinibatchKernel
+from numpyro_minibatch.kernels._shared.contract import Start
+from numpyro_minibatch.kernels._shared.fields import with_named_items
+from numpyro_minibatch.kernels._shared.identity import recorded
 from numpyro_minibatch.kernels.equi_energy import _ladder
 from numpyro_minibatch.kernels.equi_energy._jumps import Moves, Rungs, Step, log_density
 from numpyro_minibatch.kernels.equi_energy._nested import Nested, Reference

@@ -16,7 +16,7 @@ from numpyro_minibatch._internal.checks import (
     describe,
 )
 from numpyro_minibatch.batch import FullBatch
-from numpyro_minibatch.kernels._adaptation import Adaptation
+from numpyro_minibatch.kernels._shared.adaptation import Adaptation
 from numpyro_minibatch.kernels.equi_energy import _ladder
 from numpyro_minibatch.proposal import Proposal
 

@@ -27,15 +27,15 @@ from numpyro_minibatch.estimate import (
     Reader,
     Shared,
 )
-from numpyro_minibatch.kernels._adaptation import AdaptedKernel, advanced
-from numpyro_minibatch.kernels._arguments import (
+from numpyro_minibatch.kernels._shared.adaptation import AdaptedKernel, advanced
+from numpyro_minibatch.kernels._shared.arguments import (
     read_acceptance,
     read_flags,
     read_target_accept_prob,
 )
-from numpyro_minibatch.kernels._base import MinibatchKernel
-from numpyro_minibatch.kernels._contract import Pieces, Start
-from numpyro_minibatch.kernels._pieces import SteppedKernel
+from numpyro_minibatch.kernels._shared.base import MinibatchKernel
+from numpyro_minibatch.kernels._shared.contract import Pieces, Start
+from numpyro_minibatch.kernels._shared.pieces import SteppedKernel
 from numpyro_minibatch.kernels.metropolis._arguments import (
     read_estimate,
     read_fallback,

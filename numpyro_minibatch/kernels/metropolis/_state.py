@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 from jax import Array
 
-from numpyro_minibatch.kernels._adaptation import AdaptState
-from numpyro_minibatch.kernels._fields import with_named_items
+from numpyro_minibatch.kernels._shared.adaptation import AdaptState
+from numpyro_minibatch.kernels._shared.fields import with_named_items
 from numpyro_minibatch.kernels.metropolis._step import Checks
 
 __all__ = ["MinibatchMHState"]

@@ -7,9 +7,9 @@ from typing import Any
 
 from numpyro_minibatch import ladder
 from numpyro_minibatch._internal.checks import check_count, check_flag, check_positive
-from numpyro_minibatch.kernels._base import MinibatchKernel
-from numpyro_minibatch.kernels._contract import Tempered
-from numpyro_minibatch.kernels._numpyro import NumPyroKernel
+from numpyro_minibatch.kernels._shared.base import MinibatchKernel
+from numpyro_minibatch.kernels._shared.contract import Tempered
+from numpyro_minibatch.kernels._shared.numpyro import NumPyroKernel
 
 __all__ = ["as_rung", "check_prior_rung", "temperatures_of"]
 

@@ -23,9 +23,9 @@ from numpyro_minibatch._model.content import known_content
 from numpyro_minibatch._model.prior import check_prior
 from numpyro_minibatch.accept import AcceptanceTest
 from numpyro_minibatch.batch import Scheme
-from numpyro_minibatch.kernels._contract import Start
-from numpyro_minibatch.kernels._fields import with_named_items
-from numpyro_minibatch.kernels._wrapper import OuterKernel
+from numpyro_minibatch.kernels._shared.contract import Start
+from numpyro_minibatch.kernels._shared.fields import with_named_items
+from numpyro_minibatch.kernels._shared.wrapper import OuterKernel
 from numpyro_minibatch.kernels.replica_exchange._arguments import (
     as_rung,
     check_prior_rung,

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any, Self
 
 from numpyro_minibatch._model.layout import Layout
-from numpyro_minibatch.kernels._base import MinibatchKernel
-from numpyro_minibatch.kernels._driver import DrivenKernel
+from numpyro_minibatch.kernels._shared.base import MinibatchKernel
+from numpyro_minibatch.kernels._shared.driver import DrivenKernel
 from numpyro_minibatch.target import Slices, Target
 
 __all__ = ["OuterKernel"]

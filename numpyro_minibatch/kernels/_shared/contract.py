@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from numpyro_minibatch.estimate import Reader
-from numpyro_minibatch.kernels._fields import with_named_items
+from numpyro_minibatch.kernels._shared.fields import with_named_items
 from numpyro_minibatch.target import Target
 
 __all__ = [

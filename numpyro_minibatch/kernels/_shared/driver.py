@@ -19,7 +19,7 @@ from numpyro.util import find_stack_level
 
 from numpyro_minibatch._internal.frames import running
 from numpyro_minibatch._internal.threads import compilers
-from numpyro_minibatch.kernels._identity import ByValue
+from numpyro_minibatch.kernels._shared.identity import ByValue
 from numpyro_minibatch.target import Target
 
 __all__ = ["DrivenKernel", "compile_around_loop", "over_chains", "warn_of_constants"]

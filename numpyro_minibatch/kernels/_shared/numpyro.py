@@ -17,9 +17,9 @@ from numpyro_minibatch import batch
 from numpyro_minibatch._internal.checks import describe
 from numpyro_minibatch._model.preflight import inspect_model
 from numpyro_minibatch.estimate import Reader
-from numpyro_minibatch.kernels._base import MinibatchKernel
-from numpyro_minibatch.kernels._contract import Start
-from numpyro_minibatch.kernels._fields import with_named_items
+from numpyro_minibatch.kernels._shared.base import MinibatchKernel
+from numpyro_minibatch.kernels._shared.contract import Start
+from numpyro_minibatch.kernels._shared.fields import with_named_items
 from numpyro_minibatch.target import Target
 
 __all__ = ["NumPyroKernel", "NumPyroState"]

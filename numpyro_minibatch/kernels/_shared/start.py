@@ -20,7 +20,7 @@ from numpyro_minibatch._internal.static import Static
 from numpyro_minibatch._model.content import content_of
 from numpyro_minibatch._model.start import find_start
 from numpyro_minibatch.control_variate._expand import Expansions
-from numpyro_minibatch.kernels._contract import Start
+from numpyro_minibatch.kernels._shared.contract import Start
 
 __all__ = [
     "Within",

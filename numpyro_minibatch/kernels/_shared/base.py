@@ -30,18 +30,18 @@ from numpyro_minibatch.batch import BatchSize, FullBatch, Scheme
 from numpyro_minibatch.control_variate import Taylor
 from numpyro_minibatch.control_variate._problem import Needs, Problem
 from numpyro_minibatch.estimate import Reader, Weights
-from numpyro_minibatch.kernels._arguments import (
+from numpyro_minibatch.kernels._shared.arguments import (
     check_init_strategy,
     check_model,
     read_batch,
     read_control_variate,
     read_rows,
 )
-from numpyro_minibatch.kernels._contract import Start
-from numpyro_minibatch.kernels._driver import DrivenKernel, compile_around_loop
-from numpyro_minibatch.kernels._prepared import Inspected, prepare_model
-from numpyro_minibatch.kernels._rows_ahead import RowsAhead
-from numpyro_minibatch.kernels._start import (
+from numpyro_minibatch.kernels._shared.contract import Start
+from numpyro_minibatch.kernels._shared.driver import DrivenKernel, compile_around_loop
+from numpyro_minibatch.kernels._shared.prepared import Inspected, prepare_model
+from numpyro_minibatch.kernels._shared.rows_ahead import RowsAhead
+from numpyro_minibatch.kernels._shared.start import (
     Within,
     _start_chains,
     _start_equal,
@@ -49,7 +49,7 @@ from numpyro_minibatch.kernels._start import (
     first_chain,
     untraced,
 )
-from numpyro_minibatch.kernels._survey import expand_likelihood, survey
+from numpyro_minibatch.kernels._shared.survey import expand_likelihood, survey
 from numpyro_minibatch.target import AllRows, ModelTarget, Slices, Target
 
 __all__ = ["MinibatchKernel"]

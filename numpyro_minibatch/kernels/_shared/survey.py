@@ -22,7 +22,7 @@ from numpyro_minibatch.batch import full
 from numpyro_minibatch.control_variate._problem import Chosen, Problem, Refused
 from numpyro_minibatch.control_variate._setup import Prepared, prepare
 from numpyro_minibatch.host_rows import find_rows
-from numpyro_minibatch.kernels._contract import Approximated
+from numpyro_minibatch.kernels._shared.contract import Approximated
 
 __all__ = ["expand_likelihood", "survey"]
 

@@ -1,0 +1,1 @@
+"""Shared code of kernels: settings, set-up, first states, pieces, NumPyro's driver."""
