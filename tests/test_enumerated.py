@@ -107,6 +107,14 @@ def without_a_finite_support(y: Any) -> None:
         numpyro.sample("y", dist.Normal(means[0] + count, 1.0), obs=y)
 
 
+def with_four_numbers(y: Any) -> None:
+    _, means = parameters()
+    with numpyro.plate("data", N):
+        a = numpyro.sample("a", dist.Dirichlet(jnp.ones(4)))
+        b = numpyro.sample("b", dist.Normal(0, 1))
+        numpyro.sample("y", dist.Normal(means[0] + b + a[..., 0], 1.0), obs=y)
+
+
 def with_too_many_states(y: Any) -> None:
     _, means = parameters()
     with numpyro.plate("data", N):
@@ -119,7 +127,8 @@ def with_too_many_states(y: Any) -> None:
     [
         (both_kinds, r'marginalize\(model, sites=\["kind", "effect"\]\)'),
         (shared_by_rows, "'kind' is discrete. It is not a variable of single rows"),
-        (without_a_finite_support, "latent site 'count' is inside the subsampled"),
+        (without_a_finite_support, "'count' has no finite support.*NegativeBinomial2"),
+        (with_four_numbers, r"4 continuous latent numbers, 'a' \(3\), 'b' \(1\)"),
         (with_too_many_states, "8192 joint states of the discrete sites of a row"),
     ],
 )

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
-from numpyro_minibatch._model.sites import Site, batch_shape, own_sizes
+from numpyro_minibatch._model.sites import (
+    MOST_DIMENSIONS,
+    Site,
+    batch_shape,
+    own_sizes,
+)
 
 __all__ = ["candidates", "check_sites", "choose_plates", "example_plate"]
 
@@ -398,19 +404,54 @@ def _local_latent(sites: list[Site], plate: str, everything: list[Site]) -> str:
             "Otherwise the rows share no parameter, so each has a posterior of its "
             "own, independent of all other rows. Sample it with NUTS."
         )
+    if site.endswith("_unobserved"):
+        return (
+            f"{message} numpyro.sample(..., obs_mask=...) made it for the missing "
+            "values; use numpyro.handlers.mask around a plain observed site instead."
+        )
+    beyond = _beyond_marginalize(sites)
+    if beyond:
+        return f"{message} {beyond}"
     if first.discrete:
         return (
             f"{message} It is discrete: marginalize it by "
             f"numpyro_minibatch.marginalize(model, sites=[{names}]), or write the sum "
             "yourself, as dist.MixtureSameFamily(dist.Categorical(weights), parts)."
         )
-    if site.endswith("_unobserved"):
-        return (
-            f"{message} numpyro.sample(..., obs_mask=...) made it for the missing "
-            "values; use numpyro.handlers.mask around a plain observed site instead."
-        )
     return (
         f"{message} If it holds the observations, pass them: it got obs=None. "
         "Otherwise integrate it out of each row by "
         f"numpyro_minibatch.marginalize(model, sites=[{names}])."
     )
+
+
+def _beyond_marginalize(sites: list[Site]) -> str:
+    """Why ``marginalize`` cannot integrate these sites out; nothing if it can."""
+    for site in sites:
+        if site.discrete and not site.enumerable:
+            return (
+                f"{site.kind} site {site.name!r} has no finite support, so its values "
+                "cannot be summed over. Truncate it, for example to dist.Categorical "
+                "over 0, 1, ..., n, or use a distribution with the sum in closed form, "
+                "such as dist.NegativeBinomial2 for a gamma mixture of Poisson counts."
+            )
+    # sites of other plates are integrated out separately
+    numbers = {
+        s.name: _numbers_of_a_row(s)
+        for s in sites
+        if not s.discrete and s.frames == sites[0].frames
+    }
+    if sum(numbers.values()) <= MOST_DIMENSIONS:
+        return ""
+    held = ", ".join(f"{name!r} ({count})" for name, count in numbers.items())
+    return (
+        f"A row has {sum(numbers.values())} continuous latent numbers, {held}, and "
+        "numpyro_minibatch.marginalize integrates out at most "
+        f"{MOST_DIMENSIONS}. Write the integral over the others in closed form, give "
+        "the row fewer latent numbers, or sample the model with NUTS."
+    )
+
+
+def _numbers_of_a_row(site: Site) -> int:
+    batch = site.shape[: len(site.shape) - site.event_dim]
+    return math.prod(site.free_shape) // max(math.prod(batch), 1)

@@ -27,6 +27,7 @@ from numpyro_minibatch.target import (
 )
 
 __all__ = [
+    "MOST_DIMENSIONS",
     "AllRows",
     "LocalSites",
     "Site",
@@ -39,6 +40,10 @@ __all__ = [
     "own_sizes",
     "static_site",
 ]
+
+
+# the continuous latent numbers of one row that `marginalize` integrates out
+MOST_DIMENSIONS = 3
 
 
 class LocalSites(NamedTuple):

@@ -14,6 +14,7 @@ from numpyro.distributions import MaskedDistribution, biject_to
 from numpyro.distributions.distribution import ExpandedDistribution, Independent
 from numpyro.infer import init_to_uniform
 
+from numpyro_minibatch._model.sites import MOST_DIMENSIONS
 from numpyro_minibatch.marginal._scans import SameTypes
 
 __all__ = [
@@ -27,7 +28,6 @@ __all__ = [
     "summed_site",
 ]
 
-MOST_DIMENSIONS = 3  # of the continuous latent numbers of one row
 MOST_STATES = 4096  # joint values of the discrete sites of one row
 
 
