@@ -15,7 +15,14 @@ import pytest
 from numpyro import handlers
 from numpyro.infer import MCMC, Predictive, init_to_value
 
-from numpyro_minibatch import MINT, SGHMC, marginalize, to_inference_data
+from numpyro_minibatch import (
+    MINT,
+    SGHMC,
+    MinibatchMH,
+    batch,
+    marginalize,
+    to_inference_data,
+)
 from numpyro_minibatch._model import batch_comparison
 from numpyro_minibatch._model.independence import check_rows
 from numpyro_minibatch._model.preflight import inspect_model
@@ -388,6 +395,24 @@ def test_models_without_a_marginal_likelihood_per_row_are_refused(
     args = (Y, jnp.zeros(7, int)) if model is shared else (Y,)
     with pytest.raises(ValueError, match=f"(?s){message}"):
         log_rows(marginalize(model, sites), {}, *args)
+
+
+def test_rows_whose_density_is_nowhere_finite_are_named() -> None:
+    def model(y: Any) -> None:
+        s = numpyro.sample("s", dist.LogNormal(0.0, 1.0))
+        with numpyro.plate("data", len(y)) as idx:
+            a = numpyro.sample("a", dist.Normal(0.0, s))
+            numpyro.sample("y", dist.Poisson(jnp.exp(a)), obs=y[idx])
+
+    y = np.ones(40, np.float32)
+    y[[9, 30]] = -1
+    kernel = MinibatchMH(
+        marginalize(model), control_variate="taylor2", batch=batch.full()
+    )
+    mcmc = MCMC(kernel, num_warmup=1, num_samples=1, progress_bar=False)
+    with pytest.raises(ValueError, match=r"rows \[9, 30\]\) is not finite") as raised:
+        mcmc.run(jax.random.key(0), y)
+    assert "num_nodes" not in str(raised.value)  # they are not to blame
 
 
 @pytest.mark.parametrize(

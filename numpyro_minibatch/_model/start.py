@@ -19,7 +19,13 @@ from numpyro_minibatch._model.indexing import inspect_target
 from numpyro_minibatch._model.layout import Layout
 from numpyro_minibatch.target import ModelTarget, Target
 
-__all__ = ["check_init_params", "check_start", "find_start"]
+__all__ = [
+    "check_init_params",
+    "check_start",
+    "find_start",
+    "listed",
+    "never_finite_rows",
+]
 
 _MAX_ROWS = 2**20  # rows looked at before the first draw
 _CHUNK = 2**15  # of which so many at a time
@@ -211,11 +217,10 @@ def check_start(
         z = jax.tree.map(lambda x: x[chain], z)
     bad = _non_finite_rows(target, z)
     if bad:
-        where = "; ".join(f"plate {p!r}, rows {rows}" for p, rows in bad.items())
         cause = f" The arguments contain NaN ({'; '.join(nan)})." if nan else ""
         raise ValueError(
             f"{who}: the log likelihood is not finite at the "
-            f"starting point for some rows ({where}).{cause} Drop or mask those "
+            f"starting point for some rows ({listed(bad)}).{cause} Drop or mask those "
             "rows (numpyro.handlers.mask), or start elsewhere with "
             "init_strategy=init_to_value(values=...)."
         )
@@ -268,20 +273,45 @@ def _check_position(who: str, z: Any) -> None:
 
 def _non_finite_rows(target: Target, z: Any) -> dict[str, list[int]]:
     """The first rows of each plate whose log likelihood is not finite."""
+    return never_finite_rows(target, jax.tree.map(lambda x: jnp.asarray(x)[None], z))
+
+
+def never_finite_rows(target: Target, positions: Any) -> dict[str, list[int]]:
+    """The first rows of each plate whose log likelihood is finite at no position.
+
+    :param target: the target.
+    :param positions: unconstrained positions, with a leading axis.
+    :return: up to five rows of each plate that has any.
+    """
     plates = target.plates
     start = {name: jnp.zeros(min(2, size), jnp.int32) for name, size in plates.items()}
-    rows_fn = jax.jit(lambda z, indices: target.terms(z, indices).rows)
-    bad: dict[str, list[int]] = {}
+
+    @jax.jit
+    def anywhere(indices: dict[str, Array]) -> dict[str, Array]:
+        def finite(z: Any) -> dict[str, Array]:
+            return {
+                k: jnp.isfinite(v) for k, v in target.terms(z, indices).rows.items()
+            }
+
+        # not mapped over the positions at once: a row of a marginalized model is large
+        return jax.tree.map(lambda x: x.any(0), jax.lax.map(finite, positions))
+
+    never: dict[str, list[int]] = {}
     for name, size in plates.items():
         chunk = min(size, 65_536)
         for first in range(0, size, chunk):
-            positions = np.minimum(np.arange(first, first + chunk), size - 1)
-            rows = rows_fn(z, {**start, name: jnp.asarray(positions, jnp.int32)})
-            wrong = positions[~np.isfinite(np.asarray(rows[name]))]
+            rows = np.minimum(np.arange(first, first + chunk), size - 1)
+            found = anywhere({**start, name: jnp.asarray(rows, jnp.int32)})
+            wrong = rows[~np.asarray(found[name])]
             if wrong.size:
-                bad[name] = sorted({int(row) for row in wrong[:5]})
+                never[name] = sorted({int(row) for row in wrong[:5]})
                 break
-    return bad
+    return never
+
+
+def listed(rows: Mapping[str, list[int]]) -> str:
+    """Rows of plates, for messages."""
+    return "; ".join(f"plate {plate!r}, rows {which}" for plate, which in rows.items())
 
 
 def find_nan(args: Any) -> list[str]:

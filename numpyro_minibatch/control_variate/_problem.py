@@ -32,6 +32,7 @@ from numpyro_minibatch.target import Target, without_integrals
 __all__ = [
     "Chosen",
     "Needs",
+    "NeverFinite",
     "Problem",
     "Program",
     "Refused",
@@ -45,6 +46,10 @@ class Refused(ValueError):
 
     :func:`~numpyro_minibatch.control_variate._setup.prepare` adds the kernel's name.
     """
+
+
+class NeverFinite(Refused):
+    """The log likelihood of some rows is finite at no position that was tried."""
 
 
 class Chosen(NamedTuple):

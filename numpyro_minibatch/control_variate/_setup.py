@@ -10,6 +10,7 @@ import numpy as np
 from jax import Array
 
 from numpyro_minibatch._internal.progress import stages
+from numpyro_minibatch._model.start import listed, never_finite_rows
 from numpyro_minibatch.batch import Scheme
 from numpyro_minibatch.control_variate._center import Center, find_center
 from numpyro_minibatch.control_variate._coordinates import choose_coordinates
@@ -49,6 +50,7 @@ from numpyro_minibatch.control_variate._posterior_of_modes import (
 from numpyro_minibatch.control_variate._problem import (
     Chosen,
     Needs,
+    NeverFinite,
     Problem,
     Refused,
 )
@@ -138,7 +140,27 @@ def prepare(who: str, problem: Problem, chosen: Chosen, needs: Needs) -> Prepare
         with stages(who, _STAGES):
             return _prepared(problem, chosen, needs)
     except Refused as error:
+        cause = _never_finite(problem, chosen)
+        if cause:
+            raise NeverFinite(f"{who}: {cause}") from None
         raise Refused(f"{who}: {error}") from None
+
+
+def _never_finite(problem: Problem, chosen: Chosen) -> str:
+    """The rows that make the log density infinite at every start, if there are any."""
+    rows = never_finite_rows(
+        problem.target_of(problem.arrays),
+        unflatten(_positions(problem, chosen.start), problem.example),
+    )
+    if not rows:
+        return ""
+    return (
+        f"the log likelihood of some rows ({listed(rows)}) is not finite at any of the "
+        f"{_STARTS} positions from which the set-up searches for the mode. Check that "
+        "their values are in the support of their distribution, and drop or mask "
+        "(numpyro.handlers.mask) those that are not. If the model allows these rows at "
+        "other positions, start there: init_strategy=init_to_value(values=...)."
+    )
 
 
 def _prepared(problem: Problem, chosen: Chosen, needs: Needs) -> Prepared:

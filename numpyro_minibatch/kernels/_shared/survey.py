@@ -19,7 +19,12 @@ from numpyro_minibatch._internal import passes
 from numpyro_minibatch._internal.static import Seen, Static
 from numpyro_minibatch._model.content import content_of, known_content
 from numpyro_minibatch.batch import full
-from numpyro_minibatch.control_variate._problem import Chosen, Problem, Refused
+from numpyro_minibatch.control_variate._problem import (
+    Chosen,
+    NeverFinite,
+    Problem,
+    Refused,
+)
 from numpyro_minibatch.control_variate._setup import Prepared, prepare
 from numpyro_minibatch.host_rows import find_rows
 from numpyro_minibatch.kernels._shared.contract import Approximated
@@ -131,6 +136,8 @@ def _surveyed(kernel: Any, static: Static, arrays: list[Any], init: Any) -> Any:
     """The result of one set-up with the current approximation of the model."""
     try:
         return kernel._survey(_problem(kernel, static, arrays, init), init)
+    except NeverFinite:  # values outside of a support, not a matter of accuracy
+        raise
     except Refused as refused:
         model = kernel._sampled_model
         if isinstance(model, Approximated):
