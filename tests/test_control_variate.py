@@ -1237,6 +1237,42 @@ def test_few_rows_are_evaluated_exactly_rather_than_refused(made):
     assert kernel.pilot["surrogate_stuck"] < 0.005
 
 
+def test_moves_have_the_scale_of_the_posterior_of_all_rows():
+    """Where the expansion is so coarse that every row is evaluated instead.
+
+    Moves had the scale of the posterior of the expansion, which was wider by a factor
+    of four in some directions and narrower by five in others.
+    """
+    rng = np.random.default_rng(1)
+    groups, size = 8, 160
+    group = rng.integers(groups, size=size)
+    x = rng.normal(size=size).astype(np.float32)
+    u = rng.normal(size=(groups, 2)) * [0.6, 0.3]
+    y = 1 + u[group, 0] + (0.5 + u[group, 1]) * x + 0.5 * rng.normal(size=size)
+
+    def slopes(x, group, y):
+        mu = numpyro.sample("mu", dist.Normal(0, 2).expand([2]).to_event(1))
+        tau = numpyro.sample("tau", dist.HalfNormal(1).expand([2]).to_event(1))
+        with numpyro.plate("groups", groups):
+            z = numpyro.sample("z", dist.Normal(0, 1).expand([2]).to_event(1))
+        effects = mu + z * tau
+        s = numpyro.sample("s", dist.HalfNormal(1))
+        with numpyro.plate("data", size) as i:
+            mean = effects[group[i], 0] + effects[group[i], 1] * x[i]
+            numpyro.sample("y", dist.Normal(mean, s), obs=y[i])
+
+    kernel = MinibatchMH(slopes, control_variate="taylor2", batch=batch.full())
+    data = x, jnp.asarray(group), y.astype(np.float32)
+    state = kernel.init(random.key(0), 10, None, data, {})
+    assert kernel.pilot["exact_rows"] == size
+    starts = kernel._run.prepared[2].starts  # draws of the posterior of all rows
+    flat = np.concatenate([x.reshape(len(x), -1) for x in starts.values()], 1)
+    root = np.asarray(state.surrogate.root)
+    white = (flat - np.asarray(state.surrogate.location)) @ np.linalg.inv(root)
+    assert np.abs(white.mean(0)).max() < 0.5
+    assert 0.7 < np.square(white).mean() < 1.4
+
+
 def test_the_ridge_has_the_width_of_the_prior():
     def grouped(y, wide=False):
         flat = dist.ImproperUniform(dist.constraints.real, (), ())

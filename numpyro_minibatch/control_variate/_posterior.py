@@ -125,16 +125,20 @@ def _sampled(
     """Sample the posterior of a surrogate with NUTS."""
     cast = expansion.cast(problem.dtype)
     draws, rhat = _by_nuts(problem, cast, starts)
-    covariance = np.atleast_2d(np.cov(draws.T))
-    # shrunk towards the diagonal, because the number of draws is finite
-    covariance = 0.98 * covariance + 0.02 * np.diag(np.diag(covariance))
-    root = np.asarray(np.linalg.cholesky(covariance).T, np.float64)
-    location = draws.mean(0)
+    location, root = _scaled(draws)
     num_steps, stuck = _short_steps(problem, cast, draws, location, root)
     draws = draws[np.random.default_rng(32).permutation(len(draws))]
     return SurrogatePosterior(
         expansion, location, root, draws, False, rhat, num_steps, stuck
     )
+
+
+def _scaled(draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The mean of some draws, and the transpose of a root of their covariance."""
+    covariance = np.atleast_2d(np.cov(draws.T))
+    # shrunk towards the diagonal, because the number of draws is finite
+    covariance = 0.98 * covariance + 0.02 * np.diag(np.diag(covariance))
+    return draws.mean(0), np.asarray(np.linalg.cholesky(covariance).T, np.float64)
 
 
 def starting_point(
@@ -367,12 +371,13 @@ def rounding_error(problem: Problem, expansion: Expansion, draws: np.ndarray) ->
 def refined(
     problem: Problem, posterior: SurrogatePosterior, expansion: Expansion
 ) -> SurrogatePosterior | None:
-    """The posterior of a slightly changed surrogate.
+    """The posterior of a changed surrogate.
 
-    Its draws are resampled from those of the previous surrogate. If this would leave
-    too few effective draws, NUTS makes new ones. The location and the root stay the
-    same. They only scale moves, and the covariance of resampled draws has more noise
-    than the difference between the two posteriors.
+    Its draws are resampled from those of the previous surrogate. The location and the
+    root then stay the same: they only scale moves, and the covariance of resampled
+    draws has more noise than the difference between the two posteriors. If too few
+    effective draws would be left, the posterior has moved: NUTS makes new draws, which
+    give a new location and root.
 
     :param problem: the target and its coordinates.
     :param posterior: the posterior of the previous surrogate.
@@ -383,6 +388,7 @@ def refined(
     draws = jnp.asarray(posterior.draws, problem.dtype)
     logs = np.asarray(problem.compiled(_log_weights)(both, draws), np.float64)
     rng, rhat = np.random.default_rng(34), posterior.rhat
+    location, root = posterior.location, posterior.root
     logs = np.where(np.isfinite(logs), logs, -np.inf)
     weights = np.exp(logs - max(logs.max(), np.finfo(float).min))
     if weights.sum() ** 2 >= _FEW_DRAWS * np.square(weights).sum() > 0:
@@ -390,19 +396,18 @@ def refined(
         found = np.searchsorted(np.cumsum(weights / weights.sum()), places)
         chosen = posterior.draws[np.minimum(found, len(weights) - 1)]
     else:
-        scales = (
-            0.01 * posterior.root.T @ rng.normal(size=(len(posterior.root), _CHAINS))
-        )
+        scales = 0.01 * root.T @ rng.normal(size=(len(root), _CHAINS))
         try:
-            chosen, rhat = _by_nuts(problem, both[1], posterior.location + scales.T)
+            chosen, rhat = _by_nuts(problem, both[1], location + scales.T)
         except Refused:
             return None
+        location, root = _scaled(chosen)
     chosen = rng.permutation(chosen)
-    num_steps, stuck = _short_steps(
-        problem, both[1], chosen, posterior.location, posterior.root
-    )
+    num_steps, stuck = _short_steps(problem, both[1], chosen, location, root)
     return posterior._replace(
         expansion=expansion,
+        location=location,
+        root=root,
         draws=chosen,
         gaussian=False,
         rhat=rhat,
