@@ -404,7 +404,7 @@ def selected(group: Any, y: Any) -> None:
         (
             several,
             "`number = len(np.unique(group))`",
-            "Compute number and top of all rows before the model and pass them as "
+            "Compute number and top from all rows before the model and pass them as "
             "arguments: leave these lines out, add them to the parameters of several, "
             "and write mcmc.run(key, ..., number=len(np.unique(group)), "
             "top=float(np.max(y)))",

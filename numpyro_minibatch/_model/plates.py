@@ -190,8 +190,8 @@ def _why_no_rows(sites: list[Site], plates: Mapping[str, tuple[Any, ...]]) -> st
         name = scalars[0].name
         return (
             f"numpyro.factor({name!r}, ...) is one number. Give it one number for each "
-            "row of the data and do not sum over the rows; what is needed of the data "
-            "must be an argument of the model."
+            "row of the data and do not sum over the rows. All data that it needs must "
+            "be arguments of the model."
         )
     for site in observed:
         shape = batch_shape(site)

@@ -303,7 +303,7 @@ def named_rows(
     if left:
         names = Slices(tuple(left)).names(target.model, arguments_of(target))
         more = (
-            f" Not named, and of as many entries: {', '.join(names)}. With all of "
+            f" Other arguments with as many entries: {', '.join(names)}. With all of "
             "them it reads "
             f"{suggestion(target.model, arguments_of(target), [*places, *left])}."
         )

@@ -222,7 +222,7 @@ def check_start(
     if not finite:
         raise ValueError(
             f"{who}: the log density is not finite at the start, "
-            f"after {_MAX_TRIES} tries: the log prior is not. Start from "
+            f"after {_MAX_TRIES} tries, because the log prior is not. Start from "
             "values that the model allows, "
             "init_strategy=init_to_value(values=...), or check the priors."
         )

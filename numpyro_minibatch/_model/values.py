@@ -114,8 +114,8 @@ def _advice(model: Any, line: _Line | None, error: BaseException) -> str:
     if converted:
         return (
             f"{_has_rows(names)} Write jnp.asarray({converted}), and jnp for np in "
-            "what is computed of it row by row. What needs all rows has to be computed "
-            "before the model and passed as an argument."
+            "what is computed from it row by row. Compute everything that needs all "
+            "rows before the model, and pass it as an argument."
         )
     if line.in_model and isinstance(code, ast.Assign) and len(code.targets) == 1:
         target = code.targets[0]
@@ -130,7 +130,7 @@ def _advice(model: Any, line: _Line | None, error: BaseException) -> str:
                 names_of, it = " and ".join(found), "it" if one else "them"
                 written = ", ".join(f"{n}={value}" for n, value in found.items())
                 return (
-                    f"{_has_rows(names)} Compute {names_of} of all rows before the "
+                    f"{_has_rows(names)} Compute {names_of} from all rows before the "
                     f"model and pass {it} as {'an argument' if one else 'arguments'}: "
                     f"leave {'this line' if one else 'these lines'} out, add "
                     f"{names_of if one else it} to the parameters of "
@@ -138,7 +138,7 @@ def _advice(model: Any, line: _Line | None, error: BaseException) -> str:
                 )
     what = _computed(code, line) or "such numbers"
     return (
-        f"{_has_rows(names)} Compute {what} beforehand, of all rows, and pass the "
+        f"{_has_rows(names)} Compute {what} beforehand, from all rows, and pass the "
         "result as an argument."
     )
 
@@ -151,7 +151,10 @@ _GENERAL = (
 
 
 def _has_rows(names: str) -> str:
-    return f"A step has only a batch of rows, and {names} no values before it runs."
+    return (
+        f"A step has only a batch of rows, and there are no values of {names} before "
+        "it runs."
+    )
 
 
 def function_of(model: Any) -> Callable | None:

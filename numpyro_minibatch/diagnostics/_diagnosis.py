@@ -112,5 +112,5 @@ def advice_table() -> str:
         for family in FAMILIES
         for rule in family.rules
     ]
-    head = ["| it begins with | it means | what helps |", "|---|---|---|"]
+    head = ["| advice that begins with | meaning | remedy |", "|---|---|---|"]
     return "\n".join(head + rows)
