@@ -1,9 +1,9 @@
-"""Proofs that rows are independent, read off jaxprs: nothing here computes.
+"""Proofs that rows are independent, read off jaxprs without computing anything.
 
-The rows of a batch are followed as axes of arrays. An operation that acts along such an
-axis entry by entry keeps the rows apart; any other makes the proof fail, which does not
-mean that rows depend on each other. Two jaxprs of the same function, for batches of two
-sizes, are followed in step, so that a dependence on the number of rows is seen, too.
+The rows of a batch are followed as axes of arrays. An operation that acts elementwise
+along such an axis keeps the rows separate; any other makes the proof fail, which does
+not mean that rows depend on each other. Two jaxprs of the same function, for batches of
+two sizes, are followed in parallel, to detect a dependence on the number of rows, too.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _MOST_ROUNDS = 8  # until what a loop carries is known
 
 
 def trace_rows(one: Any, other: Any, facts: Sequence[Fact]) -> list[Fact]:
-    """What is known of the outputs of a function.
+    """The known facts about the outputs of a function.
 
     :param one: its jaxpr for batches of one size.
     :param other: its jaxpr for batches of another size.

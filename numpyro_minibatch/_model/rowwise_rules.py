@@ -1,4 +1,4 @@
-"""What single operations do with the rows of a batch, one rule for each primitive."""
+"""The effects of single operations on the rows of a batch, one rule per primitive."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def rows_of_plate(name: str) -> str:
 
 
 class Unproven(Exception):
-    """The two jaxprs are not of one form."""
+    """The two jaxprs do not have the same form."""
 
 
 def shape_of(atom: Any) -> tuple[int, ...]:
