@@ -195,7 +195,7 @@ def _is_event_of_rows(comparison: Comparison, target: Any, name: str) -> bool:
 def _advice(
     comparison: Comparison, target: ModelTarget, found: Difference, size: int
 ) -> str:
-    """What to write instead."""
+    """A remedy."""
     site = _describe(comparison, found)
     if site.event and site.factor:
         return (

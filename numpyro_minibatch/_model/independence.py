@@ -109,7 +109,7 @@ def _untraced(fn: Callable[[], Any]) -> Any:
 
 
 def _known_by(model: Any, static: Static, arrays: list[Any], layout: Layout) -> Any:
-    """What a verdict holds for: the model's code and the shapes of its arguments."""
+    """The key of a verdict: the model's code and the shapes of its arguments."""
     shapes = tuple((x.shape, str(x.dtype)) for x in arrays)
     content: Hashable = known_content()
     function = function_of(model)

@@ -217,7 +217,7 @@ def _inner(params: Any, others: Any, number: int) -> tuple[Any, Any] | None:
 
 
 def _merged(old: Sequence[Fact], new: Sequence[Fact]) -> list[Fact]:
-    """What holds of values that may be either."""
+    """The facts that hold for both of two possible values."""
     found: list[Fact] = []
     for a, b in zip(old, new, strict=True):
         found.append(None if a is None or b is None else elementwise([a, b], len(a)))
@@ -225,7 +225,7 @@ def _merged(old: Sequence[Fact], new: Sequence[Fact]) -> list[Fact]:
 
 
 def _loop(body: Any, carry: list[Fact]) -> tuple[list[Fact], list[Fact]]:
-    """What a loop carries, and what its body gives besides."""
+    """The carry of a loop, and the other outputs of its body."""
     for _ in range(_MOST_ROUNDS):
         found = body(carry)
         merged = _merged(carry, found[: len(carry)])

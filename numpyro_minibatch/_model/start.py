@@ -1,4 +1,4 @@
-"""Where chains start: a position at which the log density is resolved."""
+"""The starts of chains: positions at which the log density is resolved."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _RESOLUTION = 0.1
 def find_start(
     target: Target, layout: Layout, init_strategy: Callable, key: Array, init: Any
 ) -> tuple[Any, Array]:
-    """Where one chain starts, and the log density of some rows there.
+    """The start of one chain, and the log density of some rows there.
 
     :param target: the target.
     :param layout: what is known of the model.
@@ -178,7 +178,7 @@ def check_init_params(
 
 
 def _check_init_values(layout: Layout, init_strategy: Callable) -> None:
-    """Check what init_to_value was given."""
+    """Check the values that init_to_value was given."""
     values = getattr(init_strategy, "keywords", {}).get("values")
     if not isinstance(values, Mapping):
         return

@@ -88,7 +88,7 @@ def needs_values(who: str, model: Any, error: BaseException) -> str:
 
 
 def _advice(model: Any, line: _Line | None, error: BaseException) -> str:
-    """What to write instead."""
+    """A remedy."""
     code = None if line is None else line.code
     if line is None or code is None or not line.traced:
         return _GENERAL

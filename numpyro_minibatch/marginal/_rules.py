@@ -1,4 +1,4 @@
-"""Quadrature rules of a marginalized model, compared with finer and with wider ones."""
+"""Quadrature rules of a marginalized model, compared with finer and wider ones."""
 
 from __future__ import annotations
 
