@@ -258,7 +258,7 @@ def keeps_polynomials(problem: Problem, dim: int) -> bool:
 
 
 class _Reading(NamedTuple):
-    """How a program reads all rows, or some.
+    """The way in which a program reads all rows, or some.
 
     :param rows_at: log likelihoods by plate, of a point and of indices.
     :param chunks: of all rows.

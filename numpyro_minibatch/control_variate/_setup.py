@@ -325,7 +325,7 @@ def _recentred(
 
 
 def _positions(problem: Problem, start: Any) -> np.ndarray:
-    """Where searches for the mode begin, flat, ``(K, D)``.
+    """The starts of searches for the mode, flat, ``(K, D)``.
 
     A start that the user chose is one of them, so that another mode there is found.
     """

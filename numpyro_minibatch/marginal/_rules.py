@@ -110,7 +110,7 @@ class QuadratureError(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """What is compared for the sites of a level.
+    """The numbers of nodes that are compared for the sites of a level.
 
     :param number: of the level.
     :param own: the nodes of each dimension that the model uses.
