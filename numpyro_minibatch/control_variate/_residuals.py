@@ -384,7 +384,7 @@ class ResidualScan:
         return found
 
     def of_surplus(self, draws: np.ndarray) -> np.ndarray:
-        """The part of the sums that representative rows explain at some draws, ``(K,)``."""
+        """The part of the sums that representative rows explain, per draw, ``(K,)``."""
         explained = np.zeros(len(draws))
         for name, (rows, weights) in self.surplus.items():
             residuals = np.asarray(self._of_rows(draws, name, rows.ravel()), np.float64)
