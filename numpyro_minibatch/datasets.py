@@ -173,8 +173,8 @@ class Images(NamedTuple):
 def load_fashion_mnist(data_dir: str | os.PathLike[str] | None = None) -> Images:
     """Load Fashion-MNIST: 60,000 and 10,000 pictures of clothes, of ten classes.
 
-    The publisher's four files, such as ``train-images-idx3-ubyte.gz``, are looked for
-    in the folder ``fashion_mnist`` of ``data_dir``.
+    The folder ``fashion_mnist`` of ``data_dir`` is searched for the publisher's four
+    files, such as ``train-images-idx3-ubyte.gz``.
 
     :param data_dir: folder to look in first; by default the one named by the
         environment variable ``NUMPYRO_MINIBATCH_DATA``.
