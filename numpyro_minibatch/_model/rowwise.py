@@ -93,7 +93,7 @@ def _follow(one: Any, other: Any, facts: Sequence[Fact]) -> list[Fact]:
 
 
 def _constant(a: Any, b: Any) -> Fact:
-    """Of a constant, which must be the same for batches of any size."""
+    """The fact of a constant, which must be the same for batches of any size."""
     if a is b:
         return (PLAIN,) * np.ndim(a)
     if np.shape(a) != np.shape(b) or getattr(a, "dtype", 0) != getattr(b, "dtype", 0):
