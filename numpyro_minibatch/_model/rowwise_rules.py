@@ -121,7 +121,7 @@ _Sets = list[set[int]]
 
 
 def broadcast(eqn: Any, fact: Fact) -> Fact:
-    """The fact of an array that is repeated along new axes or along axes of length one."""
+    """The fact of an array repeated along new axes or along axes of length one."""
     if fact is None:
         return None
     shape, place = shape_of(eqn.outvars[0]), eqn.params["broadcast_dimensions"]
