@@ -324,7 +324,7 @@ def test_python_code_that_needs_values_is_named(as_array: Any) -> None:
         inspect_model("MINT", groups_counted_inside, (Y, group), {}, 10)
     message = str(caught.value)
     assert 'with numpyro.plate("groups", len(np.unique(group)))' in message
-    assert "Compute len(np.unique(group)) beforehand, of all rows" in message
+    assert "Compute len(np.unique(group)) beforehand, from all rows" in message
 
 
 def count_groups(x: Any) -> int:
