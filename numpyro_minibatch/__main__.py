@@ -17,17 +17,17 @@ __all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print what is known of a run; returns the exit status.
+    """Print the progress of a run, or export the run; returns the exit status.
 
     :param arguments: the words after the name of the program.
     """
     parser = argparse.ArgumentParser(prog="python -m numpyro_minibatch")
     commands = parser.add_subparsers(dest="command", required=True)
     show = commands.add_parser("show", help="progress, summary and advice of a run")
-    show.add_argument("folder", help="what was given to sample(out=...)")
+    show.add_argument("folder", help="the folder given to sample(out=...)")
     export = commands.add_parser("export", help="write a run to one file")
-    export.add_argument("folder", help="what was given to sample(out=...)")
-    export.add_argument("file", help="ends in .nc (netCDF) or .zarr")
+    export.add_argument("folder", help="the folder given to sample(out=...)")
+    export.add_argument("file", help="a name that ends in .nc (netCDF) or .zarr")
     options = parser.parse_args(arguments)
     try:
         if options.command == "export":

@@ -101,7 +101,7 @@ def load_covertype(
     *,
     standardize: bool = True,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Load UCI Covertype: cartographic measurements and the kind of forest there.
+    """Load UCI Covertype: cartographic measurements and the type of forest.
 
     The default pair of classes, lodgepole and ponderosa pine, is a tall logistic
     regression: 319,055 rows, 11.2 percent of them of class 3, not separable. The
@@ -117,7 +117,7 @@ def load_covertype(
         ``COVERTYPE_COLUMNS``; ``y``, int32 of shape ``(N,)``, the position of each
         row's class in ``classes``.
     :raises ValueError: if ``classes`` is not made of distinct numbers from 1 to 7.
-    :raises FileNotFoundError: if the file is neither found nor can be downloaded;
+    :raises FileNotFoundError: if the file can be neither found nor downloaded;
         the message states what can be done.
 
     **References:**
@@ -173,13 +173,13 @@ class Images(NamedTuple):
 def load_fashion_mnist(data_dir: str | os.PathLike[str] | None = None) -> Images:
     """Load Fashion-MNIST: 60,000 and 10,000 pictures of clothes, of ten classes.
 
-    The publisher's four files, such as ``train-images-idx3-ubyte.gz``, are looked for
-    in the folder ``fashion_mnist`` of ``data_dir``.
+    The folder ``fashion_mnist`` of ``data_dir`` is searched for the publisher's four
+    files, such as ``train-images-idx3-ubyte.gz``.
 
     :param data_dir: folder to look in first; by default the one named by the
         environment variable ``NUMPYRO_MINIBATCH_DATA``.
     :returns: :class:`Images` of 28 x 28 pixels.
-    :raises FileNotFoundError: if a file is neither found nor can be downloaded; the
+    :raises FileNotFoundError: if a file can be neither found nor downloaded; the
         message states what can be done.
 
     **References:**

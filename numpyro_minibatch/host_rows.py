@@ -345,7 +345,7 @@ class Source:
         if not array.flags.c_contiguous:
             return "the array is not in C order (rows one after the other)"
         if self.stored != self.dtype:
-            return f"JAX would make {self.dtype} of its {array.dtype}"
+            return f"JAX would convert its {array.dtype} to {self.dtype}"
         if array.ctypes.data % _ALIGNMENT:
             return f"the array does not begin at a multiple of {_ALIGNMENT} bytes"
         try:

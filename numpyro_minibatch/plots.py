@@ -35,7 +35,7 @@ _STYLES = ("-", "--", "-.", ":")
 
 
 def replica_paths(idata: Any, *, chain: int = 0, ax: Axes | None = None) -> Axes:
-    """Draw the rung of each replica of a ladder, draw by draw.
+    """Plot the rung of each replica of a ladder, draw by draw.
 
     In a ladder that works, paths cross it from end to end many times. The replica that
     began at the coldest rung is highlighted.
@@ -87,7 +87,7 @@ def replica_paths(idata: Any, *, chain: int = 0, ax: Axes | None = None) -> Axes
 
 
 def swap_rates(idata: Any, *, ax: Axes | None = None) -> Axes:
-    """Draw the swap rates of neighbouring rungs along a ladder.
+    """Plot the swap rates of neighbouring rungs along a ladder.
 
     Bars of equal height show that the rungs are well placed; a low bar is a gap that
     replicas hardly cross.
@@ -135,7 +135,7 @@ def swap_rates(idata: Any, *, ax: Axes | None = None) -> Axes:
 
 
 def cycles(idata: Any, *, chain: int = 0, ax: Axes | None = None) -> Axes:
-    """Draw the place of each draw on the step-size curve of its cycle.
+    """Plot the place of each draw on the step-size curve of its cycle.
 
     Long steps explore and are not collected; draws come from the short steps at the end
     of a cycle. Neighbouring cycles differ in colour and marker. If the schedule is the
@@ -230,7 +230,7 @@ def _draw_cosine(
 def decision_noise(
     idata: Any, *, max_variance: float | None = None, ax: Axes | None = None
 ) -> Axes:
-    """Draw the noise of a run's decisions, and the domain of their acceptance test.
+    """Plot the noise of a run's decisions, and the domain of their acceptance test.
 
     Decisions to the left of the line were inside the test's domain, where they equal,
     on average, those of a test on all rows. Decisions to the right were outside of it.
@@ -294,7 +294,7 @@ def rows_and_samples(
     number: int = 12,
     ax: Axes | None = None,
 ) -> Axes:
-    """Draw effective samples against rows of data read, for one run or several.
+    """Plot effective samples against rows of data read, for one run or several.
 
     Each line begins with a tenth of the draws of a run and ends with all of them. A
     line of slope one means that the run mixes as well at its end as at its beginning;
@@ -393,7 +393,7 @@ def acceptance_curves(
     balance: bool = False,
     ax: Axes | None = None,
 ) -> Axes:
-    """Draw the acceptance probabilities of tests for a log ratio with normal noise.
+    """Plot the acceptance probabilities of tests for a log ratio with normal noise.
 
     :param tests: acceptance tests (``accept.*``, or your own), with a label for each.
     :param sd: standard deviation of the noise, in nats.
@@ -464,7 +464,7 @@ def mode_map(
     masses: Any = None,
     ax: Axes | None = None,
 ) -> Axes:
-    """Draw the draws in the plane, with the fraction of them at each of some modes.
+    """Plot the draws in the plane, with the fraction of them at each of some modes.
 
     :param idata: what :func:`to_inference_data` returned.
     :param var_names: one parameter with two entries, or two parameters.
@@ -509,7 +509,7 @@ def mode_map(
 
 
 def mode_masses(idata: Any, *, ax: Axes | None = None) -> Axes:
-    """Draw how the masses of modes settle, with their Monte Carlo errors.
+    """Plot how the masses of modes converge, with their Monte Carlo errors.
 
     Each line is the share of the draws so far in one mode, over all chains, with a band
     of two Monte Carlo standard errors. Thin lines are the shares of single chains: if

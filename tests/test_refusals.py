@@ -324,7 +324,7 @@ def test_python_code_that_needs_values_is_named(as_array: Any) -> None:
         inspect_model("MINT", groups_counted_inside, (Y, group), {}, 10)
     message = str(caught.value)
     assert 'with numpyro.plate("groups", len(np.unique(group)))' in message
-    assert "Compute len(np.unique(group)) beforehand, of all rows" in message
+    assert "Compute len(np.unique(group)) beforehand, from all rows" in message
 
 
 def count_groups(x: Any) -> int:
@@ -404,7 +404,7 @@ def selected(group: Any, y: Any) -> None:
         (
             several,
             "`number = len(np.unique(group))`",
-            "Compute number and top of all rows before the model and pass them as "
+            "Compute number and top from all rows before the model and pass them as "
             "arguments: leave these lines out, add them to the parameters of several, "
             "and write mcmc.run(key, ..., number=len(np.unique(group)), "
             "top=float(np.max(y)))",

@@ -312,7 +312,7 @@ def test_masses_are_reported_with_their_errors():
             "1 mode would not have been found without one of 32 random searches",
         ),
         ({"mode_never": 2}, "2 modes were found by none of 32 random searches"),
-        ({"mode_left_out": [0.1, 1e-5]}, "modes of a mass of 0.1 in all"),
+        ({"mode_left_out": [0.1, 1e-5]}, "modes with a mass of 0.1 in all"),
     ],
 )
 def test_masses_that_cannot_be_trusted_are_named(changes, begins):
@@ -326,7 +326,7 @@ def test_a_mode_without_draws_is_named():
     masses = [0.5, 0.45, 0.04, 0.001]
     found = diagnosed(mode, num_modes=4, mode_masses=masses)
     advice = [text for text in found.advice if text.startswith("no draw is in")]
-    assert len(advice) == 1 and "1 of 4 modes, of a mass of 0.04" in advice[0]
+    assert len(advice) == 1 and "1 of 4 modes, with a mass of 0.04" in advice[0]
 
 
 def test_moves_by_swaps_count_as_moves():

@@ -1,4 +1,4 @@
-"""The driver that runs a kernel, which it does not pass on to the kernel."""
+"""The driver that runs a kernel, found in the calling frames."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""A NumPyro model read: checked, traced for its rows, started, and run on all rows."""
+"""Inspection of a NumPyro model: checks, rows, starts, and evaluation on all rows."""

@@ -120,7 +120,7 @@ def draw_positions(layout: Layout, init: Any, rng: Any) -> Any:
 
 
 def _value(x: Any) -> np.ndarray:
-    """The number; zeros for what is being traced, of which only the shape is known."""
+    """The value; zeros for a traced one, of which only the shape is known."""
     if isinstance(x, jax.core.Tracer):
         return np.zeros(x.shape)
     return np.asarray(x, np.float64)
@@ -162,7 +162,7 @@ class Comparison:
     positions: Any
 
     def is_proven(self) -> bool:
-        """Whether how the target computes shows that its rows are independent."""
+        """Whether the target's computations prove that its rows are independent."""
         if any(x.shape[0] < 2 for x in self.batch(1).values()):
             return False  # an axis of length one could be any
         names: list[Any] = []
@@ -204,14 +204,14 @@ class Comparison:
 
     @property
     def position(self) -> Any:
-        """What JAX has to know of a position."""
+        """The shapes and types of a position, for JAX."""
         return jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape[1:], jnp.result_type(float)),
             self.positions,
         )
 
     def batch(self, size: int) -> dict[str, Any]:
-        """What JAX has to know of a batch, the larger or the smaller one of a proof."""
+        """The shapes and types of a batch, the larger or the smaller one of a proof."""
         rows = {name: i.shape[1] for name, i in self.batches[0].indices.items()}
         if size:
             rows = {n: max(1, min(_SMALL_OF_PROOF, r - 1)) for n, r in rows.items()}
@@ -382,7 +382,7 @@ def _compared_rows(
 
 
 def _compared_others(site: str, values: Any) -> list[Difference]:
-    """The largest difference of what is no row at each position."""
+    """The largest difference at each position of terms that are not rows."""
     found = []
     (large, large_abs), (small, small_abs) = values
     for k in range(len(large)):
@@ -400,7 +400,7 @@ def _compared_others(site: str, values: Any) -> list[Difference]:
 def _between(
     values: list[np.ndarray], present: list[np.ndarray], size: float, scale: float
 ) -> str:
-    """What batches differ in whose values differ; the least that has a large part."""
+    """The smallest change of a batch that explains a large part of a difference."""
     enough = 0.01 * size if np.isfinite(size) else _TOLERANCE
     for one, here in zip(values, present, strict=True):
         for k in range(0, len(one), 2):

@@ -1,4 +1,4 @@
-"""What a target does with its data, read off its jaxpr: nothing here computes."""
+"""The flow of a target's data, read off its jaxpr without computing anything."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _KEEPS_NUMBERS = {
 
 
 class Findings(NamedTuple):
-    """What is wrong or slow, each finding once.
+    """Errors and slow operations, each once.
 
     :param short: ``(plate, rows, shape)`` of an array that is taken by the indices of
         a plate with more rows than it has.
@@ -64,7 +64,7 @@ class Findings(NamedTuple):
 
 
 class _Fact(NamedTuple):
-    """What is known of a value.
+    """The known facts about a value.
 
     :param numbers: for each of its columns the plate whose row numbers it holds.
     :param shifted: the plate whose row numbers, plus a constant, it holds.
@@ -169,7 +169,7 @@ class _Flow:
         return outputs
 
     def gather(self, eqn: Any, inputs: list[_Fact]) -> set[str]:
-        """Check a gather, and say which plates' rows it takes by their indices."""
+        """Check a gather, and find the plates whose rows it takes by their indices."""
         shape = _shape(eqn.invars[0])
         axes = eqn.params["dimension_numbers"].start_index_map
         taken = set()
@@ -195,7 +195,7 @@ def _is_literal(atom: Any) -> bool:
 
 
 def _columns(eqn: Any) -> bool:
-    """Whether an equation puts columns side by side."""
+    """Whether an equation concatenates columns."""
     axis = eqn.params["dimension"]
     shapes = [_shape(atom) for atom in eqn.invars]
     return all(axis == len(shape) - 1 and shape[axis] == 1 for shape in shapes)

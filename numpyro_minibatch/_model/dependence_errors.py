@@ -1,4 +1,4 @@
-"""What to write where rows depend on their batch."""
+"""Error messages for rows that depend on their batch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["message_of"]
 
 
 def message_of(who: str, comparison: Comparison, found: Difference) -> str:
-    """Which rows depend on their batch, by how much, and what to write instead."""
+    """The message: the rows that depend on their batch, by how much, and a remedy."""
     one, other = (f"{x:.4g}" for x in found.values)
     if one == other:
         one, other = (f"{x:.8g}" for x in found.values)
@@ -71,7 +71,7 @@ def _message_of_slices(
     found: Difference,
     differs: str,
 ) -> str:
-    """Of a model that takes no data by indices, and is given rows of its arguments."""
+    """The message for a model that is run on rows of its arguments."""
     assert target.slices is not None
     arguments = target.args, dict(target.kwargs)
     given = ", ".join(map(repr, target.slices.names(target.model, arguments)))
@@ -120,7 +120,7 @@ def _message_of_slices(
 
 
 class _Described(NamedTuple):
-    """What an error says of a site.
+    """The description of a site in an error.
 
     :param kind: the class of its distribution.
     :param factor: whether it is a factor.
@@ -195,7 +195,7 @@ def _is_event_of_rows(comparison: Comparison, target: Any, name: str) -> bool:
 def _advice(
     comparison: Comparison, target: ModelTarget, found: Difference, size: int
 ) -> str:
-    """What to write instead."""
+    """A remedy."""
     site = _describe(comparison, found)
     if site.event and site.factor:
         return (

@@ -2,10 +2,10 @@
 
 Minibatches estimate a sum over rows. They are right only if each term of the sum is a
 function of the parameters and of its own row, and if everything else is the same for
-every batch. A model can violate this without any error: with a lag inside of the batch,
+every batch. A model can violate this without any error: with a lag inside the batch,
 with standardised batches, or with an event dimension over the rows. The functions here
-try to read a proof off the model's jaxpr. Where there is none, they evaluate the same
-rows in several batches and compare.
+try to find a proof in the model's jaxpr. If there is none, they evaluate the same rows
+in several batches and compare.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def _untraced(fn: Callable[[], Any]) -> Any:
 
 
 def _known_by(model: Any, static: Static, arrays: list[Any], layout: Layout) -> Any:
-    """What a verdict holds for: the model's code and the shapes of its arguments."""
+    """The key of a verdict: the model's code and the shapes of its arguments."""
     shapes = tuple((x.shape, str(x.dtype)) for x in arrays)
     content: Hashable = known_content()
     function = function_of(model)

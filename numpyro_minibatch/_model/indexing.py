@@ -72,7 +72,7 @@ def inspect_target(who: str, target: Target, widths: Mapping[str, int], z: Any) 
 def not_indexed(
     who: str, problem: str, size: int, plate: str = "data", site: Site | None = None
 ) -> str:
-    """What to write where data keep all of their rows in a plate.
+    """The message for data that keep all of their rows in a plate.
 
     :param site: an observed site in the plate.
     """
@@ -96,7 +96,7 @@ class NeedsValues(TypeError):
 
 
 class NotIndexed(ValueError):
-    """Data do not follow the indices; with what is wrong by itself."""
+    """Data do not follow the indices; the error also has the problem by itself."""
 
     def __init__(self, message: str, problem: str) -> None:
         super().__init__(message)
@@ -159,7 +159,7 @@ def check_indexing(
 def latent_of_rows(
     sites: list[Site], latents: Collection[str], plates: Mapping[str, int]
 ) -> str:
-    """What is wrong if a latent site has as many entries as a plate that fails."""
+    """The problem if a latent site has as many entries as a plate that fails."""
     for site in sites:
         for plate, size in plates.items():
             if site.name in latents and size > 1 and size in (site.value_shape or ()):
@@ -179,7 +179,7 @@ def _latent_by_row(name: str, plates: Mapping[str, int]) -> str:
 
 
 def _crossed(site: Site, as_written: Site, plates: Mapping[str, int]) -> str:
-    """What is wrong if every row of the data meets every row of the distribution."""
+    """The problem if each row of the data is paired with each of the distribution."""
     shapes = []
     for seen in (as_written, site):
         shape = jnp.broadcast_shapes(seen.shape, seen.value_shape or ())
@@ -199,7 +199,7 @@ def _crossed(site: Site, as_written: Site, plates: Mapping[str, int]) -> str:
 
 
 def check_flow(who: str, target: Target, widths: Mapping[str, int], z: Any) -> bool:
-    """Check what a target does with its data beyond the rows that it is asked for.
+    """Check whether a target uses data beyond the requested rows.
 
     :return: whether there was something to warn of.
     """

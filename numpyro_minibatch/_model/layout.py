@@ -1,4 +1,4 @@
-"""What is known of a model before it runs: its plates, latent sites and rows."""
+"""The layout of a model, known before it runs: its plates, latent sites and rows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Layout", "layout_target"]
 
 
 class Layout(NamedTuple):
-    """What is known of a model before it runs; static and hashable.
+    """The plates, latent sites and rows of a model; static and hashable.
 
     :param plates: the data plates and their numbers of rows.
     :param widths: the rows of one draw of each data plate.
@@ -20,7 +20,7 @@ class Layout(NamedTuple):
     :param value_shapes: the shapes of their constrained values.
     :param automatic: whether neither the user nor the model says how many rows a draw
         has.
-    :param slices: the rows among the arguments, where the model takes none by indices.
+    :param slices: the rows among the arguments, if the model takes none by indices.
     :param by_row: deterministic sites in no plate that have a value for each row.
     :param subsampled: whether plates of the model have a ``subsample_size``.
     """

@@ -1,12 +1,12 @@
-"""Models that compute numbers of their data with NumPy, such as ``len(np.unique(x))``.
+"""Models that compute numbers from data with NumPy, such as ``len(np.unique(x))``.
 
-NumPy computes while a model is traced, so what it reads of an argument are the values
-of all rows, as with NUTS. A kernel traces the model with the rows of a batch, which
-have no values then. The model is therefore run with functions of NumPy that get the
+NumPy computes while a model is traced, so it must receive the values of all rows of an
+argument, as with NUTS. A kernel traces the model with the rows of a batch, which have
+no values at that time. The model is therefore run with NumPy functions that receive the
 values of all rows in place of arguments of the model. JAX's functions get the batch.
 
-What NumPy computes entry by entry (``np.log(x)``, ``np.asarray(x)``) has the rows of
-the batch again, for which JAX computes it. Its values of all rows are known, too.
+Elementwise functions of NumPy (``np.log(x)``, ``np.asarray(x)``) are computed by JAX
+for the rows of the batch. Their values for all rows are known, too.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _LIBRARIES = {"numpy", "jax", "jaxlib", "numpyro", "numpyro_minibatch", "scipy"}
 
 
 class _Known(NamedTuple):
-    """An array of a model, and what the functions of NumPy get in its place.
+    """An array of a model, and the values that NumPy functions receive in its place.
 
     :param array: the array, which is kept so that no other one has its id.
-    :param values: computes those of all rows.
+    :param values: computes the values of all rows.
     """
 
     array: Any
@@ -54,7 +54,7 @@ _GIVEN: ContextVar[dict[int, _Known] | None] = ContextVar(
 
 @dataclass(frozen=True, eq=False)
 class ReadsValues:
-    """A model whose calls of NumPy get the values of all rows of its arguments.
+    """A model whose NumPy calls receive the values of all rows of its arguments.
 
     It is the model as it was written, except where a kernel traces it.
 
@@ -81,7 +81,7 @@ class ReadsValues:
     def of(
         cls, model: Callable, args: tuple, kwargs: Mapping[str, Any]
     ) -> ReadsValues | None:
-        """The model, if it reads values of its arguments by NumPy.
+        """The model, if it reads values of its arguments with NumPy.
 
         :param model: the model.
         :param args: its positional arguments.
@@ -168,7 +168,7 @@ class _Recording:
 
 
 class _Noted(dict[int, _Known]):
-    """Arrays by their ids, which note the arguments that are asked for."""
+    """Arrays by their ids, which record the arguments that are requested."""
 
     def __init__(self, recording: _Recording, leaves: list[Any]) -> None:
         self._recording = recording
@@ -201,7 +201,7 @@ def _run(
 
 
 class _Function:
-    """A function of NumPy that gets values in place of arrays of the model."""
+    """A NumPy function that receives values in place of arrays of the model."""
 
     def __init__(self, function: Any) -> None:
         self._function = function
@@ -263,7 +263,7 @@ def _library(value: Any) -> str:
 
 
 def _with_all_rows(model: Any, made: dict[int, Any]) -> Any:
-    """A function whose calls of NumPy get the values of arguments of the model.
+    """A function whose NumPy calls receive the values of the model's arguments.
 
     :param model: the function, or handlers and partial functions around it.
     :param made: functions that were made before, by the ids of those that they replace.
@@ -286,7 +286,7 @@ def _with_all_rows(model: Any, made: dict[int, Any]) -> Any:
 
 
 def _replacement(value: Any, made: dict[int, Any]) -> Any:
-    """What a function reads in place of a global name or of a variable around it."""
+    """The replacement for a global name or an enclosing variable of a function."""
     if _library(value) == "numpy" and not isinstance(value, type):
         return _wrapped(value)
     if isinstance(value, types.FunctionType) and _library(value) not in _LIBRARIES:

@@ -1,4 +1,4 @@
-"""The choice of the plates to subsample, and the refusal of models without any."""
+"""The choice of the plates to subsample, and errors for models without any."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def choose_plates(
     full: bool,
     default: int | None = None,
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """The rows of one draw of each plate to subsample, and the sizes of these plates.
+    """The rows of one draw of each subsampled plate, and the sizes of these plates.
 
     :raises ValueError: there is none, or the sizes given do not fit the model.
     """
@@ -113,7 +113,7 @@ def _no_plate(
     in_scan: list[str],
     listing: str,
 ) -> str:
-    """Why no plate is subsampled, and what to write.
+    """The reason why no plate is subsampled, and a remedy.
 
     :param in_scan: plates in a scan.
     :param listing: the plates of the model, described.
@@ -156,7 +156,7 @@ def _needs_batch_size(who: str, plate: str, size: int) -> str:
 
 
 def _why_no_rows(sites: list[Site], plates: Mapping[str, tuple[Any, ...]]) -> str:
-    """Why nothing of a model can be subsampled, and what to write."""
+    """The reason why nothing in a model can be subsampled, and a remedy."""
     observed = [s for s in sites if s.type == "sample" and s.observed]
     for name in sorted(plates, key=lambda name: -plates[name][0]):
         local = [
@@ -196,8 +196,8 @@ def _why_no_rows(sites: list[Site], plates: Mapping[str, tuple[Any, ...]]) -> st
         name = scalars[0].name
         return (
             f"numpyro.factor({name!r}, ...) is one number. Give it one number for each "
-            "row of the data and do not sum over the rows; what is needed of the data "
-            "must be an argument of the model."
+            "row of the data and do not sum over the rows. All data that it needs must "
+            "be arguments of the model."
         )
     for site in observed:
         shape = batch_shape(site)
@@ -384,7 +384,7 @@ def _check_plate_names(sites: list[Site], plates: Mapping[str, int]) -> None:
 
 
 def _local_latent(sites: list[Site], plate: str, everything: list[Site]) -> str:
-    """What to write where latent sites have a value for each row."""
+    """A remedy for latent sites that have a value for each row."""
     first = sites[0]
     names_of = {s.name for s in sites}
     shared = [

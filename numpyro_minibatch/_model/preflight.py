@@ -1,4 +1,4 @@
-"""User mistakes found before anything compiles: which plates, which rows, what shapes.
+"""Checks for mistakes before anything compiles: plates, rows and shapes.
 
 Everything here runs the model abstractly, so that it costs no arithmetic on the data.
 """
@@ -123,7 +123,7 @@ def _hashable(sizes: int | Mapping[str, int] | None) -> Hashable:
 def _known_by(
     args: tuple, kwargs: Mapping[str, Any], options: tuple[Hashable, ...]
 ) -> Hashable:
-    """What the layout of a model depends on; ``None`` where that is not known."""
+    """A key of what the layout of a model depends on; ``None`` if it is not known."""
     content = known_content()
     if content is None:
         return None
@@ -149,7 +149,7 @@ def _inspected(
     whole: bool,
     named: RowAxes | None = None,
 ) -> tuple[Layout, dict[str, Any], bool]:
-    """What :func:`inspect_model` finds, and whether it had a warning to give."""
+    """The result of :func:`inspect_model`, and whether it has a warning to give."""
     target = ModelTarget(model=model, args=args, kwargs=kwargs, sizes={})
     sites, frozen = _sites_as_written(who, target)
     _warn_of_params(who, frozen, sites)
@@ -198,7 +198,7 @@ def _inspected(
 
 
 def _warn_of_params(who: str, frozen: Mapping[str, Any], sites: list[Site]) -> None:
-    """Warn of ``param`` sites, which keep their values."""
+    """Warn about ``param`` sites, which keep their values."""
     # the parameters of a random_flax_module are read for their shapes alone
     left = [
         name
@@ -252,7 +252,7 @@ def _indexed_or_given(
 def _sites_as_written(
     who: str, target: ModelTarget
 ) -> tuple[list[Site], dict[str, Any]]:
-    """The sites of a model that runs as written; where it does not run, say why."""
+    """The sites of a model that runs as written; raises with the reason if not."""
     try:
         with explained(who, target.model, target.args, target.kwargs):
             return abstract_sites(target)

@@ -1,6 +1,6 @@
-"""A model run once more on all its rows: its sites, its data, each row's likelihood.
+"""A model run again on all its rows: its sites, its data, each row's likelihood.
 
-What analyses a run asks this module about the model that the run sampled.
+The modules that analyse a run use this one for the model that the run sampled.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _CHUNK_ROWS = 16_384  # rows that are evaluated at a time
 
 
 class Site(NamedTuple):
-    """What is known of a site of a model that reads all its rows, without its value.
+    """The facts about a site of a model that reads all its rows, without its value.
 
     The site has a distribution, or is a deterministic one.
 
@@ -132,7 +132,7 @@ class Program:
             return self._plain(*inputs)
 
     def trace(self, *inputs: Any) -> None:
-        """Run ``fn`` for what it notes in passing, without any arithmetic."""
+        """Run ``fn`` only for its side effects, without any arithmetic."""
         try:
             jax.eval_shape(self._with_arrays, self._arrays, *inputs)
         except jax.errors.JAXTypeError:
@@ -184,7 +184,7 @@ def subsampled_plates(target: ModelTarget) -> dict[str, int]:
 
 
 def _is_on_host(target: ModelTarget, name: str) -> bool:
-    """Whether the value of a site is of rows that do not belong into memory."""
+    """Whether the value of a site consists of rows that should stay out of memory."""
     args = (target.args, dict(target.kwargs))
     if not find_rows(args):
         return False
@@ -203,7 +203,7 @@ def _is_on_host(target: ModelTarget, name: str) -> bool:
 
 @dataclass(frozen=True)
 class Run:
-    """What a run sampled.
+    """The model that a run sampled, with its arguments.
 
     :param kernel: the kernel.
     :param of_package: whether it is a kernel of this package.
@@ -424,7 +424,7 @@ def compute_rows(
     draws: Any,
     chunk_size: int,
 ) -> dict[str, np.ndarray]:
-    """Numbers that each row of a plate has at each draw, computed in chunks.
+    """Numbers for each row of a plate at each draw, computed in chunks.
 
     :param target: what the rows belong to.
     :param plate: the data plate.

@@ -54,7 +54,7 @@ def conditioned(model: Any, as_written: Mapping[str, Site]) -> str:
 
 
 def condition_holds(who: str, site: str) -> str:
-    """What to write instead of conditioning on the data of a site."""
+    """A remedy for a model that is conditioned on the data of a site."""
     return (
         f"{who}: numpyro.handlers.condition holds all rows of site {site!r}, but a "
         "batch has only some rows of the other data. Pass them as an argument of the "
@@ -303,7 +303,7 @@ def named_rows(
     if left:
         names = Slices(tuple(left)).names(target.model, arguments_of(target))
         more = (
-            f" Not named, and of as many entries: {', '.join(names)}. With all of "
+            f" Other arguments with as many entries: {', '.join(names)}. With all of "
             "them it reads "
             f"{suggestion(target.model, arguments_of(target), [*places, *left])}."
         )

@@ -1,7 +1,7 @@
-"""Rows that the user names: which arguments of a model have them, and along which axis.
+"""Rows that the user names: the arguments of a model that have them, and their axes.
 
 The form is that of ``in_axes`` of :func:`jax.vmap`, by the names of arguments: an axis,
-or a tree of axes whose structure begins as that of the argument.
+or a tree of axes that is a prefix of the argument's tree.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class RowAxes:
 
     @classmethod
     def of(cls, who: str, given: Any) -> RowAxes | None:
-        """The setting, from what a user wrote.
+        """The setting, from the user's argument.
 
         :param who: the kernel's name, for the messages.
         :param given: a mapping by names, or ``None``.

@@ -1,9 +1,9 @@
-"""Proofs that rows are independent, read off jaxprs: nothing here computes.
+"""Proofs that rows are independent, read off jaxprs without computing anything.
 
-The rows of a batch are followed as axes of arrays. An operation that acts along such an
-axis entry by entry keeps the rows apart; any other makes the proof fail, which does not
-mean that rows depend on each other. Two jaxprs of the same function, for batches of two
-sizes, are followed in step, so that a dependence on the number of rows is seen, too.
+The rows of a batch are followed as axes of arrays. An operation that acts elementwise
+along such an axis keeps the rows separate; any other makes the proof fail, which does
+not mean that rows depend on each other. Two jaxprs of the same function, for batches of
+two sizes, are followed in parallel, to detect a dependence on the number of rows, too.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _MOST_ROUNDS = 8  # until what a loop carries is known
 
 
 def trace_rows(one: Any, other: Any, facts: Sequence[Fact]) -> list[Fact]:
-    """What is known of the outputs of a function.
+    """The known facts about the outputs of a function.
 
     :param one: its jaxpr for batches of one size.
     :param other: its jaxpr for batches of another size.
@@ -93,7 +93,7 @@ def _follow(one: Any, other: Any, facts: Sequence[Fact]) -> list[Fact]:
 
 
 def _constant(a: Any, b: Any) -> Fact:
-    """Of a constant, which must be the same for batches of any size."""
+    """The fact of a constant, which must be the same for batches of any size."""
     if a is b:
         return (PLAIN,) * np.ndim(a)
     if np.shape(a) != np.shape(b) or getattr(a, "dtype", 0) != getattr(b, "dtype", 0):
@@ -217,7 +217,7 @@ def _inner(params: Any, others: Any, number: int) -> tuple[Any, Any] | None:
 
 
 def _merged(old: Sequence[Fact], new: Sequence[Fact]) -> list[Fact]:
-    """What holds of values that may be either."""
+    """The facts that hold for both of two possible values."""
     found: list[Fact] = []
     for a, b in zip(old, new, strict=True):
         found.append(None if a is None or b is None else elementwise([a, b], len(a)))
@@ -225,7 +225,7 @@ def _merged(old: Sequence[Fact], new: Sequence[Fact]) -> list[Fact]:
 
 
 def _loop(body: Any, carry: list[Fact]) -> tuple[list[Fact], list[Fact]]:
-    """What a loop carries, and what its body gives besides."""
+    """The carry of a loop, and the other outputs of its body."""
     for _ in range(_MOST_ROUNDS):
         found = body(carry)
         merged = _merged(carry, found[: len(carry)])

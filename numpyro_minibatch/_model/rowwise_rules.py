@@ -1,4 +1,4 @@
-"""What single operations do with the rows of a batch, one rule for each primitive."""
+"""The effects of single operations on the rows of a batch, one rule per primitive."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def rows_of_plate(name: str) -> str:
 
 
 class Unproven(Exception):
-    """The two jaxprs are not of one form."""
+    """The two jaxprs do not have the same form."""
 
 
 def shape_of(atom: Any) -> tuple[int, ...]:
@@ -81,7 +81,7 @@ def replaced(fact: tuple[str, ...], kinds: dict[int, str]) -> tuple[str, ...]:
 
 
 def _joined(a: str, b: str) -> str | None:
-    """The kind of an axis of two values that are combined entry by entry."""
+    """The kind of an axis of two values that are combined elementwise."""
     if a == b or b == SAME:
         return a
     # numbers that vary with the place in a batch do not belong to rows
@@ -89,7 +89,7 @@ def _joined(a: str, b: str) -> str | None:
 
 
 def stretched(fact: Fact, shape: tuple[int, ...], made: tuple[int, ...]) -> Fact:
-    """Of an input of an operation that repeats it along axes of length one."""
+    """The fact of an input of an operation that repeats it along axes of length one."""
     if fact is None or len(shape) != len(made):
         return fact
     alone = {i: SAME for i, n in enumerate(shape) if n == 1 and made[i] != 1}
@@ -97,7 +97,7 @@ def stretched(fact: Fact, shape: tuple[int, ...], made: tuple[int, ...]) -> Fact
 
 
 def elementwise(facts: Sequence[Fact], ndim: int) -> Fact:
-    """Of an operation that combines its inputs entry by entry."""
+    """The fact of the output of an elementwise operation."""
     found: list[str] = [SAME] * ndim
     for fact in facts:
         if fact is None:
@@ -121,7 +121,7 @@ _Sets = list[set[int]]
 
 
 def broadcast(eqn: Any, fact: Fact) -> Fact:
-    """Of an array that is repeated along new axes or along axes of length one."""
+    """The fact of an array repeated along new axes or along axes of length one."""
     if fact is None:
         return None
     shape, place = shape_of(eqn.outvars[0]), eqn.params["broadcast_dimensions"]
@@ -138,7 +138,7 @@ def _broadcast_in_dim(eqn: Any, twin: Any, facts: _Facts, grows: _Sets) -> list[
 def _groups(
     one: tuple[int, ...], other: tuple[int, ...]
 ) -> list[tuple[list[int], list[int]]]:
-    """Runs of axes that a reshape makes out of each other."""
+    """Groups of adjacent axes that a reshape turns into each other."""
     found: list[tuple[list[int], list[int]]] = []
     i = j = 0
     while i < len(one) or j < len(other):
@@ -320,7 +320,7 @@ def _sort(eqn: Any, twin: Any, facts: _Facts, grows: _Sets) -> list[Fact]:
 
 
 def _of_matrices(eqn: Any, twin: Any, facts: _Facts, grows: _Sets) -> list[Fact]:
-    """Of functions of stacked matrices, all stacked alike."""
+    """The facts of functions of stacked matrices, all stacked alike."""
     leading: list[Fact] = []
     for fact, grown in zip(facts, grows, strict=False):
         last = {len(fact) - 1, len(fact) - 2}

@@ -114,7 +114,7 @@ def local_sites(model: Callable, args: tuple, kwargs: Mapping[str, Any]) -> Loca
 def explained(
     who: str, model: Any, args: tuple, kwargs: Mapping[str, Any]
 ) -> Iterator[None]:
-    """Say what to write instead where a model cannot be traced by JAX.
+    """State a remedy if JAX cannot trace a model.
 
     :param who: the kernel's name, for the messages.
     :param model: the model.
@@ -137,7 +137,7 @@ def explained(
 
 
 def lists_of_numbers(model: Any, args: tuple, kwargs: Mapping[str, Any]) -> str:
-    """What to write instead of arguments that are lists, of which no rows are taken.
+    """A remedy for arguments that are lists, from which no rows are taken.
 
     :param model: the model.
     :param args: its positional arguments.
@@ -215,7 +215,7 @@ def _free_shape(fn: Any, value: Any) -> tuple[int, ...]:
 
 
 class AllRows(Subsample):
-    """Give each plate all its rows, and note the subsample size that it asked for."""
+    """Give each plate all its rows, and record the subsample size that it requested."""
 
     def __init__(self, fn: Callable) -> None:
         super().__init__(fn, {})

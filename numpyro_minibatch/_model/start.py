@@ -1,4 +1,4 @@
-"""Where chains start: a position at which the log density is resolved."""
+"""The starts of chains: positions at which the log density is resolved."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _RESOLUTION = 0.1
 def find_start(
     target: Target, layout: Layout, init_strategy: Callable, key: Array, init: Any
 ) -> tuple[Any, Array]:
-    """Where one chain starts, and the log density of some rows there.
+    """The start of one chain, and the log density of some rows there.
 
     :param target: the target.
     :param layout: what is known of the model.
@@ -184,7 +184,7 @@ def check_init_params(
 
 
 def _check_init_values(layout: Layout, init_strategy: Callable) -> None:
-    """Check what init_to_value was given."""
+    """Check the values that init_to_value was given."""
     values = getattr(init_strategy, "keywords", {}).get("values")
     if not isinstance(values, Mapping):
         return
@@ -227,7 +227,7 @@ def check_start(
     if not finite:
         raise ValueError(
             f"{who}: the log density is not finite at the start, "
-            f"after {_MAX_TRIES} tries: the log prior is not. Start from "
+            f"after {_MAX_TRIES} tries, because the log prior is not. Start from "
             "values that the model allows, "
             "init_strategy=init_to_value(values=...), or check the priors."
         )

@@ -1,11 +1,11 @@
-"""Refusals of models whose Python code needs the values of their data.
+"""Errors for models whose Python code needs the values of their data.
 
-A program is compiled once and reads other rows at every step, so that the arrays that
-the model gets have no values while it is traced. A number that Python code computes of
-them would also be that of a batch and not that of the data: ``len(np.unique(group))``
-must be the number of all groups. Where NumPy computes it, it is (see ``numpy_calls``).
-Other such lines are not run. The message names the line, and writes it anew where the
-line itself says how.
+A program is compiled once and reads other rows at every step, so the arrays that the
+model receives have no values while it is traced. A number that Python code computes
+from them would also be that of a batch and not that of the data:
+``len(np.unique(group))`` must be the number of all groups. If NumPy computes it, it is
+(see ``numpy_calls``). Other such lines are not run. The message names the line, and
+shows a replacement if the line itself determines one.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _CONVERTERS = ("array", "asarray", "asanyarray", "ascontiguousarray", "copy")
 
 
 class _Line(NamedTuple):
-    """The line of a model at which values are needed.
+    """The line of a model that needs values.
 
     :param number: its number in the file.
     :param text: its first line as written; empty if the source is not known.
@@ -70,7 +70,7 @@ def first_line(error: BaseException) -> str:
 
 
 def needs_values(who: str, model: Any, error: BaseException) -> str:
-    """What to say of a model that needs the values of its data.
+    """The message for a model that needs the values of its data.
 
     :param who: the kernel's name.
     :param model: the model.
@@ -88,7 +88,7 @@ def needs_values(who: str, model: Any, error: BaseException) -> str:
 
 
 def _advice(model: Any, line: _Line | None, error: BaseException) -> str:
-    """What to write instead."""
+    """A remedy."""
     code = None if line is None else line.code
     if line is None or code is None or not line.traced:
         return _GENERAL
@@ -114,8 +114,8 @@ def _advice(model: Any, line: _Line | None, error: BaseException) -> str:
     if converted:
         return (
             f"{_has_rows(names)} Write jnp.asarray({converted}), and jnp for np in "
-            "what is computed of it row by row. What needs all rows has to be computed "
-            "before the model and passed as an argument."
+            "what is computed from it row by row. Compute everything that needs all "
+            "rows before the model, and pass it as an argument."
         )
     if line.in_model and isinstance(code, ast.Assign) and len(code.targets) == 1:
         target = code.targets[0]
@@ -130,7 +130,7 @@ def _advice(model: Any, line: _Line | None, error: BaseException) -> str:
                 names_of, it = " and ".join(found), "it" if one else "them"
                 written = ", ".join(f"{n}={value}" for n, value in found.items())
                 return (
-                    f"{_has_rows(names)} Compute {names_of} of all rows before the "
+                    f"{_has_rows(names)} Compute {names_of} from all rows before the "
                     f"model and pass {it} as {'an argument' if one else 'arguments'}: "
                     f"leave {'this line' if one else 'these lines'} out, add "
                     f"{names_of if one else it} to the parameters of "
@@ -138,7 +138,7 @@ def _advice(model: Any, line: _Line | None, error: BaseException) -> str:
                 )
     what = _computed(code, line) or "such numbers"
     return (
-        f"{_has_rows(names)} Compute {what} beforehand, of all rows, and pass the "
+        f"{_has_rows(names)} Compute {what} beforehand, from all rows, and pass the "
         "result as an argument."
     )
 
@@ -151,7 +151,10 @@ _GENERAL = (
 
 
 def _has_rows(names: str) -> str:
-    return f"A step has only a batch of rows, and {names} no values before it runs."
+    return (
+        f"A step has only a batch of rows, and there are no values of {names} before "
+        "it runs."
+    )
 
 
 def function_of(model: Any) -> Callable | None:
@@ -238,7 +241,7 @@ def _known_outside(value: ast.expr, function: Callable) -> bool:
 
 
 def _others(function: Callable, line: _Line) -> dict[str, str]:
-    """What else a function computes by NumPy of its arguments, by name."""
+    """Other numbers that a function computes with NumPy from its arguments, by name."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
     except (OSError, TypeError, SyntaxError):
@@ -272,7 +275,7 @@ def _others(function: Callable, line: _Line) -> dict[str, str]:
 
 
 def _converted(code: ast.stmt) -> str:
-    """What a statement makes a NumPy array of, and does nothing else with."""
+    """The value that a statement only converts to a NumPy array."""
     value = getattr(code, "value", None)
     if not isinstance(value, ast.Call) or not isinstance(value.func, ast.Attribute):
         return ""

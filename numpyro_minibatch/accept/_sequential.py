@@ -317,7 +317,7 @@ def average_epsilon(
     some moves whose log ratio is known from all rows.
 
     :param error: the fraction of wrong decisions, above 0 and below 0.5.
-    :param log_ratios: true log ratios of some hundred moves as the chain makes them,
+    :param log_ratios: true log ratios of a few hundred moves as the chain makes them,
         at its temperature, prior and proposal included, shape ``(k,)``.
     :param row_sds: for each move ``N / T`` times the standard deviation of the rows'
         differences in log likelihood, shape ``(k,)``.

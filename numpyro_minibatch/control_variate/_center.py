@@ -1,4 +1,4 @@
-"""Where rows are expanded, found on the host in double precision before a run."""
+"""The centre of the expansion, found on the host in double precision before a run."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ _STARTS = 4  # searches from different starts, to see whether there are several 
 
 
 class Center(NamedTuple):
-    """What the search for the centre found.
+    """The result of the search for the centre.
 
     :param expansion: the sum of the rows' polynomials about it, in double precision.
     :param other_mode: distance to another mode that some search ended in, in
-        posterior standard deviations; 0 where all ended in the same.
+        posterior standard deviations; 0 if all ended in the same mode.
     :param about: the expansion about another point, by the same compiled pass.
-    :param known_hessian: the Hessian of all that is not expanded, there; zero where the
-        coordinates are not those that are sampled.
+    :param known_hessian: the Hessian there of everything that is not expanded; zero if
+        the coordinates are not those that are sampled.
     """
 
     expansion: Expansion
@@ -63,10 +63,10 @@ def find_center(
     taylor: Taylor,
     meanwhile: Callable[[], None] = lambda: None,
 ) -> Center:
-    """Find the mode that rows are expanded about.
+    """Find the mode about which rows are expanded.
 
-    Searches on some rows, from several starts, then Newton steps with backtracking on
-    all of them.
+    Searches from several starts use some rows, and Newton steps with backtracking then
+    use all of them.
 
     :param problem: the target and its coordinates.
     :param starts: where to start from, shape ``(k, d)``.
@@ -113,7 +113,7 @@ def find_center(
 
 
 class Known(NamedTuple):
-    """The weighted log density of all that is not expanded, at a point."""
+    """The weighted log density of everything that is not expanded, at a point."""
 
     value: np.ndarray
     gradient: np.ndarray
@@ -137,7 +137,7 @@ class Density:
 
     @classmethod
     def of(cls, problem: Problem, taylor: Taylor, dim: int) -> Density:
-        """That of the posterior, or of the likelihood with a ridge.
+        """The density of the posterior, or that of the likelihood with a ridge.
 
         :param dim: the number of coordinates of the expansion.
         """
@@ -150,16 +150,16 @@ class Density:
 
     @property
     def share(self) -> float:
-        """The number of rows over that of some rows."""
+        """The number of all rows divided by the number of the rows used."""
         return self.sums.some.share
 
     @property
     def spread(self) -> float:
-        """How many times as wide the posterior of some rows is as that of all."""
+        """The width of the posterior of some rows relative to that of all rows."""
         return float(np.sqrt(self.share))
 
     def ahead(self, dim: int) -> None:
-        """Have the programs compiled meanwhile.
+        """Compile the programs on other threads.
 
         :param dim: the number of coordinates.
         """
@@ -193,10 +193,10 @@ class Density:
         return [np.asarray(q - (self.weight * r + k)) for r, k, q in triples]
 
     def searched(self, starts: np.ndarray) -> list[Optimum]:
-        """Where searches on some rows end, one for each start.
+        """The ends of searches on some rows, one for each start.
 
-        By Newton steps, which need one program for some rows and for all; where they
-        do not end at a mode from any start, or if there are many coordinates, by
+        The searches use Newton steps, which need one program for some rows and for all.
+        If none of them ends at a mode, or if there are many coordinates, they use
         quasi-Newton steps.
         """
         if self.by_newton:
@@ -217,7 +217,7 @@ class Density:
         return self.with_known(center)[0]
 
     def with_known(self, center: np.ndarray) -> tuple[Expansion, np.ndarray]:
-        """The same, and the Hessian of all that is not expanded there."""
+        """The same, and the Hessian there of everything that is not expanded."""
         found = self.sums.at(center, None)
         value, gradient, hessian = found.rows
         expansion = Expansion(
@@ -230,16 +230,16 @@ class Density:
         return expansion, found.known[2]
 
     def known_at(self, center: np.ndarray) -> Known:
-        """The log density of all that is not expanded, with its derivatives."""
+        """The log density of everything that is not expanded, with its derivatives."""
         return Known(*map(np.asarray, self.sums.at(center, None).known))
 
 
 def _ridge(problem: Problem, taylor: Taylor) -> tuple[Any, Any]:
-    """Where the ridge has its maximum, and its precision.
+    """The position of the ridge's maximum, and its precision.
 
-    By default those of a normal distribution with the quartiles that the prior has in
-    each coordinate: whatever the unit of an effect is, a ridge that is as wide as its
-    prior moves the centre by little more than the prior itself would.
+    By default they are those of a normal distribution with the quartiles of the prior
+    in each coordinate. Whatever the unit of an effect is, a ridge that is as wide as
+    its prior moves the centre by little more than the prior itself would.
     """
     if taylor.ridge is not None or problem.in_own_coordinates:
         return 0.0, taylor.ridge or 0.0
@@ -273,7 +273,7 @@ def _other_mode(
     best: Optimum,
     hessian: np.ndarray,
 ) -> float:
-    """How far from the best another search ended, in standard deviations; or 0."""
+    """The distance of another search's end from the best one, in sds; or 0."""
     root = np.linalg.cholesky(hessian)
     distances = [np.linalg.norm(root.T @ (r.x - best.x)) for r in ends]
     # a worse optimum matters where its density is not negligible
@@ -318,15 +318,15 @@ def newton(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Newton's method with backtracking; the optimum and the Hessian there.
 
-    Directions of negative curvature are followed as if it were positive, so that a
-    saddle is left and not taken for the optimum.
+    Directions of negative curvature are followed as if it were positive, so that the
+    steps leave a saddle instead of stopping there.
 
     :param objective: value, gradient and Hessian at a point.
     :param start: where to start.
     :param metric: a positive definite matrix that measures steps; ``None`` for steps of
         any length.
-    :param longest: length of a step at most: one from where the curvature is negative
-        could else end at another optimum.
+    :param longest: the largest length of a step. A longer one from a point of negative
+        curvature could end at another optimum.
     :param largest: value above which an optimum does not matter.
     :raises Refused: the steps do not converge, end where the curvature is not that of
         an optimum, or would end above ``largest`` if they gained twice what the
@@ -397,7 +397,7 @@ def newton(
 
 
 def not_definite(smallest: float) -> str:
-    """What to say where the density to sample has no Laplace approximation."""
+    """The error if the density to sample has no Laplace approximation."""
     return (
         "at the centre of the expansion the curvature of the log density is "
         f"not that of a maximum (smallest eigenvalue {smallest:.2g}): the data and the "

@@ -1,4 +1,4 @@
-"""Ends of searches for modes on some rows, and the starts that searches begin at."""
+"""Ends of searches for modes on some rows, and the starting points of searches."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _MOST = 64  # different ends on some rows that are looked at
 
 
 class End(NamedTuple):
-    """A mode by some rows."""
+    """A mode of the posterior of some rows."""
 
     position: np.ndarray
     value: float
@@ -43,7 +43,7 @@ class End(NamedTuple):
     found: int
 
     def distance(self, other: np.ndarray) -> float:
-        """To another position, in standard deviations."""
+        """The distance to another position, in standard deviations."""
         away = other - self.position
         return float(np.sqrt(max(away @ self.hessian @ away, 0.0)))
 
@@ -60,16 +60,16 @@ class Ends:
         self.led: list[set[int]] = []  # to which others copies of each lead
 
     def search(self, start: np.ndarray) -> Optimum:
-        """A search on some rows, which ends early where it comes to a known end."""
+        """A search on some rows, which ends early when it reaches a known end."""
         return quasi_newton(self.density.of_some, start, self._arrives)
 
     def too_low(self, value: float) -> bool:
-        """Whether an end cannot matter, given that some rows say so with noise."""
+        """Whether an end cannot matter, allowing for the noise of using some rows."""
         best = min((end.value for end in self.found), default=np.inf)
         return value > best + NEGLIGIBLE * (1.0 + self.density.spread**2)
 
     def next(self) -> int | None:
-        """The best of those ends of which no copies were tried, if one is left."""
+        """The best end of which no copies were tried, if there is one."""
         left = [
             k
             for k, end in enumerate(self.found)
@@ -111,7 +111,7 @@ class Ends:
             self.led[one].add(other)
 
     def known_without(self, some: set[int], given: bool = True) -> set[int]:
-        """Ends that are found without the searches from a start that ended in some.
+        """The ends that are found if searches that ended in some of them are left out.
 
         :param some: the ends whose searches are left out.
         :param given: whether starts that are not random count.
@@ -130,7 +130,7 @@ class Ends:
         return known
 
     def at(self, position: np.ndarray, value: float) -> int | None:
-        """The number of the end that a position is at, if it is at one."""
+        """The number of the end at which a position is, if there is one."""
         for k, end in enumerate(self.found):
             # a search may stop early, and another mode is not far below
             if end.distance(position) < SAME and value > end.value - 1.0:
@@ -138,7 +138,7 @@ class Ends:
         return None
 
     def _arrives(self, position: np.ndarray, value: float) -> bool:
-        """Whether a search has come to an end that is known."""
+        """Whether a search has reached a known end."""
         k = self.at(position, value)
         return k is not None and value < self.found[k].value + 3.0
 

@@ -192,7 +192,7 @@ class Expansion(NamedTuple):
 
     @property
     def exact_rows(self) -> dict[str, Array]:
-        """What to ask a target for: one row of a plate that has none."""
+        """The rows to request from a target: one row of a plate without exact rows."""
         one = jnp.zeros(1, jnp.int32)
         return {n: e.rows if len(e.rows) else one for n, e in self.exact.items()}
 

@@ -32,7 +32,7 @@ _LEAST = 1e-4  # mass of a mode below which it is left out
 
 
 class FoundMode(NamedTuple):
-    """A mode, by all rows.
+    """A mode of the posterior of all rows.
 
     :param expansion: the sum of the rows' polynomials about it, in double precision.
     :param known: the log density of all that is not expanded, there.
@@ -47,7 +47,7 @@ class FoundMode(NamedTuple):
 
 
 class FoundModes(NamedTuple):
-    """What a search for modes found.
+    """The result of a search for modes.
 
     :param modes: those that are kept, the heaviest first.
     :param about: the expansion about a point, by a pass that is compiled.
@@ -76,7 +76,7 @@ class FoundModes(NamedTuple):
 
     @property
     def report(self) -> dict[str, Any]:
-        """What is told of the search."""
+        """The report of the search."""
         return {
             "num_modes": len(self.modes),
             "mode_masses": [mode.mass for mode in self.modes],
@@ -90,7 +90,7 @@ class FoundModes(NamedTuple):
 
 
 class _Refined(NamedTuple):
-    """A mode by all rows, and what its expansion is made of."""
+    """A mode of the posterior of all rows, and the parts of its expansion."""
 
     end: End
     expansion: Expansion
@@ -170,7 +170,7 @@ def _refine(
 def _newton_to(
     density: Density, end: End, start: np.ndarray, reach: float, largest: float
 ) -> _Refined:
-    """The mode that Newton steps on all rows end at."""
+    """The mode at which Newton steps on all rows end."""
     position, hessian = newton(density.of_all, start, end.hessian, reach, largest)
     value = float(density.of_all(position)[0])
     return _Refined(
@@ -195,7 +195,7 @@ def _number_of(new: _Refined, refined: list[_Refined]) -> int | None:
 def _of_all_rows(
     problem: Problem, density: Density, ends: Ends, ended: int, most: int
 ) -> FoundModes:
-    """The modes by all rows, with their masses.
+    """The modes of the posterior of all rows, with their masses.
 
     :raises Refused: the best of them has no Laplace approximation.
     """

@@ -150,7 +150,7 @@ def with_tails(
 
 
 def _prior_at(modes: Modes, found: tuple[FoundMode, ...]) -> PriorAtModes:
-    """What is not expanded, at the means: to second order about the centres."""
+    """All that is not expanded, at the means: to second order about the centres."""
     known = [mode.known for mode in found]
     away = modes.location - np.stack([mode.expansion.center for mode in found])
     hessian = np.stack([each.hessian for each in known])

@@ -235,7 +235,7 @@ class ResidualScan:
         residual: np.ndarray,
         of_exact: Mapping[str, np.ndarray],
     ) -> np.ndarray:
-        """What is left of some residuals with the exact rows."""
+        """The remainder of some residuals with the exact rows."""
         kept = self.exact[name]
         if name in of_exact:
             multiple = np.asarray(kept.coefficient)[rows, None]
@@ -317,7 +317,7 @@ class ResidualScan:
     def scores(
         self, draws: np.ndarray
     ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """How much each row matters, and its loading on the leading direction."""
+        """The importance of each row, and its loading on the leading direction."""
         plates = self.problem.plates
         grams = {n: np.zeros((len(draws),) * 2) for n in plates}
         for name, _, residual in self._pieces(draws, _GRAM):
@@ -384,7 +384,7 @@ class ResidualScan:
         return found
 
     def of_surplus(self, draws: np.ndarray) -> np.ndarray:
-        """What representative rows explain of the sums at some draws, ``(K,)``."""
+        """The part of the sums that representative rows explain, per draw, ``(K,)``."""
         explained = np.zeros(len(draws))
         for name, (rows, weights) in self.surplus.items():
             residuals = np.asarray(self._of_rows(draws, name, rows.ravel()), np.float64)

@@ -69,7 +69,7 @@ class Some(NamedTuple):
         return cls(rows, problem.plates)
 
     def largest(self, values: Mapping[str, np.ndarray]) -> Some:
-        """As many rows, those of the largest values.
+        """The same number of rows, those with the largest values.
 
         :param values: a number for each row, by plate.
         """
@@ -86,12 +86,12 @@ class Some(NamedTuple):
 
     @property
     def scales(self) -> dict[str, float]:
-        """What to multiply a sum over them by, for an estimate of that over all."""
+        """The factors from a sum over them to an estimate of the sum over all rows."""
         return {name: self.plates[name] / len(rows) for name, rows in self.rows.items()}
 
     @property
     def share(self) -> float:
-        """Rows of the largest plate over those of them that are some."""
+        """The number of rows of the largest plate divided by the number used."""
         largest = max(self.plates, key=lambda name: self.plates[name])
         return self.scales[largest]
 
@@ -134,7 +134,7 @@ class RowSums:
 
     @classmethod
     def of(cls, problem: Problem, taylor: Taylor, dim: int) -> RowSums:
-        """Those that a control variate needs.
+        """The sums that a control variate needs.
 
         :param dim: the number of coordinates of the expansion.
         """
@@ -151,7 +151,7 @@ class RowSums:
         )
 
     def ahead(self, dim: int, slopes: bool) -> None:
-        """Have the programs compiled on other threads.
+        """Compile the programs on other threads.
 
         :param dim: the number of coordinates.
         :param slopes: whether that without the Hessian is needed.
@@ -258,7 +258,7 @@ def keeps_polynomials(problem: Problem, dim: int) -> bool:
 
 
 class _Reading(NamedTuple):
-    """How a program reads all rows, or some.
+    """The way in which a program reads all rows, or some.
 
     :param rows_at: log likelihoods by plate, of a point and of indices.
     :param chunks: of all rows.

@@ -1,8 +1,8 @@
 """Quasi-Newton searches for a maximum, on the host.
 
-Those of SciPy solve systems of ten equations with a library that starts threads for
-them. On a machine whose cores are busy this takes longer than the log density of 10,000
-rows, and it offers no way to end a search between two evaluations.
+SciPy's searches solve systems of ten equations with a library that starts threads for
+them. On a machine with busy cores this takes longer than the log density of 10,000
+rows. They also offer no way to end a search between two evaluations.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MAX_EVALUATIONS = 3000
 
 
 class Optimum(NamedTuple):
-    """Where a search ended.
+    """The end of a search.
 
     :param x: the position.
     :param fun: the value there.

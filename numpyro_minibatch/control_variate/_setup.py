@@ -1,4 +1,4 @@
-"""Set-up of a control variate: centre, surrogate, pilot, and what chains keep of it."""
+"""Set-up of a control variate: centre, surrogate, pilot, and results for the chains."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ _ENOUGH_DRAWS = 0.94
 
 
 class Surrogate(NamedTuple):
-    """What a chain with a control variate keeps in its state.
+    """The part of a chain's state that a control variate needs.
 
     :param expansion: the summed polynomial, or those of several modes.
     :param location: about the mean of the surrogate's posterior, ``(D,)``.
@@ -91,7 +91,7 @@ class Surrogate(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What the pilot decided that is part of the program; hashable.
+    """The decisions of the pilot that are part of the program; hashable.
 
     :param coordinates: what the rows are expanded in.
     :param form: how residuals are computed.
@@ -128,7 +128,7 @@ class Prepared(NamedTuple):
 
 
 def prepare(who: str, problem: Problem, chosen: Chosen, needs: Needs) -> Prepared:
-    """Expand the rows of a target, and see how well that works.
+    """Expand the rows of a target, and measure how accurate the expansion is.
 
     :param who: the kernel's name, for the messages.
     :param problem: the target.
@@ -230,11 +230,11 @@ def check_moves(needs: Needs, posterior: SurrogatePosterior) -> None:
     if needs.follows and posterior.stuck > _STUCK:
         raise Refused(
             "trajectories on the surrogate move no chain: from "
-            f"{posterior.stuck:.0%} of the draws of its posterior, less than a tenth "
-            f"of them is accepted, and {_STUCK:.0%} is the limit (R-hat of these draws "
-            f"is {posterior.rhat:.2f}). The surrogate is too far from a normal "
-            "distribution, as with several modes or strongly varying scales. Use "
-            "NumPyro's NUTS."
+            f"{posterior.stuck:.0%} of the draws of its posterior, they are accepted "
+            f"with a probability below 0.1, and {_STUCK:.0%} is the limit (R-hat of "
+            f"these draws is {posterior.rhat:.2f}). The surrogate is too far from a "
+            "normal distribution, as with several modes or strongly varying scales. "
+            "Use NumPyro's NUTS."
         )
 
 
@@ -287,7 +287,7 @@ def _with_rows(
     posterior: SurrogatePosterior,
     pilot: Pilot,
 ) -> tuple[SurrogatePosterior, Pilot, Tails | None]:
-    """The surrogate with rows that it evaluates itself, where it needs some.
+    """The surrogate with rows that it evaluates exactly, if it needs any.
 
     Representative rows where its tails are too light; where it is coarse, also with
     these, exact rows, if they leave less.
@@ -325,9 +325,9 @@ def _recentred(
 ) -> tuple[SurrogatePosterior, Pilot]:
     """The same about the mean of the posterior, as long as that is better.
 
-    The mode of the likelihood with a ridge is what is known of a hierarchy at first.
-    Its posterior shrinks the effects, and is wider: where the expansion is coarse, it
-    is made again where the posterior is.
+    For a hierarchy, only the mode of the likelihood with a ridge is known at first.
+    The posterior shrinks the effects and is wider. If the expansion is coarse, it is
+    therefore repeated about the mean of the posterior.
     """
     if problem.in_own_coordinates or chosen.taylor.center is not None:
         return posterior, pilot
@@ -347,9 +347,9 @@ def _recentred(
 
 
 def _positions(problem: Problem, start: Any) -> np.ndarray:
-    """Where searches for the mode begin, flat, ``(K, D)``.
+    """The starts of searches for the mode, flat, ``(K, D)``.
 
-    A start that the user chose is one of them: another mode there is found.
+    A start that the user chose is one of them, so that another mode there is found.
     """
     size = sum(np.size(x) for x in jax.tree.leaves(problem.example))
     # the box that NumPyro starts chains in
@@ -381,7 +381,7 @@ def _outcome(
     pilot: Pilot,
     tails: Tails | None,
 ) -> Prepared:
-    """What chains keep of a set-up, and what it reports."""
+    """The results of a set-up that chains keep, and its report."""
     dtype, coordinates = problem.dtype, problem.coordinates
     surrogate = Surrogate(
         expansion=posterior.expansion.cast(dtype),

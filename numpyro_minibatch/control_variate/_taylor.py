@@ -160,9 +160,9 @@ def taylor2(
     """Second-order control variates, as ``control_variate="taylor2"`` chooses them.
 
     The log likelihood of every row is expanded about one centre. In a logistic
-    regression with ``N = 1e5`` rows and 20 parameters this takes the standard deviation
-    of the log ratio of a random-walk step at temperature 1, read from 100 uniform rows,
-    from 71 to 0.016.
+    regression with ``N = 1e5`` rows and 20 parameters this reduces the standard
+    deviation of the log ratio of a random-walk step at temperature 1, estimated from
+    100 uniform rows, from 71 to 0.016.
 
     If the likelihood depends on deterministic sites that have fewer elements than the
     latent sites that determine them (the effects of a non-centred hierarchical model),
@@ -185,7 +185,7 @@ def taylor2(
         first of these whose sum in working precision is within 0.05 of the sum in
         double precision.
     :param max_residual_sd: the standard deviation over the posterior of the summed
-        residual above which the expansion is refused, with exact rows where they pay.
+        residual above which the expansion is refused, with exact rows if they help.
         At a standard deviation ``s``, about a share ``erfc(s / 2)`` of independent
         proposals is accepted: 16% at 2, 3% at 3.
     :param exact_rows: with a proposal that follows the surrogate, the largest number of

@@ -222,8 +222,8 @@ FAMILY = Family(
         ),
         Rule(
             "decisions that were checked on all rows had errors of",
-            "the same, found by checks; it is reported where acceptance probabilities "
-            f"change by more than {_CHANGE:g}",
+            "the same problem, found by checks; it is reported if acceptance "
+            f"probabilities change by more than {_CHANGE:g}",
             "a larger batch",
             _advise_checks,
         ),

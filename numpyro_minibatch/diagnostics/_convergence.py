@@ -282,7 +282,7 @@ FAMILY = Family(
         Rule(
             "x has one value in all draws",
             "a parameter never moves, or is NaN",
-            "a look at the site of that name in the model",
+            "inspection of the site with that name in the model",
             _advise_constant,
         ),
         Rule(

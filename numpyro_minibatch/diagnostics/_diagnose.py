@@ -19,7 +19,7 @@ __all__ = ["diagnose"]
 def diagnose(
     idata: InferenceData, *, var_names: Sequence[str] | None = None
 ) -> Diagnosis:
-    """Summarise a run in numbers, and say what to change.
+    """Summarise a run in numbers, and recommend changes.
 
     :param idata: the result of :func:`~numpyro_minibatch.to_inference_data`, which may
         have been saved and read back.

@@ -77,8 +77,9 @@ def _autocovariance(x: np.ndarray) -> np.ndarray:
 def precision(columns: np.ndarray, names: list[str]) -> xr.Dataset:
     """Estimates for each parameter, with their Monte Carlo errors.
 
-    The error of a quantile is half the distance between two order statistics, those
-    between which it lies with the probability of one standard error to both sides [1].
+    The error of a quantile is half the distance between two order statistics. The
+    quantile lies between them with the probability of an interval of one standard error
+    to either side [1].
 
     :param columns: the draws, shape ``(chain, draw, parameter)``.
     :param names: of the parameters.

@@ -114,10 +114,10 @@ def _advise_unvisited(run: Run) -> Iterator[str]:
     ]
     if missing:
         yield (
-            f"no draw is in {len(missing)} of {len(laplace)} modes, of a mass of "
-            f"{sum(missing):.2g} by the Laplace approximation: it is far from the "
-            "posterior there, or moves to these modes are rejected. Compare with "
-            "ReplicaExchange without a control variate."
+            f"no draw is in {len(missing)} of {len(laplace)} modes, with a mass of "
+            f"{sum(missing):.2g} by the Laplace approximation: this approximation is "
+            "far from the posterior there, or moves to these modes are rejected. "
+            "Compare with ReplicaExchange without a control variate."
         )
 
 
@@ -162,7 +162,7 @@ def _advise_left_out(run: Run) -> Iterator[str]:
     if masses:
         number = int(run.pilot.get("num_modes", 1)) + len(masses)
         yield (
-            f"modes of a mass of {sum(masses):.2g} in all, by the Laplace "
+            f"modes with a mass of {sum(masses):.2g} in all, by the Laplace "
             "approximation, were left out because there are more than modes="
             f"{run.pilot.get('num_modes', 1)}. Write "
             f"control_variate.taylor2(modes={number})."
@@ -220,7 +220,7 @@ FAMILY = Family(
             _advise_found_once,
         ),
         Rule(
-            "modes of a mass of ... in all ... were left out",
+            "modes with a mass of ... in all ... were left out",
             "the draws lack these modes",
             "a larger `control_variate.taylor2(modes=...)`",
             _advise_left_out,

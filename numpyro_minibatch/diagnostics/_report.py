@@ -51,7 +51,7 @@ class Diagnosis(
     _convergence.Convergence,
     _stays.Stays,
 ):
-    """The result of a diagnosis; the list of the fields is put together below."""
+    """The result of a diagnosis; the list of the fields is assembled below."""
 
     advice: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
@@ -67,14 +67,14 @@ class Diagnosis(
 
 Diagnosis.__doc__ = "\n".join(
     [
-        "What :func:`~numpyro_minibatch.diagnose` found; ``print`` it.\n",
+        "The result of :func:`~numpyro_minibatch.diagnose`, which ``print`` shows.\n",
         "A number that was not recorded, or has no meaning for the run, is NaN.\n",
         *(
             inspect.cleandoc(family.numbers.__doc__ or "").partition("\n\n")[2]
             for family in FAMILIES
         ),
         ":param advice: what is wrong and what to write instead; empty if nothing is.",
-        ":param notes: what to keep in mind.",
+        ":param notes: remarks that do not indicate a fault.",
     ]
 )
 
@@ -112,5 +112,5 @@ def advice_table() -> str:
         for family in FAMILIES
         for rule in family.rules
     ]
-    head = ["| it begins with | it means | what helps |", "|---|---|---|"]
+    head = ["| advice that begins with | meaning | remedy |", "|---|---|---|"]
     return "\n".join(head + rows)

@@ -37,10 +37,10 @@ N = TypeVar("N", bound=Numbers)
 
 
 class Rule(NamedTuple):
-    """Something that can be wrong with a run.
+    """A problem that a run can have.
 
     :param begins: how the advice begins, for the table in the documentation.
-    :param means: what is then wrong.
+    :param means: what the problem is.
     :param helps: what to change.
     :param find: yields the advice on a run; nothing if nothing is wrong.
     """

@@ -355,7 +355,7 @@ class Reader(NamedTuple):
 
 
 def _size(jaxpr: Any) -> int:
-    """How many operations a program has."""
+    """The number of operations of a program."""
     params = [x for eqn in jaxpr.eqns for x in eqn.params.values()]
     several = [x if isinstance(x, list | tuple) else [x] for x in params]
     inner = (getattr(x, "jaxpr", x) for xs in several for x in xs)

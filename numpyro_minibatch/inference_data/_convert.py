@@ -54,7 +54,7 @@ def to_inference_data(
     kernel read.
 
     The attributes of ``posterior`` describe what was sampled: ``kernel``, ``settings``,
-    ``facts`` (what :func:`~numpyro_minibatch.diagnose` reads of the settings),
+    ``facts`` (those about the settings that :func:`~numpyro_minibatch.diagnose` reads),
     ``temperature``, ``plates`` and ``batch_sizes`` (JSON), and ``target``, for example
     ``"prior * likelihood ** (1 / 100)"``: the draws of a tempered run are called
     ``posterior`` like any others, but they are not draws of the posterior.

@@ -65,7 +65,7 @@ class AMAGOLDState(NamedTuple):
     - **rng_key** - key of momenta, noise and decisions to come.
     - **index_key** - key of the rows: gradient step ``t`` reads the rows of
       ``fold_in(index_key, t)``.
-    - **surrogate** - with a control variate, the expansion and what belongs to it.
+    - **surrogate** - with a control variate, the surrogate.
     - **momentum** - momentum in the whitened coordinates, flat.
     - **memory** - what the exact correction keeps: the rows' log likelihoods at ``z``.
     - **adapt_state** - step size and mass matrix with their adaptation.
@@ -77,7 +77,7 @@ class AMAGOLDState(NamedTuple):
       rows read for the draw can tell.
     - **lp_estimate** - the target's log density at ``z``; an estimate if the correction
       reads a minibatch.
-    - **log_ratio** - log ratio that was put to the test, the work included.
+    - **log_ratio** - log ratio that was tested, including the work.
     - **log_ratio_variance** - its estimated variance; 0 for an exact correction.
     - **reliable** - whether the noise was inside the test's domain.
     - **noise_ratio** - variance of the noise that a step injects over that of the
@@ -112,45 +112,45 @@ class AMAGOLD(AdaptedKernel, MinibatchKernel):
     """Amortized Metropolis-adjusted stochastic gradient HMC [1].
 
     A draw is ``num_steps`` noisy gradient steps, each on a batch of its own, and one
-    Metropolis test that makes the target's distribution exact whatever the noise of the
-    gradients, the step size and the friction. That test reads all rows once a draw,
+    Metropolis test that makes the draws exact for the target, whatever the noise of the
+    gradients, the step size and the friction. That test reads all rows once per draw,
     or, with ``correction="minibatch"``, a batch.
 
     Special cases: with ``batch=batch.full()`` it is Langevin dynamics with an amortized
-    correction (L2MC); with ``friction=0.0`` on top it is Hamiltonian Monte Carlo; with
+    correction (L2MC); with ``friction=0.0`` as well it is Hamiltonian Monte Carlo; with
     ``correction=None`` it is SGHMC.
 
     :param model: a NumPyro model with a data plate.
     :param target: a :class:`~numpyro_minibatch.Target` instead of a model.
     :param batch_size: rows of a gradient, or ``{plate: rows}``; by default each plate's
-        own ``subsample_size``, and without one as many as the temperature asks for:
+        own ``subsample_size``, and without one as many as the temperature requires:
         at ``T = 1`` all rows.
     :param batch: a ``batch.*`` scheme instead of ``batch_size``.
     :param step_size: (initial) step size, in whitened coordinates; 0.1 by default,
         with a control variate 0.3.
-    :param friction: the rate at which momentum is forgotten, twice the paper's
-        ``beta``. By default 0 where the length of trajectories adapts and each has a
-        momentum of its own, and 0.5 otherwise, the paper's.
+    :param friction: the rate at which momentum decays, twice the paper's ``beta``. By
+        default 0 if the length of trajectories adapts and each has a momentum of its
+        own, and otherwise 0.5, the paper's value.
     :param momentum_variance: the paper's ``sigma ** 2``: variance of the momentum. It
         only changes the unit of ``step_size`` and ``friction``: a step moves by
         ``step_size / sigma`` times a standard normal momentum.
     :param h: ``step_size ** 2 / momentum_variance``, the other form of [1], which looks
         like gradient descent with momentum; then ``b`` must be given too, and neither
-        step size nor mass matrix adapt unless the arguments for that say so.
+        step size nor mass matrix adapts unless the arguments for it request this.
     :param b: ``step_size * friction / 2``.
     :param num_steps: gradient steps of one draw. By default warmup adapts the length
         of the trajectories: they are as long as they can be before they turn back, and
-        each draw takes a number of steps between 1 and that, at most 1,000. Where the
-        step size does not adapt, it is 10.
+        each draw takes a number of steps between 1 and that, at most 1,000. If the step
+        size does not adapt, it is 10.
     :param resample_momentum: draw a new momentum for each draw: the reversible variant.
-        Without it the momentum goes on, and turns round where a draw is rejected; in
-        warmup, where that would lead nowhere, it is drawn anew all the same.
+        Without it the momentum continues, and is reversed if a draw is rejected. In
+        warmup, where chains would then move back and forth, it is always drawn anew.
     :param correction: ``"exact"`` (by default, without a control variate) reads all
         rows at the end of each draw; ``"minibatch"`` (by default with one) a batch as
         large as a gradient's, a ``batch.*`` scheme a batch of its own; ``None`` accepts
-        everything that is finite.
+        every finite proposal.
     :param acceptance: an ``accept.*`` test; by default :func:`accept.penalty`, which is
-        Metropolis' where there is no noise.
+        the Metropolis test if there is no noise.
     :param adapt_step_size: adapt the step size in warmup to ``target_accept_prob``; by
         default unless ``h`` is given.
     :param adapt_mass_matrix: adapt the mass matrix in warmup; by default unless ``h``

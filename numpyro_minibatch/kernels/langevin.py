@@ -53,7 +53,7 @@ class SGMCMCState(NamedTuple):
     - **rng_key** - key of the noise to come.
     - **index_key** - key of the rows: gradient step ``t`` reads the rows of
       ``fold_in(index_key, t)``.
-    - **surrogate** - with a control variate, the expansion and what belongs to it.
+    - **surrogate** - with a control variate, the surrogate.
     - **memory** - the auxiliary variables of the dynamics: momentum, thermostat.
     - **scale_state** - the preconditioner and its running mean of squared gradients.
     - **noise_estimator** - the measured noise of the gradients.

@@ -30,11 +30,11 @@ class MINT(MinibatchMH):
     - ``lam < tau`` is not enough for the noise to be small: at ``N = 1e6``, ``m =
       1000`` and ``alpha = 0.99`` the paper's relative correction is
       ``N ** -(tau - lam) = 0.93``. ``reliable`` and ``diagnose`` report the noise; at
-      the optimal step size it is inside the test's domain from about ``T = 5.6 N / m``
-      on.
+      the optimal step size it is inside the test's domain if ``T`` is at least about
+      ``5.6 N / m``.
     - The prior is not tempered unless ``temper_prior=True``.
     - The paper's proof needs the current position's estimate to be kept
-      (``estimate="augmented"``). Such a chain freezes unless ``T >= N sd / sqrt(m)``,
+      (``estimate="augmented"``). Such a chain is stuck unless ``T >= N sd / sqrt(m)``,
       where ``sd`` is the standard deviation of the rows' log likelihoods. The paper's
       experiments can only have used one batch for both positions, the default here.
 

@@ -47,9 +47,9 @@ def quadrature_error(
 
     The log likelihood of each row is compared with its value by finer nodes (81 in one
     dimension, 41 per dimension in two, 19 in three). It is also compared with its value
-    by nodes that are spread wider, which find a second mode that the first ones miss.
-    Where continuous sites of inner plates are integrated out as well, their errors are
-    measured at draws of the outer sites.
+    by equally spaced points that extend further out, which find a second mode that the
+    nodes miss. If continuous sites of inner plates are integrated out as well, their
+    errors are measured at draws of the outer sites.
 
     :param model: what :func:`marginalize` returned, with continuous sites.
     :param idata: a run of it, as ``to_inference_data`` returned it.

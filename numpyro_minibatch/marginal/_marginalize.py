@@ -45,7 +45,7 @@ def marginalize(
         plates that hold observations.
     :param num_nodes: quadrature nodes of each continuous dimension, an odd number.
         By default 11 for one dimension, 9 for two, 7 for three, and the set-up of a
-        control variate takes more where ``accuracy`` needs them.
+        control variate uses more if ``accuracy`` requires them.
     :param accuracy: the largest error of the log likelihood of a row over the
         posterior. The set-up of a control variate measures it, and
         :func:`quadrature_error` does for runs of other kernels.

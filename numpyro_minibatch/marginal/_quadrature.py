@@ -1,4 +1,4 @@
-"""Integrals over the latent numbers of each row, for all rows at once.
+"""Integrals over the continuous latent variables of each row, for all rows at once.
 
 Adaptive Gauss-Hermite quadrature: with mode m and curvature P = L L' of a row's log
 density, the nodes are m + sqrt(2) L^-T x_k, and

@@ -1,4 +1,4 @@
-"""Quadrature rules of a marginalized model, compared with finer and with wider ones."""
+"""Quadrature rules of a marginalized model, compared with finer and wider ones."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class QuadratureError(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """What is compared for the sites of a level.
+    """The numbers of nodes that are compared for the sites of a level.
 
     :param number: of the level.
     :param own: the nodes of each dimension that the model uses.

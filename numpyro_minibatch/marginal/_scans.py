@@ -56,7 +56,7 @@ class SameTypes(EachScan):
 
 
 def like_before(new: Any, old: Any) -> Any:
-    """What a step carries, in the shapes and types of what it was given.
+    """The carry of a step, in the shapes and types of the carry that it received.
 
     States from a support may have other integer types than the user's first ones.
     """

@@ -198,7 +198,7 @@ class RowsAt:
         return min(rows, max(1, _MOST_EVALUATIONS // self.cost))
 
     def most_draws(self, rows: int) -> int:
-        """How many draws are computed together for as many rows."""
+        """The number of draws that are computed together for so many rows."""
         return max(1, _MOST_EVALUATIONS // self._most_rows(rows))
 
     def looker(

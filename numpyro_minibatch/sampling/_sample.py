@@ -47,7 +47,7 @@ def sample(
 ) -> InferenceData:
     """Run a kernel, and return its draws for ArviZ.
 
-    It is made for runs that are long, or whose draws are large. With ``out`` the draws
+    It is meant for runs that are long, or whose draws are large. With ``out`` the draws
     are written to disk as they are made, memory never holds more than two chunks, and a
     run that was stopped or killed can be resumed. The draws do not depend on any of
     this.

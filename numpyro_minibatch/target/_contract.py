@@ -1,4 +1,4 @@
-"""What a target is: a prior, and one log likelihood per row."""
+"""The contract of a target: a prior, and one log likelihood per row."""
 
 from __future__ import annotations
 

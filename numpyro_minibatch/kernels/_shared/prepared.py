@@ -1,9 +1,9 @@
-"""The model that a kernel samples, where it is not the user's as it is written.
+"""The model that a kernel samples, if it differs from the model as the user wrote it.
 
-NUTS runs a model with the values of all data, and sums out discrete latent sites. A
-kernel of minibatches does so too: calls of NumPy get the values of all rows, and
+NUTS runs a model with the values of all data, and marginalizes discrete latent sites. A
+minibatch kernel does so too: NumPy functions receive the values of all rows, and
 discrete sites that have a value for each row are marginalized. Data that
-``numpyro.handlers.condition`` holds become arguments, of which a batch takes rows.
+``numpyro.handlers.condition`` holds become arguments, from which a batch takes rows.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class PreparedModel(NamedTuple):
     """A model that can be sampled.
 
     :param model: the model; the user's own, if nothing had to be done.
-    :param found: what an inspection found of it.
-    :param summed_out: discrete sites that were summed out of the user's model.
+    :param found: the result of its inspection.
+    :param summed_out: discrete sites that are marginalized out of the user's model.
     :param values: a digest of the data whose values the model reads; empty for none.
     """
 
@@ -47,19 +47,19 @@ def prepare_model(
     kwargs: Mapping[str, Any],
     inspect: Callable[[Callable], Inspected],
 ) -> PreparedModel:
-    """The model to sample, and what an inspection finds of it.
+    """The model to sample, and the result of its inspection.
 
-    It is the user's where that can be sampled as it is. Otherwise conditioned data are
-    arguments, NumPy gets the values of all rows, and discrete sites with a value for
-    each row are summed out.
+    It is the user's model if that can be sampled as it is. Otherwise conditioned data
+    become arguments, NumPy functions receive the values of all rows, and discrete sites
+    with a value for each row are marginalized.
 
     :param model: the user's model.
     :param args: its positional arguments.
     :param kwargs: its keyword arguments.
     :param inspect: an inspection, which raises where a model cannot be sampled.
     :raises TypeError: the model needs values that have no meaning for all rows.
-    :raises ValueError: no such model can be sampled. The message is about what is left
-        to be changed.
+    :raises ValueError: no such model can be sampled. The message states the change that
+        remains to be made.
     """
     if isinstance(model, partial):
         return _prepare_inside(model, args, kwargs, inspect)
@@ -106,7 +106,7 @@ def _prepare_inside(
     kwargs: Mapping[str, Any],
     inspect: Callable[[Callable], Inspected],
 ) -> PreparedModel:
-    """The same of a partial function, whose arguments are arguments of the model."""
+    """The same for a partial function, whose arguments are arguments of the model."""
 
     def bound(inner: Callable) -> Callable:
         if inner is model.func:

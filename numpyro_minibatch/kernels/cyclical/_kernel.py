@@ -38,7 +38,7 @@ class CyclicalState(NamedTuple):
     - **i** - draws made so far, warmup included.
     - **z** - unconstrained values of the latent sites.
     - **rng_key** - key of the noise to come.
-    - **surrogate** - with a control variate, the expansion and what belongs to it.
+    - **surrogate** - with a control variate, the surrogate.
     - **inner** - the state of the inner kernel, without its key.
     - **cycle** - the cycle that the draw belongs to: 0 for the first after warmup.
     - **step_size** - step size of the draw's last step.
@@ -266,7 +266,7 @@ class Cyclical(OuterKernel):
 
     @property
     def _factor(self) -> Callable[[Array], Any]:
-        """From the number of steps in cycles to a factor of the step size."""
+        """The function from the number of steps in cycles to the step size factor."""
         if self._schedule is not None:
             return self._schedule
         power = 1.0 / self._inner.step_size_order

@@ -63,7 +63,7 @@ def read_fallback(name: str, fallback: Any, estimator: Any) -> Literal["exact"] 
 
 
 def _other_number_of_modes(name: str, given: Proposal, several: bool) -> str:
-    """Why a proposal does not fit the number of modes of the control variate."""
+    """The reason why a proposal does not fit the control variate's number of modes."""
     if several:
         return (
             f"{name}(proposal={given!r}) moves within one mode, but control_variate="

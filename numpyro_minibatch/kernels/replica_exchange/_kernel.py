@@ -45,7 +45,7 @@ class ReplicaExchangeState(NamedTuple):
     - **z** - unconstrained values of the latent sites, at temperature 1.
     - **rng_key** - key of the decisions to come.
     - **index_key** - key of the rows that swaps read.
-    - **surrogate** - with a control variate, the expansion and what belongs to it.
+    - **surrogate** - with a control variate, the surrogate.
     - **replicas** - states of the inner kernel, by rung, the coldest first.
     - **temperatures** - of the rungs, ``(R,)``.
     - **walker** - the replica at each rung, ``(R,)``.
