@@ -41,9 +41,12 @@ _DIVERGING = 0.1  # largest share of divergent trajectories
 _NUM_STEPS = (1, 2, 4, 8, 16, 32, 64)  # numbers of steps of a trajectory to try
 _HELD = 0.1  # acceptance probability below which a chain sticks at a draw
 _STUCK = 0.001  # largest share of draws at which it may stick
+# largest probability of a rejection, in the mean of a squared square about the mean
+_LOST = 0.1
 _FEW_DRAWS = 200  # smallest effective number of draws after resampling
 _STEPS_TO_START = 100  # at most, to the starting point of NUTS
 _NEARLY = 0.1  # gain of the log density below which the steps end
+_DF = 5.0  # degrees of freedom of draws that include tails
 _JUDGING = 56  # draws that judge whether the posterior is normal
 
 
@@ -373,11 +376,11 @@ def refined(
 ) -> SurrogatePosterior | None:
     """The posterior of a changed surrogate.
 
-    Its draws are resampled from those of the previous surrogate. The location and the
-    root then stay the same: they only scale moves, and the covariance of resampled
-    draws has more noise than the difference between the two posteriors. If too few
-    effective draws would be left, the posterior has moved: NUTS makes new draws, which
-    give a new location and root.
+    Its draws are resampled from those of the previous surrogate, or from Student-t
+    draws if that one was normal. The location and the root then stay the same: they
+    only scale moves, and the covariance of resampled draws has more noise than the
+    difference between the two posteriors. If too few effective draws would be left, the
+    posterior has moved: NUTS makes new draws, which give a new location and root.
 
     :param problem: the target and its coordinates.
     :param posterior: the posterior of the previous surrogate.
@@ -385,16 +388,21 @@ def refined(
     :return: ``None`` if it cannot be sampled.
     """
     both = tuple(e.cast(problem.dtype) for e in (posterior.expansion, expansion))
-    draws = jnp.asarray(posterior.draws, problem.dtype)
-    logs = np.asarray(problem.compiled(_log_weights)(both, draws), np.float64)
     rng, rhat = np.random.default_rng(34), posterior.rhat
     location, root = posterior.location, posterior.root
+    if posterior.gaussian:
+        pool, log_proposal = _heavier(posterior)
+        logs = log_surrogate_at(problem, expansion, pool) - log_proposal
+    else:
+        pool = posterior.draws
+        draws = jnp.asarray(pool, problem.dtype)
+        logs = np.asarray(problem.compiled(_log_weights)(both, draws), np.float64)
     logs = np.where(np.isfinite(logs), logs, -np.inf)
     weights = np.exp(logs - max(logs.max(), np.finfo(float).min))
     if weights.sum() ** 2 >= _FEW_DRAWS * np.square(weights).sum() > 0:
         places = (np.arange(len(weights)) + rng.uniform()) / len(weights)
         found = np.searchsorted(np.cumsum(weights / weights.sum()), places)
-        chosen = posterior.draws[np.minimum(found, len(weights) - 1)]
+        chosen = pool[np.minimum(found, len(weights) - 1)]
     else:
         scales = 0.01 * root.T @ rng.normal(size=(len(root), _CHAINS))
         try:
@@ -414,6 +422,19 @@ def refined(
         num_steps=num_steps,
         stuck=stuck,
     )
+
+
+def _heavier(posterior: SurrogatePosterior) -> tuple[np.ndarray, np.ndarray]:
+    """Student-t draws in place of normal ones, and their log density.
+
+    Resampled normals would lack the tails of a surrogate with heavier ones, and with
+    them the positions at which its moves are hardest.
+    """
+    normal = np.linalg.solve(posterior.root.T, (posterior.draws - posterior.location).T)
+    chi_squared = np.random.default_rng(35).chisquare(_DF, size=len(posterior.draws))
+    white = normal.T * np.sqrt(_DF / chi_squared)[:, None]
+    logs = -0.5 * (_DF + len(normal)) * np.log1p(np.square(white).sum(1) / _DF)
+    return posterior.location + white @ posterior.root, logs
 
 
 def _log_weights(
@@ -437,15 +458,18 @@ def _short_steps(
 
     In a tail, steps that are too long are rejected. The chain is reversible, so it also
     rarely enters such a tail during a run. An acceptance rate of 0.82 can go together
-    with a variance that is a tenth too small.
+    with a variance that is a tenth too small. So draws count by their weight in the
+    error of each parameter's variance.
     """
+    squares = np.square((draws - draws.mean(0)) / draws.std(0)) - 1
+    weights = np.square(squares) / np.square(squares).sum(0)
     momenta = np.random.default_rng(33).normal(size=draws.shape)
     data = [jnp.asarray(x, problem.dtype) for x in (location, root, draws, momenta)]
     acceptance = problem.compiled(_acceptance)
     for num_steps in _NUM_STEPS:
-        accepted = acceptance(expansion, *data, np.int32(num_steps))
-        stuck = float((np.asarray(accepted) < _HELD).mean())
-        if stuck <= _STUCK:
+        accepted = np.asarray(acceptance(expansion, *data, np.int32(num_steps)), float)
+        stuck = float((accepted < _HELD).mean())
+        if stuck <= _STUCK and ((1 - accepted) @ weights).max() <= _LOST:
             break
     return num_steps, stuck
 

@@ -57,9 +57,9 @@ __all__ = [
 
 MAX_INEFFICIENCY = 1.5  # of squares; above it tails need representative rows
 # Standard deviation of the residual below which tails need not be measured. If the
-# residual were a cubic of one parameter, its skewness would be 0.155 and the
+# residual were a cubic of one parameter, its skewness would be 0.08 and the
 # inefficiency 1.3.
-_NORMAL = 0.1
+_NORMAL = 0.05
 _KNOTS = np.array([-4.5, -3.0, -1.5, 0.0, 1.5, 3.0, 4.5])  # standard deviations
 _GRID = np.linspace(-4.5, 4.5, 151)
 _MOST_VALUES = 2**22  # largest number of residuals computed at the knots

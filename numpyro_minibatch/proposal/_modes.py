@@ -27,7 +27,8 @@ from numpyro_minibatch.proposal._on_surrogate import (
 
 __all__ = ["across_modes"]
 
-_WITHIN: Any = surrogate_hmc()  # moves within a mode
+# moves within a mode; other moves draw from all modes
+_WITHIN: Any = surrogate_hmc(independent=0.0)
 _DF = 5  # degrees of freedom of independent draws if modes are skewed
 
 

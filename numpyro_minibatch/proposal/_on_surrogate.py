@@ -96,6 +96,7 @@ def follow(
     step: Array,
     num_steps: ArrayLike,
     context: ProposalContext,
+    instead: tuple[Array, Array] | None = None,
 ) -> tuple[Array, Array, Array]:
     """Follow the surrogate's dynamics.
 
@@ -106,6 +107,8 @@ def follow(
     the whole gradient.
 
     :param step: time of a step; a rotation by ``pi / 2`` is a quarter of a period.
+    :param instead: whether the end is another position, and this position. The loop
+        evaluates the surrogate there, so that the program contains it no more often.
     :return: position and momentum at the end, and the log surrogate at both ends.
     """
     density = _surrogate(context)
@@ -131,7 +134,10 @@ def follow(
         ends = i == num_steps
         rotated = cos * white + sin * momentum
         momentum = jnp.where(ends, momentum, cos * momentum - sin * white)
-        position = jnp.where(ends, position, center + whitening.color(rotated))
+        moved = center + whitening.color(rotated)
+        if instead is not None:
+            moved = jnp.where(instead[0], instead[1], moved)
+        position = jnp.where(ends, position, moved)
         return position, rotated, momentum, jnp.where(i == 0, value, first), value
 
     zero = jnp.zeros((), z.dtype)
@@ -150,6 +156,15 @@ def log_metropolis_ratio(momentum: Array, momentum_new: Array, logs: Array) -> A
     return logs[1] - logs[0] + kinetic
 
 
+# Of trajectories, the share that independent draws replace, and the largest number of
+# parameters for which they are. A trajectory takes many draws to come back from a heavy
+# tail, and such excursions are too rare for a run to count them. The draws are
+# Student-t, which are accepted on a normal surrogate with probability 0.93 in one
+# dimension, 0.76 in five and 0.56 in sixteen.
+_INDEPENDENT = 0.2
+_MOST_FOR_INDEPENDENT = 16
+
+
 @dataclass(frozen=True)
 class _SurrogateHMC(Proposal):
     uses_surrogate = True
@@ -159,6 +174,7 @@ class _SurrogateHMC(Proposal):
     num_steps: int | None = None
     step_size: float | None = None
     jitter: float = 0.1
+    independent: float | None = None
 
     def __post_init__(self) -> None:
         what = "surrogate_hmc({}=...)".format
@@ -181,6 +197,14 @@ class _SurrogateHMC(Proposal):
             what("jitter"), self.jitter, lambda x: 0 <= x < 1, "at least 0 and below 1"
         )
         object.__setattr__(self, "jitter", jitter)
+        if self.independent is not None:
+            independent = check_number(
+                what("independent"),
+                self.independent,
+                lambda x: 0 <= x < 1,
+                "at least 0 and below 1",
+            )
+            object.__setattr__(self, "independent", independent)
 
     def trajectory(self, context: ProposalContext) -> tuple[int, float]:
         """The number of steps and their length; 0 if a rotation is the exact flow."""
@@ -213,15 +237,61 @@ class _SurrogateHMC(Proposal):
                 math.sqrt(1.0 - OVERRELAXATION_COSINE**2),
                 context,
             )
-        noise = normal(key, z.size + 3, z.dtype)
-        momentum, for_step, for_accept = noise[:-3], noise[-3], noise[-2:]
+        share = self.independent
+        if share is None:
+            share = _INDEPENDENT if z.size <= _MOST_FOR_INDEPENDENT else 0.0
+        # erf(x / sqrt(2)) of a normal x is uniform on (-1, 1)
+        extra = 1 + int(_DF) if share else 0
+        noise = normal(key, z.size + 3 + extra, z.dtype)
+        momentum, noise = noise[: z.size], noise[z.size :]
+        for_step, for_accept, for_draw = noise[0], noise[1:3], noise[3:]
         step = jnp.asarray(length, z.dtype)
-        if self.jitter:  # erf(x / sqrt(2)) of a normal x is uniform on (-1, 1)
+        if self.jitter:
             uniform = jax.scipy.special.erf(for_step * np.sqrt(0.5).item())
             step = step * (1.0 + self.jitter * uniform)
-        z_new, momentum_new, logs = follow(z, momentum, step, num_steps, context)
-        log_ratio = log_metropolis_ratio(momentum, momentum_new, logs)
+        if not share:
+            z_new, after, logs = follow(z, momentum, step, num_steps, context)
+            log_ratio = log_metropolis_ratio(momentum, after, logs)
+            return accept_on_surrogate(z, z_new, logs, log_ratio, for_accept)
+        # the choice does not depend on the position: a mixture of two kernels that are
+        # reversible with respect to the surrogate
+        draws = jax.scipy.special.erf(for_draw[0] * np.sqrt(0.5).item()) < 2 * share - 1
+        drawn, log_q_ratio = _student_t(z, momentum, for_draw[1:], context)
+        z_new, after, logs = follow(
+            z, momentum, step, num_steps, context, (draws, drawn)
+        )
+        log_ratio = jnp.where(
+            draws,
+            logs[1] - logs[0] + log_q_ratio,
+            log_metropolis_ratio(momentum, after, logs),
+        )
         return accept_on_surrogate(z, z_new, logs, log_ratio, for_accept)
+
+
+_DF = 5.0  # of Student-t draws
+
+
+def _student_t(
+    z: Array, noise: Array, others: Array, context: ProposalContext
+) -> tuple[Array, Array]:
+    """A multivariate Student-t draw about the centre, and its log proposal ratio.
+
+    :param noise: normals, as many as parameters.
+    :param others: other normals, as many as degrees of freedom. Their sum of squares is
+        a chi-squared variate, and cheaper than a gamma variate.
+    """
+    df = others.size
+    return _student_t_of(z, noise, jnp.square(others).sum(), float(df), context)
+
+
+def _student_t_of(
+    z: Array, noise: Array, chi_squared: Array, df: float, context: ProposalContext
+) -> tuple[Array, Array]:
+    center, white = _centered(z, context)
+    white_new = noise * jnp.sqrt(df / chi_squared)
+    logs = jnp.log1p(jnp.square(jnp.stack([white_new, white])).sum(-1) / df)
+    log_q_ratio = 0.5 * (df + z.size) * (logs[0] - logs[1])
+    return center + context.whitening.color(white_new), log_q_ratio
 
 
 @dataclass(frozen=True)
@@ -259,7 +329,7 @@ class _StudentT(Proposal):
     uses_surrogate = True
     adapts_step_size = False
 
-    df: float = 5.0
+    df: float = _DF
 
     def __post_init__(self) -> None:
         df = check_number(
@@ -271,19 +341,13 @@ class _StudentT(Proposal):
         self, key: Array, z: Array, step_size: Array, context: ProposalContext
     ) -> Proposed:
         if self.df.is_integer() and self.df <= 32:
-            # a chi-squared variate is a sum of squares, cheaper than a gamma variate
-            normal = jax.random.normal(key, (z.size + int(self.df),), z.dtype)
-            normal, others = normal[: z.size], normal[z.size :]
-            chi_squared = jnp.square(others).sum()
-        else:
-            key_normal, key_scale = jax.random.split(key)
-            normal = jax.random.normal(key_normal, z.shape, z.dtype)
-            chi_squared = 2.0 * jax.random.gamma(key_scale, 0.5 * self.df, (), z.dtype)
-        noise = normal * jnp.sqrt(self.df / chi_squared)
-        center, white = _centered(z, context)
-        logs = jnp.log1p(jnp.square(jnp.stack([noise, white])).sum(-1) / self.df)
-        log_q_ratio = 0.5 * (self.df + z.size) * (logs[0] - logs[1])
-        return Proposed(center + context.whitening.color(noise), log_q_ratio)
+            normals = jax.random.normal(key, (z.size + int(self.df),), z.dtype)
+            drawn = _student_t(z, normals[: z.size], normals[z.size :], context)
+            return Proposed(*drawn)
+        key_normal, key_scale = jax.random.split(key)
+        noise = jax.random.normal(key_normal, z.shape, z.dtype)
+        chi_squared = 2.0 * jax.random.gamma(key_scale, 0.5 * self.df, (), z.dtype)
+        return Proposed(*_student_t_of(z, noise, chi_squared, self.df, context))
 
 
 @dataclass(frozen=True)
@@ -315,7 +379,10 @@ class _PreconditionedCrankNicolson(Proposal):
 
 
 def surrogate_hmc(
-    num_steps: int | None = None, step_size: float | None = None, jitter: float = 0.1
+    num_steps: int | None = None,
+    step_size: float | None = None,
+    jitter: float = 0.1,
+    independent: float | None = None,
 ) -> Proposal:
     """Hamiltonian Monte Carlo on the surrogate, then one decision on the data.
 
@@ -353,6 +420,14 @@ def surrogate_hmc(
     skewed tail, because the target has little mass on the other side. For uncorrelated
     draws write :func:`independence`.
 
+    With a trajectory there are also independent draws. A trajectory returns from a
+    heavy tail in many steps, and excursions to such a tail are too rare for a run to
+    measure how long they are. So a share of the moves draws from a multivariate
+    Student-t distribution with 5 degrees of freedom, the centre and the whitening,
+    instead of following a trajectory. It passes the same two stages. In a hundred runs
+    for the posterior of the location of seven Cauchy rows, this and twice as many steps
+    took the effective sample size of squares from 570 to 1,000 of 4,000 draws.
+
     Needs a control variate.
 
     :param num_steps: the number of steps; each evaluates the surrogate's gradient, as
@@ -364,6 +439,10 @@ def surrogate_hmc(
         from which a trajectory draws its own, in ``[0, 1)``. Without jitter, a
         coordinate whose scale is half of that in the whitening is mirrored and never
         mixes. A single rotation on a normal surrogate has no jitter.
+    :param independent: the share of the moves that are independent draws, in ``[0,
+        1)``. By default 0.2 with at most 16 parameters, and otherwise 0, because too
+        few would be accepted. Moves on a normal surrogate are a rotation, of
+        which none is replaced.
     :raises TypeError: if an argument is of the wrong kind.
     :raises ValueError: if an argument is out of range.
 
@@ -399,7 +478,7 @@ def surrogate_hmc(
         >>> bool(proposed.moved), bool(proposed.log_q_ratio == ratio)
         (True, True)
     """
-    return _SurrogateHMC(num_steps, step_size, jitter)
+    return _SurrogateHMC(num_steps, step_size, jitter, independent)
 
 
 def delayed_random_walk() -> Proposal:
@@ -461,7 +540,7 @@ def independence() -> Proposal:
     return _Independence()
 
 
-def student_t(df: float = 5.0) -> Proposal:
+def student_t(df: float = _DF) -> Proposal:
     """Independent draws from a multivariate Student-t around the Laplace centre.
 
     Like :func:`independence`, but with tails heavier than those of most posteriors, so
