@@ -92,7 +92,11 @@ PROPOSALS = {
     "langevin": (proposal.langevin(), 0.7),
     # steps so long that the first stage rejects many moves
     "surrogate_hmc": (proposal.surrogate_hmc(3, 0.9, jitter=0.3), 123.0),
-    "surrogate_hmc, one step": (proposal.surrogate_hmc(1, 1.1, jitter=0.0), 123.0),
+    "surrogate_hmc, one step": (proposal.surrogate_hmc(1, 1.1, 0.0, 0.0), 123.0),
+    "surrogate_hmc, half of them draws": (
+        proposal.surrogate_hmc(3, 0.9, independent=0.5),
+        123.0,
+    ),
     "delayed_random_walk": (proposal.delayed_random_walk(), 0.8),
     "independence": (proposal.independence(), 123.0),
     "student_t": (proposal.student_t(), 123.0),
@@ -510,11 +514,29 @@ def test_the_step_sizes_of_trajectories_are_uniform(
         return jnp.full_like(z, step), momentum, jnp.zeros(2)
 
     monkeypatch.setattr(_on_surrogate, "follow", record)
-    choice = proposal.surrogate_hmc(step_size=0.5, jitter=0.2)
+    choice = proposal.surrogate_hmc(step_size=0.5, jitter=0.2, independent=0.0)
     made = many(choice, 6, np.zeros((20_000, 3)))
     steps = np.asarray(made.z)[:, 0]
     assert 0.4 <= steps.min() and steps.max() <= 0.6 + 1e-6
     assert stats.kstest(steps, stats.uniform(0.4, 0.2).cdf).pvalue > 1e-6
+
+
+@pytest.mark.parametrize(
+    ("size", "share", "expected"),
+    [(3, None, 0.2), (16, None, 0.2), (17, None, 0.0), (17, 0.7, 0.7), (3, 0.0, 0.0)],
+)
+def test_the_share_of_independent_draws(
+    size: int, share: float | None, expected: float
+) -> None:
+    def flat(z: jax.Array) -> jax.Array:  # accepts all trajectories of tiny steps
+        return -0.5 * jnp.square(z).sum()
+
+    at = ProposalContext(flat, Whitening(jnp.ones(size)), jnp.zeros(size), flat)
+    choice = proposal.surrogate_hmc(1, 1e-3, independent=share)
+    z = np.full((20_000, size), 2.0, np.float32)  # draws are accepted from this tail
+    made = many(choice, 8, z, at=at)
+    far = np.linalg.norm(np.asarray(made.z) - z, axis=1) > 0.1
+    assert 0.8 * expected <= far.mean() <= expected + 0.012
 
 
 @pytest.mark.parametrize("value", [np.nan, -np.inf])
@@ -675,6 +697,8 @@ FRACTION = "a number above 0 and at most 1"
         (lambda: proposal.surrogate_hmc(4, "x"), TypeError, r"got 'x' \(str\)"),
         (lambda: proposal.surrogate_hmc(jitter=1), ValueError, "below 1, got 1"),
         (lambda: proposal.surrogate_hmc(jitter=-0.1), ValueError, "got -0.1"),
+        (lambda: proposal.surrogate_hmc(independent=1), ValueError, "below 1, got 1"),
+        (lambda: proposal.surrogate_hmc(independent="x"), TypeError, "got 'x'"),
         (lambda: proposal.student_t(0), ValueError, r"student_t\(df=...\).*got 0"),
         (lambda: proposal.student_t(np.nan), ValueError, "got nan"),
         (lambda: proposal.student_t(None), TypeError, "NoneType"),
