@@ -37,6 +37,7 @@ from numpyro_minibatch.diagnostics import (
     normal_error_bound,
     normality,
 )
+from numpyro_minibatch.diagnostics._effective import precision
 from numpyro_minibatch.inference_data import as_inference_data
 
 CHAINS, DRAWS, N, M = 4, 500, 10_000, 100
@@ -579,6 +580,34 @@ def test_effective_sample_sizes_of_an_autoregression(rho: float) -> None:
     assert found.min_ess_bulk <= number
     # a chain that moves at each draw has no stays
     assert found.staying == 0 and math.isnan(found.tail_stay)
+
+
+def test_the_error_of_a_standard_deviation_counts_a_heavy_tail() -> None:
+    scale = 0.8
+    log_draws = scale * np.random.default_rng(0).normal(size=(4, 500, 1200))
+    draws = np.exp(log_draws)
+    names = [str(k) for k in range(draws.shape[-1])]
+    found = precision(draws, names)
+    truth = np.sqrt(np.expm1(scale**2) * np.exp(scale**2))
+    away = np.abs(found["sd"] - truth).values
+    # 5% with an error of 0.006; 0.09 by the plain fourth moment
+    assert np.mean(away > 1.96 * found["mcse_sd"].values) < 0.06
+    squares = np.square(draws - draws.mean((0, 1)))
+    plain = squares.std((0, 1)) / np.sqrt(found["ess_sd"]) / (2 * found["sd"])
+    assert np.mean(away > 1.96 * plain.values) > 0.07
+    # of a light tail it stays what it is
+    light = precision(log_draws, names)
+    squares = np.square(log_draws - log_draws.mean((0, 1)))
+    plain = squares.std((0, 1)) / np.sqrt(light["ess_sd"]) / (2 * light["sd"])
+    assert 1.0 <= float((light["mcse_sd"] / plain).median()) < 1.1
+
+
+def test_the_variance_of_equal_or_discrete_squares_is_that_of_the_draws() -> None:
+    draws = np.random.default_rng(1).integers(0, 2, size=(4, 500, 1)).astype(float)
+    both = np.concatenate([draws, np.ones_like(draws)], axis=-1)
+    found = precision(both, ["coin", "constant"])
+    assert 0 <= float(found["mcse_sd"][0]) < 0.01
+    assert np.isnan(found["mcse_sd"][1])
 
 
 def test_stays_of_a_chain_with_known_weights() -> None:
