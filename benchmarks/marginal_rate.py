@@ -73,6 +73,7 @@ def measured(kernel: Any, data: tuple, chains: int, warmup: int, draws: int) -> 
     mcmc.post_warmup_state = mcmc.last_state
     found, seconds, processor = run(2)
     size = min(float(np.min(effective_sample_size(found[name]))) for name in NAMES)
+    size = min(size, chains * draws)  # as in `diagnose`: errors of draws may cancel
     means = {name: found[name].mean((0, 1)) for name in NAMES}
     return Rate(first, seconds, processor, chains * draws, size, means)
 

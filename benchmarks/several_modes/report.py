@@ -95,10 +95,10 @@ HEAD_OF_MASSES = [
 HEAD_OF_TIMES = [
     "posterior",
     "several modes: seconds",
-    "of them draws",
+    "of which drawing",
     "ESS",
     "one mode: seconds",
-    "of them draws",
+    "of which drawing",
     "ESS",
     "ratio",
 ]
