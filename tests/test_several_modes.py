@@ -36,7 +36,7 @@ from numpyro_minibatch import (
     sample,
     to_inference_data,
 )
-from numpyro_minibatch.control_variate import expand, log_surrogate
+from numpyro_minibatch.control_variate import _pilot, expand, log_surrogate
 from numpyro_minibatch.control_variate._center import newton
 from numpyro_minibatch.control_variate._ends import End, Ends
 from numpyro_minibatch.control_variate._expand import Coordinates
@@ -657,6 +657,27 @@ def test_tied_means_at_temperature_one():
     assert found.mode_acceptance > 0.8
     assert found.rows_per_draw < 40
     assert not found.advice
+
+
+def test_rounding_errors_that_differ_between_modes_choose_the_form(monkeypatch):
+    """They would be errors of the log ratio of the masses."""
+    data = (jnp.asarray(tied_data(1500)),)
+
+    def pilot():
+        kernel = MinibatchMH(tied_means, control_variate=TWO)
+        kernel.init(jax.random.key(0), 10, None, data, {})
+        return kernel.pilot
+
+    few = pilot()
+    assert few["form"] == "direct" and few["num_modes"] == 2
+    if jnp.result_type(float) == jnp.float64:
+        assert few["float_error"] == 0
+        return
+    assert 0 < few["float_error"] < 0.005
+    monkeypatch.setattr(_pilot, "_FLOAT_ERROR_OF_MODES", few["float_error"] / 2)
+    other = pilot()
+    assert other["form"] == "remainder"
+    assert other["float_error"] < few["float_error"] / 2
 
 
 @slow
