@@ -42,6 +42,7 @@ __all__ = [
     "check_exact_rows",
     "every_row",
     "may_be_exact",
+    "with_every_row",
     "with_exact_rows",
     "without",
 ]
@@ -121,6 +122,20 @@ def every_row(problem: Problem, center: np.ndarray) -> Expansion:
     exact = {n: ExactRows.alone(np.arange(N), N) for n, N in problem.plates.items()}
     expansion = without(problem, nothing, exact)
     return expansion._replace(gradient=nothing.gradient, hessian=nothing.hessian)
+
+
+def with_every_row(
+    problem: Problem, posterior: SurrogatePosterior
+) -> SurrogatePosterior | None:
+    """The posterior of a surrogate in which all rows are exact.
+
+    :param problem: the target and its coordinates.
+    :param posterior: that of another surrogate.
+    :return: ``None`` if it cannot be sampled.
+    """
+    stage("exact rows")
+    exact = {n: ExactRows.alone(np.arange(N), N) for n, N in problem.plates.items()}
+    return refined(problem, posterior, without(problem, posterior.expansion, exact))
 
 
 def _chosen_rows(

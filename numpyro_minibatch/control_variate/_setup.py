@@ -18,6 +18,7 @@ from numpyro_minibatch.control_variate._exact_rows import (
     check_exact_rows,
     every_row,
     may_be_exact,
+    with_every_row,
     with_exact_rows,
 )
 from numpyro_minibatch.control_variate._expand import (
@@ -289,8 +290,9 @@ def _with_rows(
 ) -> tuple[SurrogatePosterior, Pilot, Tails | None]:
     """The surrogate with rows that it evaluates exactly, if it needs any.
 
-    Representative rows where its tails are too light; where it is coarse, also with
-    these, exact rows, if they leave less.
+    Representative rows where its tails are too light, or all rows if these do not
+    suffice and all rows are read anyway. Where it is coarse, also with representative
+    rows, exact rows if they leave less.
     """
     taylor, tails = chosen.taylor, None
     # few rows that are read anyway are all evaluated exactly, which settles the tails
@@ -301,6 +303,12 @@ def _with_rows(
     best = posterior, pilot, tails
     if tails is not None and tails.inefficiency > MAX_INEFFICIENCY:
         found, after = with_representatives(problem, pilot, posterior, tails)
+        if after.inefficiency > MAX_INEFFICIENCY and may_be_exact(
+            problem, chosen, needs
+        ):
+            all_exact = with_every_row(problem, posterior)
+            if all_exact is not None:
+                return all_exact, pilot.without_residuals(), tails
         if found is not posterior:
             best = found, run_pilot(problem, chosen, needs, found, pilot), after
             if best[1].residual_sd <= COARSE:
