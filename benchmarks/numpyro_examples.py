@@ -589,7 +589,7 @@ def _check_only(kernel: Any, start: Any, args: tuple, kwargs: Any) -> None:
 
 def _differs(kernel: Any) -> bool:
     """Whether NUTS does not run on the model as it is: discrete sites, subsamples."""
-    return bool(kernel.settings.get("summed_out") or kernel.layout.subsampled)
+    return bool(kernel.settings.get("marginalized") or kernel.layout.subsampled)
 
 
 def _distance(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:

@@ -257,7 +257,7 @@ def test_a_kernel_samples_the_model_as_it_is_written() -> None:
     kernel = MinibatchMH(animals, control_variate="taylor2")
     mcmc = MCMC(kernel, num_warmup=200, num_samples=2_000, progress_bar=False)
     mcmc.run(jax.random.key(0), seen)
-    assert list(kernel.settings["summed_out"]) == ["alive"]
+    assert list(kernel.settings["marginalized"]) == ["alive"]
     samples = mcmc.get_samples()
     assert sorted(samples) == ["phi", "rho"]
     for name, draws in samples.items():

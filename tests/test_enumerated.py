@@ -66,7 +66,7 @@ def test_the_rows_are_sums_over_the_states(make: Any, model: Any) -> None:
     kernel = make(model, **size)
     kernel._setup((jnp.asarray(Y),), {})
     assert kernel.layout.latents == ("w", "means")
-    assert kernel.settings["summed_out"] == ["kind"]
+    assert kernel.settings["marginalized"] == ["kind"]
     terms = kernel.make_target((jnp.asarray(Y),), {}).terms(Z, {"data": ROWS})
     np.testing.assert_allclose(terms.rows["data"], expected(), rtol=1e-5)
 

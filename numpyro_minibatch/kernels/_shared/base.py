@@ -198,12 +198,12 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
     @property
     def settings(self) -> dict[str, Any]:
         """The settings that define the kernel, for records."""
-        report, summed = self._run.report, self._run.summed_out
+        report, summed = self._run.report, self._run.marginalized
         return {
             **self._recorded_settings(),
             "batch": repr(self._run.plan.scheme if self._run.plan else self._batch),
             "temperature": self.temperature,
-            **({"summed_out": list(summed)} if summed else {}),
+            **({"marginalized": list(summed)} if summed else {}),
             **({"pilot": report} if report else {}),
         }
 
@@ -530,7 +530,7 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
             layout=layout,
             frozen=frozen,
             model=None if prepared.model is self._model else prepared.model,
-            summed_out=prepared.summed_out,
+            marginalized=prepared.marginalized,
             values=prepared.values,
         )
         if prepared.values:  # values, too, are constants of programs

@@ -26,7 +26,7 @@ class Run:
     :param layout: the model's sites and data plates.
     :param plan: with a control variate, the choices of its set-up.
     :param model: the model as it can be sampled, if not as the user wrote it.
-    :param summed_out: its discrete sites that were marginalized.
+    :param marginalized: its discrete sites that were marginalized.
     :param refined: the model with a finer approximation of its likelihood, if the
         set-up chose one; see :class:`~numpyro_minibatch.kernels.Approximated`.
     :param frozen_digest: a digest of ``frozen``, and of data whose values the model
@@ -48,7 +48,7 @@ class Run:
     layout: Layout | None = None
     plan: Plan | None = None
     model: Any = None
-    summed_out: tuple[str, ...] = ()
+    marginalized: tuple[str, ...] = ()
     refined: Any = None
     frozen_digest: str = ""
     observed_rows: int = 0

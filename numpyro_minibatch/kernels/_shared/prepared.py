@@ -31,13 +31,13 @@ class PreparedModel(NamedTuple):
 
     :param model: the model; the user's own, if nothing had to be done.
     :param found: the result of its inspection.
-    :param summed_out: discrete sites that are marginalized out of the user's model.
+    :param marginalized: discrete sites that are marginalized out of the user's model.
     :param values: a digest of the data whose values the model reads; empty for none.
     """
 
     model: Callable
     found: Inspected
-    summed_out: tuple[str, ...] = ()
+    marginalized: tuple[str, ...] = ()
     values: str = ""
 
 
