@@ -36,13 +36,16 @@ from numpyro_minibatch import (
     sample,
     to_inference_data,
 )
-from numpyro_minibatch.control_variate import _pilot, expand, log_surrogate
+from numpyro_minibatch.control_variate import expand, log_surrogate
 from numpyro_minibatch.control_variate._center import newton
 from numpyro_minibatch.control_variate._ends import End, Ends
 from numpyro_minibatch.control_variate._expand import Coordinates
 from numpyro_minibatch.control_variate._modes import _newton_to, _refine, find_modes
+from numpyro_minibatch.control_variate._pilot import rounding_of_modes
 from numpyro_minibatch.control_variate._posterior_of_modes import posterior_of_modes
 from numpyro_minibatch.control_variate._problem import Problem, Refused
+from numpyro_minibatch.control_variate._residuals import ResidualScan
+from numpyro_minibatch.control_variate._row_sums import modes_of
 from numpyro_minibatch.control_variate._search import quasi_newton
 from numpyro_minibatch.diagnostics import effective_sample_size
 from numpyro_minibatch.estimate import Weights
@@ -659,25 +662,32 @@ def test_tied_means_at_temperature_one():
     assert not found.advice
 
 
-def test_rounding_errors_that_differ_between_modes_choose_the_form(monkeypatch):
+def test_rounding_errors_that_differ_between_modes_are_known():
     """They would be errors of the log ratio of the masses."""
-    data = (jnp.asarray(tied_data(1500)),)
+    x = tied_data(1500)
+    problem = problem_of(tied_means, (jnp.asarray(x),))
+    found = find_modes(problem, np.zeros((1, 2)), TWO)
+    posterior, _ = posterior_of_modes(problem, found).mixed()
+    scan = ResidualScan(problem, 2, "direct", posterior.expansion)
+    modes = modes_of(problem, posterior.expansion, posterior.draws)
+    errors = np.array([0.3, -0.1])
 
-    def pilot():
-        kernel = MinibatchMH(tied_means, control_variate=TWO)
-        kernel.init(jax.random.key(0), 10, None, data, {})
-        return kernel.pilot
+    def of_rows(draws, rows):
+        places = [np.flatnonzero((posterior.draws == z).all(1))[0] for z in draws]
+        shared = errors[modes[places]] / len(x)
+        return scan.of_rows(draws, rows) + shared[:, None]
 
-    few = pilot()
-    assert few["form"] == "direct" and few["num_modes"] == 2
-    if jnp.result_type(float) == jnp.float64:
-        assert few["float_error"] == 0
-        return
-    assert 0 < few["float_error"] < 0.005
-    monkeypatch.setattr(_pilot, "_FLOAT_ERROR_OF_MODES", few["float_error"] / 2)
-    other = pilot()
-    assert other["form"] == "remainder"
-    assert other["float_error"] < few["float_error"] / 2
+    rounded = SimpleNamespace(float_error=0.04, scan=SimpleNamespace(of_rows=of_rows))
+    measured = rounding_of_modes(problem, TWO, rounded, posterior, 2)
+    np.testing.assert_allclose(measured, errors, atol=0.005)
+    shifted = posterior.expansion.shifted(-measured)
+    np.testing.assert_allclose(
+        np.diff(shifted.each.offset),
+        np.diff(posterior.expansion.each.offset) + 0.4,
+        atol=0.005,
+    )
+    small = rounded.__class__(float_error=0.004, scan=None)
+    assert not rounding_of_modes(problem, TWO, small, posterior, 2).any()
 
 
 @slow

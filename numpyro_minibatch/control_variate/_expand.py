@@ -275,6 +275,14 @@ class Expansions(NamedTuple):
         surplus = weights.prior - power
         return self._replace(modes=self.modes.tempered(self.prior, power, surplus))
 
+    def shifted(self, constants: np.ndarray) -> Expansions:
+        """The same expansions with other constants.
+
+        :param constants: what is added to that of each mode, ``(K,)``.
+        """
+        offset: Any = np.asarray(self.each.offset, np.float64) + constants
+        return self._replace(each=self.each._replace(offset=offset))
+
     def at(self, flat: Array) -> Expansion:
         """The expansion of the mode that a position belongs to."""
         return self.of_mode(self.modes.of(flat))

@@ -27,7 +27,11 @@ from numpyro_minibatch.control_variate._expand import (
 from numpyro_minibatch.control_variate._posterior import SurrogatePosterior
 from numpyro_minibatch.control_variate._problem import Chosen, Needs, Problem, Refused
 from numpyro_minibatch.control_variate._residuals import ResidualScan, Rows
-from numpyro_minibatch.control_variate._row_sums import RowSums, keeps_polynomials
+from numpyro_minibatch.control_variate._row_sums import (
+    RowSums,
+    keeps_polynomials,
+    modes_of,
+)
 from numpyro_minibatch.control_variate._taylor import Form, Taylor
 
 __all__ = [
@@ -47,10 +51,9 @@ SCORING = 24  # draws that score the rows
 HELD_OUT = 32  # draws that judge the design, in pairs
 IN_DOUBLE = 8  # draws on which the precisions are compared
 FLOAT_ERROR = 0.05  # largest rounding error of a summed residual, as a log ratio
-# The same with several modes, as long as there is another form to try. Errors that all
-# rows share differ between modes. They are then errors of the log ratio of the masses,
-# which no number of draws averages out.
+# The same between modes: above it, their constants are corrected.
 _FLOAT_ERROR_OF_MODES = 0.005
+_OF_EACH_MODE = 64  # draws of each mode that correct it
 _MIN_BATCH = 100  # enough rows for a normal estimate with a known variance
 COARSE = 0.5  # residual above which the surrogate should have exact rows
 _FEW_BLOCKS = 4  # blocks of draws, enough for a clear decision
@@ -303,6 +306,49 @@ def _not_finite(which: str) -> str:
     )
 
 
+def rounding_of_modes(
+    problem: Problem,
+    taylor: Taylor,
+    pilot: Pilot,
+    posterior: SurrogatePosterior,
+    number: int,
+) -> np.ndarray:
+    """The mean rounding error of the sum of all residuals in each mode.
+
+    Numbers that all rows share are rounded alike for all of them, in another way at
+    each position. The mean over a mode is an error of the logarithm of its mass, which
+    no number of draws averages out. It can be estimated from some rows, because they
+    share it, at many draws.
+
+    :param problem: the target and its coordinates.
+    :param taylor: the control variate.
+    :param pilot: the pilot of the surrogate without representative rows.
+    :param posterior: that of this surrogate.
+    :param number: the number of modes.
+    :return: zeros if the error hardly differs between draws.
+    """
+    if pilot.float_error <= _FLOAT_ERROR_OF_MODES:
+        return np.zeros(number)
+    pool = modes_of(problem, posterior.expansion, posterior.draws)
+    chosen = [np.flatnonzero(pool == k)[:_OF_EACH_MODE] for k in range(number)]
+    draws = posterior.draws[np.concatenate(chosen)]
+    exact = RowSums.of(problem, taylor, len(np.ravel(problem.in_coordinates(draws)[0])))
+    some = exact.some
+    right = exact.residuals(taylor.order, posterior.expansion, draws, some, slopes=True)
+    rows = Rows(
+        np.repeat(np.arange(len(some.rows)), [len(x) for x in some.rows.values()]),
+        np.concatenate([np.asarray(x) for x in some.rows.values()]),
+    )
+    scales = np.array(list(some.scales.values()))[rows.plate]
+    blocks = range(0, len(draws), HELD_OUT)
+    parts = [pilot.scan.of_rows(draws[k : k + HELD_OUT], rows) @ scales for k in blocks]
+    errors = np.split(
+        np.concatenate(parts) - right, np.cumsum([len(each) for each in chosen])[:-1]
+    )
+    found = np.array([each.mean() if len(each) else np.nan for each in errors])
+    return np.where(np.isfinite(found), found, np.nanmean(found))
+
+
 def check_residuals(
     problem: Problem, taylor: Taylor, posterior: SurrogatePosterior, pilot: Pilot
 ) -> None:
@@ -454,20 +500,14 @@ def _choose_form(
         return scan, scan.sums(draws), 0.0
     few = draws[:IN_DOUBLE]
     exact = RowSums.of(problem, taylor, len(np.ravel(problem.in_coordinates(few)[0])))
-    several = isinstance(expansion, Expansions)
     errors = []
     for form in forms:
         scan = ResidualScan(problem, taylor.order, form, expansion)
         found = scan.sums(draws)
         if np.isfinite(found[0]).all():
             error = _rounding_of_some(scan, exact, expansion, draws)
-            last = form == forms[-1]
-            if error <= (
-                _FLOAT_ERROR_OF_MODES if several and not last else FLOAT_ERROR
-            ):
+            if error <= FLOAT_ERROR:
                 return scan, found, error
-            if several and not last:
-                continue
         right = exact.residuals(taylor.order, expansion, few)
         if not np.isfinite(right).all():
             raise Refused(_not_finite("some row"))

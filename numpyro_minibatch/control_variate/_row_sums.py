@@ -192,6 +192,7 @@ class RowSums:
         expansion: Expansion | Expansions,
         draws: np.ndarray,
         some: Some | None = None,
+        slopes: bool = False,
     ) -> np.ndarray:
         """The sums of the residuals at some positions, ``(K,)``.
 
@@ -199,6 +200,8 @@ class RowSums:
         :param expansion: without exact rows.
         :param draws: flat positions, ``(K, D)``.
         :param some: the rows to read, whose sums are scaled up; ``None`` for all.
+        :param slopes: whether to use the program without Hessians at the positions, if
+            it is compiled anyway.
         """
         points = self.problem.in_coordinates(draws)
         modes = modes_of(self.problem, expansion, draws)
@@ -210,7 +213,8 @@ class RowSums:
             for k in np.flatnonzero(modes == mode):
                 away = points[k] - centers[mode]
                 slope = gradient + 0.5 * hessian @ away if order > 1 else gradient
-                found[k] = self.at(points[k], some).rows[0] - value - slope @ away
+                here = self.at(points[k], some, slopes).rows[0]
+                found[k] = here - value - slope @ away
         return found
 
 

@@ -34,6 +34,7 @@ from numpyro_minibatch.control_variate._pilot import (
     Pilot,
     check_residuals,
     compile_pilot,
+    rounding_of_modes,
     run_pilot,
 )
 from numpyro_minibatch.control_variate._posterior import (
@@ -247,12 +248,17 @@ def _with_modes(
     tails: list[Tails] = []
     posterior, starts = of_modes.mixed()
     pilot = run_pilot(problem, chosen, needs, posterior)
+    rounding = rounding_of_modes(
+        problem, chosen.taylor, pilot, posterior, len(found.modes)
+    )
     if needs.follows and may_represent(problem, chosen.taylor, pilot):
         better, tails = with_tails(problem, pilot, of_modes)
         if better is not of_modes:
             posterior, starts = better.mixed()
             pilot = run_pilot(problem, chosen, needs, posterior, pilot)
     check_residuals(problem, chosen.taylor, posterior, pilot)
+    expansions: Any = posterior.expansion
+    posterior = posterior._replace(expansion=expansions.shifted(-rounding))
     known = [k for k, each in enumerate(tails) if np.isfinite(each.inefficiency)]
     worst = max(known, key=lambda k: tails[k].inefficiency, default=None)
     of_worst = None if worst is None else tails[worst]
