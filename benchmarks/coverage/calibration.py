@@ -233,6 +233,7 @@ def main(arguments: list[str] | None = None) -> None:
     for kernel in chosen.kernels:
         for name, setting in SETTINGS[kernel].items():
             found = ranks(PROBLEMS[name], setting, chosen.sets, chosen.seed)
+            jax.clear_caches()  # a process cannot hold the programs of all problems
             every = load("calibration")
             every["machine"] = machine()
             results = every.setdefault("kernels", {}).setdefault(kernel, {})
