@@ -178,7 +178,7 @@ def equal_plates(x: Any, y: Any) -> None:
             FIVE,
             r"one has 5 entries.*'data' \(12 rows\)",
         ),
-        (columns, {"X": 1}, (SQUARE, Y), r"Not named.*: y\..*\{'X': 1, 'y': 0\}"),
+        (columns, {"X": 1}, (SQUARE, Y), r"Other arguments.*: y\..*\{'X': 1, 'y': 0\}"),
         (columns, {"X": {"a": 0}}, (SQUARE, Y), "X has no 'a'; it has no names"),
         (columns, {"X": (0, 1)}, (SQUARE, Y), "2 axes.*X, which has no entries"),
         (columns, {"X": None}, (SQUARE, Y), "gives no axis to any array"),
