@@ -533,7 +533,7 @@ def test_the_share_of_independent_draws(
 
     at = ProposalContext(flat, Whitening(jnp.ones(size)), jnp.zeros(size), flat)
     choice = proposal.surrogate_hmc(1, 1e-3, independent=share)
-    z = np.full((20_000, size), 2.0, np.float32)  # draws are accepted from this tail
+    z = np.full((20_000, size), 2.0)  # draws are accepted from this tail
     made = many(choice, 8, z, at=at)
     far = np.linalg.norm(np.asarray(made.z) - z, axis=1) > 0.1
     assert 0.8 * expected <= far.mean() <= expected + 0.012
