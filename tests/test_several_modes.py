@@ -36,7 +36,7 @@ from numpyro_minibatch import (
     sample,
     to_inference_data,
 )
-from numpyro_minibatch.control_variate import expand, log_surrogate
+from numpyro_minibatch.control_variate import _setup, expand, log_surrogate
 from numpyro_minibatch.control_variate._center import newton
 from numpyro_minibatch.control_variate._ends import End, Ends
 from numpyro_minibatch.control_variate._expand import Coordinates
@@ -686,8 +686,21 @@ def test_rounding_errors_that_differ_between_modes_are_known():
         np.diff(posterior.expansion.each.offset) + 0.4,
         atol=0.005,
     )
-    small = rounded.__class__(float_error=0.004, scan=None)
+    small = SimpleNamespace(float_error=0.004, scan=None)
     assert not rounding_of_modes(problem, TWO, small, posterior, 2).any()
+
+
+def test_rounding_errors_are_subtracted_from_the_constants(monkeypatch):
+    data = (jnp.asarray(tied_data(1500)),)
+
+    def offsets(error):
+        monkeypatch.setattr(_setup, "rounding_of_modes", lambda *_: np.array(error))
+        kernel = MinibatchMH(tied_means, control_variate=TWO)
+        state = kernel.init(jax.random.key(0), 10, None, data, {})
+        return np.asarray(state.surrogate.expansion.each.offset, float)
+
+    moved = offsets([0.3, -0.1]) - offsets([0.0, 0.0])
+    np.testing.assert_allclose(moved, [-0.3, 0.1], atol=1e-4)
 
 
 @slow

@@ -119,8 +119,7 @@ def every_row(problem: Problem, center: np.ndarray) -> Expansion:
     """
     zeros = np.zeros((len(center),) * 2)
     nothing = Expansion(center, zeros[0], zeros, np.zeros(()))  # type: ignore[arg-type]
-    exact = {n: ExactRows.alone(np.arange(N), N) for n, N in problem.plates.items()}
-    expansion = without(problem, nothing, exact)
+    expansion = without(problem, nothing, _all_alone(problem))
     return expansion._replace(gradient=nothing.gradient, hessian=nothing.hessian)
 
 
@@ -134,8 +133,12 @@ def with_every_row(
     :return: ``None`` if it cannot be sampled.
     """
     stage("exact rows")
-    exact = {n: ExactRows.alone(np.arange(N), N) for n, N in problem.plates.items()}
-    return refined(problem, posterior, without(problem, posterior.expansion, exact))
+    expansion = without(problem, posterior.expansion, _all_alone(problem))
+    return refined(problem, posterior, expansion)
+
+
+def _all_alone(problem: Problem) -> dict[str, ExactRows]:
+    return {n: ExactRows.alone(np.arange(N), N) for n, N in problem.plates.items()}
 
 
 def _chosen_rows(

@@ -17,6 +17,7 @@ from numpyro_minibatch.control_variate._center import not_definite
 from numpyro_minibatch.control_variate._expand import Expansion, log_surrogate
 from numpyro_minibatch.control_variate._problem import Problem, Refused, double
 from numpyro_minibatch.proposal import (
+    STUDENT_DF,
     TRAJECTORY_LENGTH,
     ProposalContext,
     Whitening,
@@ -41,12 +42,12 @@ _DIVERGING = 0.1  # largest share of divergent trajectories
 _NUM_STEPS = (1, 2, 4, 8, 16, 32, 64)  # numbers of steps of a trajectory to try
 _HELD = 0.1  # acceptance probability below which a chain sticks at a draw
 _STUCK = 0.001  # largest share of draws at which it may stick
-# largest probability of a rejection, in the mean of a squared square about the mean
+# largest mean probability of a rejection, with draws weighted by their share in the
+# variance of the squares
 _LOST = 0.1
 _FEW_DRAWS = 200  # smallest effective number of draws after resampling
 _STEPS_TO_START = 100  # at most, to the starting point of NUTS
 _NEARLY = 0.1  # gain of the log density below which the steps end
-_DF = 5.0  # degrees of freedom of draws that include tails
 _JUDGING = 56  # draws that judge whether the posterior is normal
 
 
@@ -431,9 +432,12 @@ def _heavier(posterior: SurrogatePosterior) -> tuple[np.ndarray, np.ndarray]:
     them the positions at which its moves are hardest.
     """
     normal = np.linalg.solve(posterior.root.T, (posterior.draws - posterior.location).T)
-    chi_squared = np.random.default_rng(35).chisquare(_DF, size=len(posterior.draws))
-    white = normal.T * np.sqrt(_DF / chi_squared)[:, None]
-    logs = -0.5 * (_DF + len(normal)) * np.log1p(np.square(white).sum(1) / _DF)
+    chi_squared = np.random.default_rng(35).chisquare(
+        STUDENT_DF, size=len(posterior.draws)
+    )
+    white = normal.T * np.sqrt(STUDENT_DF / chi_squared)[:, None]
+    squares = np.square(white).sum(1)
+    logs = -0.5 * (STUDENT_DF + len(normal)) * np.log1p(squares / STUDENT_DF)
     return posterior.location + white @ posterior.root, logs
 
 

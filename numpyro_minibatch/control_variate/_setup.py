@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -66,6 +67,8 @@ from numpyro_minibatch.control_variate._tails import (
 from numpyro_minibatch.control_variate._taylor import Form
 
 __all__ = ["Plan", "Prepared", "Surrogate", "prepare"]
+
+_Result = TypeVar("_Result")
 
 _STARTS = 4  # searches for the mode
 _STAGES = 5
@@ -142,26 +145,31 @@ def prepare(who: str, problem: Problem, chosen: Chosen, needs: Needs) -> Prepare
         with stages(who, _STAGES):
             return _prepared(problem, chosen, needs)
     except Refused as error:
-        cause = _never_finite(problem, chosen)
-        if cause:
-            raise NeverFinite(f"{who}: {cause}") from None
-        raise Refused(f"{who}: {error}") from None
+        raise type(error)(f"{who}: {error}") from None
 
 
-def _never_finite(problem: Problem, chosen: Chosen) -> str:
-    """The rows that make the log density infinite at every start, if there are any."""
-    rows = never_finite_rows(
-        problem.target_of(problem.arrays),
-        unflatten(_positions(problem, chosen.start), problem.example),
-    )
-    if not rows:
-        return ""
-    return (
+def _searched(
+    problem: Problem, positions: np.ndarray, search: Callable[[], _Result]
+) -> _Result:
+    """The result of a search for modes.
+
+    :param positions: where it starts, flat, ``(K, D)``.
+    :raises NeverFinite: it fails, and some rows are finite at none of these positions.
+    """
+    try:
+        return search()
+    except Refused:
+        starts = unflatten(positions, problem.example)
+        rows = never_finite_rows(problem.target_of(problem.arrays), starts)
+        if not rows:
+            raise
+    raise NeverFinite(
         f"the log likelihood of some rows ({listed(rows)}) is not finite at any of the "
-        f"{_STARTS} positions from which the set-up searches for the mode. Check that "
-        "their values are in the support of their distribution, and drop or mask "
-        "(numpyro.handlers.mask) those that are not. If the model allows these rows at "
-        "other positions, start there: init_strategy=init_to_value(values=...)."
+        f"{len(positions)} positions from which the set-up searches for the mode. "
+        "Check that their values are in the support of their distribution, and drop or "
+        "mask (numpyro.handlers.mask) those that are not. If the model allows these "
+        "rows at other positions, start there: "
+        "init_strategy=init_to_value(values=...)."
     )
 
 
@@ -180,16 +188,22 @@ def _prepared(problem: Problem, chosen: Chosen, needs: Needs) -> Prepared:
             raise Refused(_other_coordinates(problem))
         # of the starts of a search for one mode, those that are not random
         fixed = np.delete(phi, range(1, _STARTS), axis=0)
-        found = find_modes(problem, fixed, taylor)
+        found = _searched(
+            problem, positions, lambda: find_modes(problem, fixed, taylor)
+        )
         if len(found.modes) > 1:
             return _with_modes(problem, chosen, needs, found)
     try:
         if found is None:
-            center = find_center(
+            center = _searched(
                 problem,
-                phi,
-                taylor,
-                lambda: compile_pilot(problem, taylor, phi.shape[1]),
+                positions,
+                lambda: find_center(
+                    problem,
+                    phi,
+                    taylor,
+                    lambda: compile_pilot(problem, taylor, phi.shape[1]),
+                ),
             )
         else:
             expansion, known = found.modes[0][:2]
@@ -199,6 +213,8 @@ def _prepared(problem: Problem, chosen: Chosen, needs: Needs) -> Prepared:
             problem, center.expansion, start, center.known_hessian
         )
         pilot = run_pilot(problem, chosen, needs, posterior)
+    except NeverFinite:
+        raise
     except Refused:
         if not few or (center is None and problem.in_own_coordinates):
             raise

@@ -20,6 +20,7 @@ from numpyro_minibatch.proposal._contract import (
 from numpyro_minibatch.proposal._normals import Modes
 from numpyro_minibatch.proposal._on_surrogate import (
     OVERRELAXATION_COSINE,
+    STUDENT_DF,
     accept_on_surrogate,
     follow,
     surrogate_hmc,
@@ -29,7 +30,6 @@ __all__ = ["across_modes"]
 
 # moves within a mode; other moves draw from all modes
 _WITHIN: Any = surrogate_hmc(independent=0.0)
-_DF = 5  # degrees of freedom of independent draws if modes are skewed
 
 
 @dataclass(frozen=True)
@@ -137,8 +137,9 @@ class _AcrossModes(Proposal):
 
 def _heavy(key: Array, z: Array) -> Array:
     """Whitened noise of a multivariate Student-t distribution, ``(D,)``."""
-    noise = normal(key, z.size + _DF, z.dtype)
-    return noise[_DF:] * jnp.sqrt(_DF / jnp.square(noise[:_DF]).sum())
+    df = int(STUDENT_DF)
+    noise = normal(key, z.size + df, z.dtype)
+    return noise[df:] * jnp.sqrt(df / jnp.square(noise[:df]).sum())
 
 
 def _log_mixture(modes: Modes, z: Array, densities: Array, skewed: bool) -> Array:
@@ -147,7 +148,7 @@ def _log_mixture(modes: Modes, z: Array, densities: Array, skewed: bool) -> Arra
     :param densities: those of the normal components at ``z``, ``(K,)``.
     """
     if skewed:
-        densities = modes.log_heavy_densities(z, _DF)
+        densities = modes.log_heavy_densities(z, STUDENT_DF)
     return jax.scipy.special.logsumexp(densities)
 
 

@@ -163,6 +163,7 @@ def log_metropolis_ratio(momentum: Array, momentum_new: Array, logs: Array) -> A
 # dimension, 0.76 in five and 0.56 in sixteen.
 _INDEPENDENT = 0.2
 _MOST_FOR_INDEPENDENT = 16
+STUDENT_DF = 5.0  # degrees of freedom of independent draws
 
 
 @dataclass(frozen=True)
@@ -241,7 +242,7 @@ class _SurrogateHMC(Proposal):
         if share is None:
             share = _INDEPENDENT if z.size <= _MOST_FOR_INDEPENDENT else 0.0
         # erf(x / sqrt(2)) of a normal x is uniform on (-1, 1)
-        extra = 1 + int(_DF) if share else 0
+        extra = 1 + int(STUDENT_DF) if share else 0
         noise = normal(key, z.size + 3 + extra, z.dtype)
         momentum, noise = noise[: z.size], noise[z.size :]
         for_step, for_accept, for_draw = noise[0], noise[1:3], noise[3:]
@@ -256,7 +257,9 @@ class _SurrogateHMC(Proposal):
         # the choice does not depend on the position: a mixture of two kernels that are
         # reversible with respect to the surrogate
         draws = jax.scipy.special.erf(for_draw[0] * np.sqrt(0.5).item()) < 2 * share - 1
-        drawn, log_q_ratio = _student_t(z, momentum, for_draw[1:], context)
+        drawn, log_q_ratio = _student_t(
+            z, momentum, jnp.square(for_draw[1:]).sum(), STUDENT_DF, context
+        )
         z_new, after, logs = follow(
             z, momentum, step, num_steps, context, (draws, drawn)
         )
@@ -268,25 +271,15 @@ class _SurrogateHMC(Proposal):
         return accept_on_surrogate(z, z_new, logs, log_ratio, for_accept)
 
 
-_DF = 5.0  # of Student-t draws
-
-
 def _student_t(
-    z: Array, noise: Array, others: Array, context: ProposalContext
+    z: Array, noise: Array, chi_squared: Array, df: float, context: ProposalContext
 ) -> tuple[Array, Array]:
     """A multivariate Student-t draw about the centre, and its log proposal ratio.
 
     :param noise: normals, as many as parameters.
-    :param others: other normals, as many as degrees of freedom. Their sum of squares is
-        a chi-squared variate, and cheaper than a gamma variate.
+    :param chi_squared: an independent chi-squared variate with ``df`` degrees of
+        freedom. A sum of squares is cheaper than a gamma variate.
     """
-    df = others.size
-    return _student_t_of(z, noise, jnp.square(others).sum(), float(df), context)
-
-
-def _student_t_of(
-    z: Array, noise: Array, chi_squared: Array, df: float, context: ProposalContext
-) -> tuple[Array, Array]:
     center, white = _centered(z, context)
     white_new = noise * jnp.sqrt(df / chi_squared)
     logs = jnp.log1p(jnp.square(jnp.stack([white_new, white])).sum(-1) / df)
@@ -329,7 +322,7 @@ class _StudentT(Proposal):
     uses_surrogate = True
     adapts_step_size = False
 
-    df: float = _DF
+    df: float = STUDENT_DF
 
     def __post_init__(self) -> None:
         df = check_number(
@@ -341,13 +334,14 @@ class _StudentT(Proposal):
         self, key: Array, z: Array, step_size: Array, context: ProposalContext
     ) -> Proposed:
         if self.df.is_integer() and self.df <= 32:
-            normals = jax.random.normal(key, (z.size + int(self.df),), z.dtype)
-            drawn = _student_t(z, normals[: z.size], normals[z.size :], context)
-            return Proposed(*drawn)
-        key_normal, key_scale = jax.random.split(key)
-        noise = jax.random.normal(key_normal, z.shape, z.dtype)
-        chi_squared = 2.0 * jax.random.gamma(key_scale, 0.5 * self.df, (), z.dtype)
-        return Proposed(*_student_t_of(z, noise, chi_squared, self.df, context))
+            noise = jax.random.normal(key, (z.size + int(self.df),), z.dtype)
+            noise, others = noise[: z.size], noise[z.size :]
+            chi_squared = jnp.square(others).sum()
+        else:
+            key_normal, key_scale = jax.random.split(key)
+            noise = jax.random.normal(key_normal, z.shape, z.dtype)
+            chi_squared = 2.0 * jax.random.gamma(key_scale, 0.5 * self.df, (), z.dtype)
+        return Proposed(*_student_t(z, noise, chi_squared, self.df, context))
 
 
 @dataclass(frozen=True)
@@ -426,7 +420,7 @@ def surrogate_hmc(
     Student-t distribution with 5 degrees of freedom, the centre and the whitening,
     instead of following a trajectory. It passes the same two stages. In a hundred runs
     for the posterior of the location of seven Cauchy rows, this and twice as many steps
-    took the effective sample size of squares from 570 to 1,000 of 4,000 draws.
+    raised the effective sample size of squares from 416 to 1,329 of 4,000 draws.
 
     Needs a control variate.
 
@@ -540,7 +534,7 @@ def independence() -> Proposal:
     return _Independence()
 
 
-def student_t(df: float = _DF) -> Proposal:
+def student_t(df: float = STUDENT_DF) -> Proposal:
     """Independent draws from a multivariate Student-t around the Laplace centre.
 
     Like :func:`independence`, but with tails heavier than those of most posteriors, so
