@@ -1,13 +1,26 @@
-"""A context with double precision."""
+"""Double precision for a part of the set-up."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
-__all__ = ["double"]
+from numpyro_minibatch._internal.functions import reading
+
+__all__ = ["double", "in_this_precision", "is_double"]
+
+_WITHIN: ContextVar[bool] = ContextVar("double precision in single", default=False)
+
+
+def is_double() -> bool:
+    """Whether numbers are in double precision."""
+    return jnp.result_type(float) == jnp.float64
 
 
 @contextmanager
@@ -19,5 +32,66 @@ def double() -> Iterator[None]:
         from jax.experimental import enable_x64  # type: ignore[attr-defined]
 
         wide = enable_x64()
-    with wide:
-        yield
+    token = _WITHIN.set(_WITHIN.get() or not is_double())
+    try:
+        with wide:
+            yield
+    finally:
+        _WITHIN.reset(token)
+
+
+def in_this_precision(model: Callable) -> Callable:
+    """A model that can be traced in the precision of its context.
+
+    JAX remembers a NumPy array that is a constant of a program by its identity, with
+    the precision of the first program that has it. A model that reads NumPy arrays from
+    its surroundings, such as the scales of its priors, and that has been traced in
+    single precision, then fails in double precision. There, it reads copies.
+
+    :param model: the model.
+    """
+    if not _WITHIN.get():
+        return model
+    copied = reading(model, _Fresh())
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return copied(*args, **kwargs)
+        except _SinglePrecisionError:
+            raise
+        except TypeError as error:
+            raise _SinglePrecisionError(_MESSAGE.format(error=error)) from error
+
+    return run
+
+
+class _SinglePrecisionError(TypeError):
+    """A model cannot be evaluated in double precision."""
+
+
+_MESSAGE = (
+    "the set-up evaluates the model in double precision also, where it fails:\n"
+    "  {error}\n"
+    "Usually a part of the model has a precision of its own. Leave out dtype= "
+    "(jnp.zeros(3) has the precision of its context), or take it from another array "
+    "(jnp.zeros_like(x), x.dtype)."
+)
+
+
+class _Fresh:
+    """Copies of NumPy arrays and of trees that contain them, one of each."""
+
+    def __init__(self) -> None:
+        self._made: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+
+    def __call__(self, value: Any) -> Any:
+        if not any(isinstance(x, np.ndarray) for x in jax.tree.leaves(value)):
+            return value
+        return jax.tree.map(self._copy, value)
+
+    def _copy(self, leaf: Any) -> Any:
+        if not isinstance(leaf, np.ndarray):
+            return leaf
+        if id(leaf) not in self._made:
+            self._made[id(leaf)] = leaf, leaf.copy()
+        return self._made[id(leaf)][1]

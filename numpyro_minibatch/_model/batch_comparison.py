@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_minibatch._internal.precision import double, is_double
 from numpyro_minibatch._model.layout import Layout
 from numpyro_minibatch._model.rowwise import trace_rows
 from numpyro_minibatch._model.rowwise_rules import PLAIN, SAME, Fact, rows_of_plate
@@ -24,7 +25,6 @@ __all__ = [
     "Difference",
     "draw_batches",
     "draw_positions",
-    "is_double",
 ]
 
 _POOL = 24  # rows of each plate that are compared
@@ -41,20 +41,6 @@ _TOLERANCE, _WIDE_TOLERANCE = 5e-5, 1e-6
 # the program runs once, on few rows
 _QUICKLY: dict[str, Any] = {"xla_backend_optimization_level": 0}
 _MOST_CAST = 10_000_000  # numbers of the data that are copied in double precision
-
-
-def _double() -> AbstractContextManager[Any]:
-    """Double precision inside, whatever the setting outside."""
-    if hasattr(jax, "enable_x64"):
-        return jax.enable_x64(True)
-    from jax.experimental import enable_x64  # type: ignore[attr-defined]
-
-    return enable_x64()
-
-
-def is_double() -> bool:
-    """Whether numbers are in double precision by the setting outside."""
-    return jnp.result_type(float) == jnp.float64
 
 
 class Batches(NamedTuple):
@@ -268,7 +254,7 @@ class Comparison:
         if is_double():
             return self.worst()
         try:
-            with _double(), warnings.catch_warnings():
+            with double(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # a precision that is not the user's
                 # parts of the model may have a precision of their own
                 return self.worst(_TOLERANCE)

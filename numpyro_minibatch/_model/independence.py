@@ -21,12 +21,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_minibatch._internal.precision import is_double
 from numpyro_minibatch._internal.static import Static, surroundings
 from numpyro_minibatch._model.batch_comparison import (
     Comparison,
     draw_batches,
     draw_positions,
-    is_double,
 )
 from numpyro_minibatch._model.content import known_content
 from numpyro_minibatch._model.dependence_errors import message_of

@@ -11,7 +11,6 @@ for the rows of the batch. Their values for all rows are known, too.
 
 from __future__ import annotations
 
-import copy
 import functools
 import inspect
 import types
@@ -25,15 +24,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from numpyro.infer import init_to_uniform
-from numpyro.primitives import Messenger
 
+from numpyro_minibatch._internal.functions import library_of, reading
+from numpyro_minibatch._internal.precision import in_this_precision
 from numpyro_minibatch._internal.static import digest
 from numpyro_minibatch.target import ModelTarget, flatten_arguments, traces_rows
 
 __all__ = ["ReadsValues"]
 
 _CONVERSIONS = {np.asarray, np.array, np.asanyarray, np.ascontiguousarray, np.copy}
-_LIBRARIES = {"numpy", "jax", "jaxlib", "numpyro", "numpyro_minibatch", "scipy"}
 
 
 class _Known(NamedTuple):
@@ -122,11 +121,11 @@ class ReadsValues:
             id(leaves[number]): _Known(leaves[number], lambda x=x: x)  # type: ignore[misc]
             for number, x in self.values.items()
         }
-        return _run(self._fn, known, args, kwargs)
+        return _run(in_this_precision(self._fn), known, args, kwargs)
 
     @functools.cached_property
     def _fn(self) -> Callable:
-        return _with_all_rows(self.fn, {})
+        return reading(self.fn, _with_all_rows)
 
     def __eq__(self, other: object) -> bool:
         return (
@@ -164,7 +163,7 @@ class _Recording:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         leaves, _ = flatten_arguments((args, kwargs))
         known = _Noted(self, leaves)
-        return _run(_with_all_rows(self.fn, {}), known, args, kwargs)
+        return _run(reading(self.fn, _with_all_rows), known, args, kwargs)
 
 
 class _Noted(dict[int, _Known]):
@@ -256,63 +255,8 @@ def _wrapped(found: Any) -> Any:
     )
 
 
-def _library(value: Any) -> str:
-    """The library that a module or a function belongs to."""
-    name = getattr(value, "__name__" if inspect.ismodule(value) else "__module__", None)
-    return name.partition(".")[0] if isinstance(name, str) else ""
-
-
-def _with_all_rows(model: Any, made: dict[int, Any]) -> Any:
-    """A function whose NumPy calls receive the values of the model's arguments.
-
-    :param model: the function, or handlers and partial functions around it.
-    :param made: functions that were made before, by the ids of those that they replace.
-    """
-    if id(model) in made:
-        return made[id(model)]
-    if isinstance(model, types.FunctionType):
-        return _remade(model, made)
-    if isinstance(model, types.MethodType):
-        inner = _with_all_rows(model.__func__, made)
-        return types.MethodType(inner, model.__self__)
-    if isinstance(model, functools.partial):
-        inner = _with_all_rows(model.func, made)
-        return functools.partial(inner, *model.args, **model.keywords)
-    if isinstance(model, Messenger) and model.fn is not None:
-        other = copy.copy(model)
-        other.fn = _with_all_rows(model.fn, made)
-        return other
-    return model
-
-
-def _replacement(value: Any, made: dict[int, Any]) -> Any:
-    """The replacement for a global name or an enclosing variable of a function."""
-    if _library(value) == "numpy" and not isinstance(value, type):
+def _with_all_rows(value: Any) -> Any:
+    """NumPy and its functions, such that they receive the values of all rows."""
+    if library_of(value) == "numpy" and not isinstance(value, type):
         return _wrapped(value)
-    if isinstance(value, types.FunctionType) and _library(value) not in _LIBRARIES:
-        return _with_all_rows(value, made)
     return value
-
-
-def _remade(function: types.FunctionType, made: dict[int, Any]) -> Any:
-    """The same function with other contents of its global names."""
-    scope = dict(function.__globals__)
-    cells = tuple(types.CellType() for _ in function.__closure__ or ())
-    other = types.FunctionType(
-        function.__code__, scope, function.__name__, function.__defaults__, cells
-    )
-    other.__kwdefaults__ = function.__kwdefaults__
-    made[id(function)] = other  # before the functions that it calls, which may call it
-    for name in _names(function.__code__) & scope.keys():
-        scope[name] = _replacement(scope[name], made)
-    for cell, old in zip(cells, function.__closure__ or (), strict=True):
-        try:
-            cell.cell_contents = _replacement(old.cell_contents, made)
-        except ValueError:  # not yet assigned
-            continue
-    return other
-
-
-def _names(code: types.CodeType) -> set[str]:
-    inner = (c for c in code.co_consts if isinstance(c, types.CodeType))
-    return set(code.co_names).union(*map(_names, inner))

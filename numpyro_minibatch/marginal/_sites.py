@@ -14,6 +14,7 @@ from numpyro.distributions import MaskedDistribution, biject_to
 from numpyro.distributions.distribution import ExpandedDistribution, Independent
 from numpyro.infer import init_to_uniform
 
+from numpyro_minibatch._internal.precision import in_this_precision
 from numpyro_minibatch._model.sites import MOST_DIMENSIONS
 from numpyro_minibatch.marginal._scans import SameTypes
 
@@ -143,7 +144,7 @@ def run_hidden(
     :param data: values of global sites; by default arbitrary values.
     """
     shown = ("plate", "subsample")
-    fn = SameTypes(fn)
+    fn = SameTypes(in_this_precision(fn))
     key = jax.random.PRNGKey(0)
     if data is None:  # an init strategy reads the site's key
         seeded = handlers.seed(fn, key)

@@ -14,6 +14,7 @@ from numpyro import handlers
 from numpyro.distributions import biject_to
 from numpyro.distributions.util import sum_rightmost
 
+from numpyro_minibatch._internal.precision import in_this_precision
 from numpyro_minibatch.target._arguments import Slices, indexable, with_bound_arguments
 from numpyro_minibatch.target._contract import (
     TRACES_ROWS,
@@ -136,7 +137,8 @@ class ModelTarget(Target):
             :class:`numpyro.handlers.substitute` for the latent sites.
         """
         # seed innermost: an init strategy reads the site's key
-        model = handlers.seed(self.model, jax.random.PRNGKey(0) if key is None else key)
+        key = jax.random.PRNGKey(0) if key is None else key
+        model = handlers.seed(in_this_precision(self.model), key)
         if substitution:
             model = handlers.substitute(model, **substitution)
         model = handlers.substitute(model, data=dict(self.frozen))

@@ -1,0 +1,179 @@
+"""Models that read NumPy arrays from their surroundings, in both precisions."""
+
+import functools
+import sys
+import types
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpyro.infer import MCMC, NUTS
+from numpyro.infer.util import log_density
+
+from numpyro_minibatch import MinibatchMH
+from numpyro_minibatch._internal.precision import double, in_this_precision
+
+SCALE = np.array([1.0, 2.0, 3.0])
+LISTED = {"scales": [np.array([1.0, 2.0, 3.0])]}
+PRIOR = dist.Normal(np.zeros(3), np.array([1.0, 2.0, 3.0])).to_event(1)
+SETTINGS = SimpleNamespace(scale=np.array([1.0, 2.0, 3.0]))
+MODULE = types.ModuleType("settings_of_an_author")
+MODULE.scale = np.array([1.0, 2.0, 3.0])
+
+
+def sampled(scale):
+    numpyro.factor("y", jnp.sum(numpyro.sample("b", dist.Normal(jnp.zeros(3))) * scale))
+
+
+def of_global():
+    sampled(SCALE)
+
+
+def of_container():
+    sampled(LISTED["scales"][0])
+
+
+def of_distribution():
+    numpyro.factor("y", jnp.sum(numpyro.sample("b", PRIOR)))
+
+
+def of_namespace():
+    sampled(SETTINGS.scale)
+
+
+def of_module():
+    sampled(MODULE.scale)
+
+
+def of_default(scale=np.array([1.0, 2.0, 3.0])):  # noqa: B008
+    sampled(scale)
+
+
+@jax.jit
+def compiled(b):
+    return b * SCALE
+
+
+def of_compiled():
+    sampled(compiled(jnp.ones(3)))
+
+
+def enclosed():
+    scale = np.array([1.0, 2.0, 3.0])
+
+    def helper():
+        sampled(scale)
+
+    return lambda: helper()
+
+
+class Model:
+    def __init__(self):
+        self.scale = np.array([1.0, 2.0, 3.0])
+
+    def sampled(self):
+        sampled(self.scale * compiled(jnp.ones(3)))
+
+    def __call__(self):
+        self.sampled()
+
+
+MODELS = {
+    "global": of_global,
+    "container": of_container,
+    "distribution": of_distribution,
+    "namespace": of_namespace,
+    "module": of_module,
+    "default": of_default,
+    "compiled": of_compiled,
+    "closure": enclosed(),
+    "object": Model(),
+    "method": Model().sampled,
+    "partial": functools.partial(sampled, np.array([1.0, 2.0, 3.0])),
+    "handler": numpyro.handlers.scale(of_global, 1.0),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_is_traced_in_double_precision_after_single(name):
+    def density(b):
+        model = in_this_precision(MODELS[name])
+        return log_density(model, (), {}, {"b": b})[0]
+
+    # kept, as a driver keeps its programs
+    program = jax.jit(density)
+    single = program(jnp.ones(3, jnp.float32))
+    with double():
+        wide = jax.jit(density)(jnp.ones(3, jnp.float64))
+        assert wide.dtype == jnp.float64
+    again = jax.jit(density)(jnp.ones(3, jnp.float32))
+    np.testing.assert_allclose(wide, single, rtol=1e-5)
+    np.testing.assert_array_equal(again, single)
+    del program
+
+
+@pytest.mark.skipif(jax.config.jax_enable_x64, reason="one precision only")
+def test_without_copies_it_fails():
+    scale = np.array([1.0, 2.0, 3.0])
+    program = jax.jit(lambda x: x * scale)
+    program(jnp.ones(3, jnp.float32))
+    with pytest.raises((TypeError, ValueError)), double():
+        jax.jit(lambda x: x * scale)(jnp.ones(3, jnp.float64))
+    del program
+
+
+def test_what_reads_no_array_is_not_copied():
+    with double():
+        names = [sys.intern("x")]
+
+        def counts():
+            names.append("y")
+
+        in_this_precision(counts)()
+    assert names == ["x", "y"]
+
+
+def draws_of(kernel, *data, draws):
+    mcmc = MCMC(kernel, num_warmup=200, num_samples=draws, progress_bar=False)
+    mcmc.run(jax.random.key(0), *data)
+    return np.asarray(mcmc.get_samples()["b"])
+
+
+def test_nuts_and_the_surrogate_sample_it_in_turn():
+    # of one process: each has programs with the arrays of its precision
+    rng = np.random.default_rng(3)
+    X = jnp.asarray(rng.normal(size=(3000, 2)), jnp.float32)
+    center, scale = np.array([0.5, -0.5]), np.array([1.0, 2.0])
+
+    def model(X, y):
+        b = numpyro.sample("b", dist.Normal(center, scale).to_event(1))
+        with numpyro.plate("rows", len(X)):
+            numpyro.sample("y", dist.Normal(X @ (b * scale), 1.0), obs=y)
+
+    y = X @ jnp.array([0.3, 0.6]) + jnp.asarray(rng.normal(size=3000), jnp.float32)
+    kernel = MinibatchMH(model, control_variate="taylor2")
+    means = [
+        draws_of(k, X, y, draws=500).mean(0) for k in (NUTS(model), kernel, NUTS(model))
+    ]
+    np.testing.assert_allclose(means[1], means[0], atol=0.02)
+    np.testing.assert_array_equal(means[2], means[0])
+
+
+@pytest.mark.skipif(jax.config.jax_enable_x64, reason="one precision only")
+def test_a_precision_of_the_models_own_is_named():
+    def model(y):
+        b = numpyro.sample("b", dist.Normal())
+        with numpyro.plate("rows", len(y)):
+            start = jnp.zeros((), jnp.float32)
+            total, _ = jax.lax.scan(lambda c, x: (c + x * b, None), start, jnp.ones(3))
+            numpyro.sample("y", dist.Normal(total, 1.0), obs=y)
+
+    kernel = MinibatchMH(model, control_variate="taylor2")
+    with pytest.raises(
+        TypeError, match="(?s)double precision also.*float32.*Leave out"
+    ):
+        draws_of(kernel, jnp.ones(3000), draws=1)
