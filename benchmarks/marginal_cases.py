@@ -121,8 +121,8 @@ def annotators() -> Case:
         return {"true_class_probability": np.asarray(probability(values))}
 
     start = {
-        "share": np.full(3, 1 / 3),
-        "confusion": np.tile(0.15 + 0.55 * np.eye(3), (5, 1, 1)),
+        "share": jnp.full(3, 1 / 3),
+        "confusion": jnp.tile(0.15 + 0.55 * jnp.eye(3), (5, 1, 1)),
     }
     return Case(
         there["model"],
@@ -279,7 +279,7 @@ def random_intercepts() -> Case:
 def random_slopes() -> Case:
     """The same with random slopes, all in the position of NUTS."""
     there = example("random_slopes")
-    treated, recovered, *_ = there["simulate"](500)
+    treated, recovered, *_ = there["simulate"](2000)
     x, log_w = grid(36)
     both = np.stack(np.meshgrid(x, x, indexing="ij"), -1).reshape(-1, 2)
     weights = (log_w[:, None] + log_w).reshape(-1)
@@ -303,10 +303,8 @@ def random_slopes() -> Case:
         by_hand,
         (jnp.asarray(treated), jnp.asarray(recovered)),
         lambda found: {"z": found["z"][..., SOME, :]},
-        "random intercepts and slopes, 500 clinics, 8 patients",
+        "random intercepts and slopes, 2,000 clinics, 8 patients",
         names=("means", "scales", "correlation"),
-        # as `diagnose` advises: the slopes' scale and the correlation have long tails
-        settings={"num_steps": 4, "batch_size": 50},
     )
 
 
@@ -338,7 +336,7 @@ def gaussian_mixture() -> Case:
         values = found["mean"], found["sd"], found["weight"]
         return {"member_probability": np.asarray(jax.vmap(jax.vmap(one))(values))}
 
-    start = {"mean": np.array([-2.0, 0.5, 3.0])}
+    start = {"mean": jnp.array([-2.0, 0.5, 3.0])}
     return Case(
         there["model"],
         whole,
