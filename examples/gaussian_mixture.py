@@ -136,7 +136,7 @@ def with_numpyros_mixture(y):
 
 if args.nuts:
     nuts = MCMC(
-        NUTS(with_numpyros_mixture),
+        NUTS(with_numpyros_mixture, init_strategy=start),
         num_warmup=300,
         num_samples=draws,
         num_chains=4,

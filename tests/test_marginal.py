@@ -181,6 +181,30 @@ def test_a_random_intercept_has_the_value_and_derivatives_of_the_integral() -> N
             np.testing.assert_allclose(a, b, atol=2e-4)
 
 
+@pytest.mark.parametrize(
+    ("of_latent", "of_rows"), [(0.5, 0.5), (1.0, 0.3), (2.0, 1.0)]
+)
+def test_scales_of_sites_are_powers_of_their_densities(
+    of_latent: float, of_rows: float
+) -> None:
+    y = np.array([0.3, -1.2, 5.0])
+
+    def model() -> None:
+        with numpyro.plate("rows", len(y)) as idx:
+            with handlers.scale(scale=of_latent):
+                a = numpyro.sample("a", dist.Normal(0.0, 2.0))
+            with handlers.scale(scale=of_rows):
+                numpyro.sample("y", dist.Normal(a, 1.0), obs=jnp.asarray(y)[idx])
+
+    def log_joint(points: np.ndarray) -> np.ndarray:
+        prior = -0.5 * (points / 2.0) ** 2 - np.log(2.0 * np.sqrt(2 * np.pi))
+        of_y = -0.5 * (y - points) ** 2 - np.log(np.sqrt(2 * np.pi))
+        return of_latent * prior + of_rows * of_y
+
+    found = log_rows(marginalize(model), {})
+    np.testing.assert_allclose(found, dense(log_joint, half=30.0), atol=1e-5)
+
+
 def test_groups_can_be_ragged_by_a_mask() -> None:
     found = log_rows(marginalize(intercepts), INTERCEPTS, GROUPS_X, GROUPS_Y, MASK)
     expected = intercepts_by_hand(INTERCEPTS, MASK)
