@@ -20,7 +20,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-from numpyro.infer import MCMC, NUTS
+from numpyro.infer import MCMC, NUTS, init_to_value
 
 from numpyro_minibatch import (
     MinibatchMH,
@@ -135,8 +135,14 @@ def with_numpyros_mixture(y):
 
 
 if args.nuts:
+    # from a random start, a chain of NUTS stays in a mode with an empty component
+    start = {
+        name: jnp.asarray(idata["posterior"][name].mean(("chain", "draw")).values)
+        for name in ("mean", "sd", "weight")
+    }
+    strategy = init_to_value(values=start)
     nuts = MCMC(
-        NUTS(with_numpyros_mixture, init_strategy=start),
+        NUTS(with_numpyros_mixture, init_strategy=strategy),
         num_warmup=300,
         num_samples=draws,
         num_chains=4,

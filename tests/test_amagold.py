@@ -608,3 +608,41 @@ def test_the_temperature_chooses_the_batch(temperature, rows):
     kernel._setup((x, y), {})
     assert kernel.batch_sizes == {"data": rows}
     assert kernel.bound_scheme.reads_all_rows == (rows == 10_000)
+
+
+@slow
+def test_chains_start_far_from_a_plateau():
+    """From the default start, long trajectories would fly to a scale of zero.
+
+    There the likelihood of the intercepts does not depend on the scale, and no force
+    leads back. One long trajectory gains thousands of units of kinetic energy here.
+    """
+    rng = np.random.default_rng(0)
+    nodes, weights = np.polynomial.hermite_e.hermegauss(15)
+    log_w = jnp.log(jnp.asarray(weights / weights.sum()))
+    x = rng.normal(size=(600, 4))
+    logits = 0.5 + 0.7 * x + 0.8 * rng.normal(size=(600, 1))
+    y = jnp.asarray(rng.uniform(size=x.shape) < 1 / (1 + np.exp(-logits)), float)
+
+    def model(x, y):
+        mu = numpyro.sample("mu", dist.Normal(0, 2))
+        b = numpyro.sample("b", dist.Normal(0, 2))
+        tau = numpyro.sample("tau", dist.HalfNormal(1))
+        with numpyro.plate("groups", len(y)) as i:
+            at = (mu + b * x[i])[..., None] + tau * jnp.asarray(nodes)
+            each = y[i][..., None] * at - jax.nn.softplus(at)
+            numpyro.factor("y", jax.nn.logsumexp(each.sum(1) + log_w, -1))
+
+    mcmc = MCMC(
+        AMAGOLD(model),
+        num_warmup=150,
+        num_samples=100,
+        num_chains=8,
+        chain_method="vectorized",
+        progress_bar=False,
+    )
+    mcmc.run(jax.random.key(1), jnp.asarray(x), y, extra_fields=("num_steps",))
+    tau = np.asarray(mcmc.get_samples(group_by_chain=True)["tau"])
+    # chains that fly end below 0.01
+    assert ((tau.mean(1) > 0.5) & (tau.mean(1) < 1.0)).all(), tau.mean(1)
+    assert mcmc.get_extra_fields()["num_steps"].mean() < 20

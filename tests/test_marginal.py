@@ -181,9 +181,7 @@ def test_a_random_intercept_has_the_value_and_derivatives_of_the_integral() -> N
             np.testing.assert_allclose(a, b, atol=2e-4)
 
 
-@pytest.mark.parametrize(
-    ("of_latent", "of_rows"), [(0.5, 0.5), (1.0, 0.3), (2.0, 1.0)]
-)
+@pytest.mark.parametrize(("of_latent", "of_rows"), [(0.5, 0.5), (1.0, 0.3), (2.0, 1.0)])
 def test_scales_of_sites_are_powers_of_their_densities(
     of_latent: float, of_rows: float
 ) -> None:

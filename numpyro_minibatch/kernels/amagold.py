@@ -467,6 +467,12 @@ class AMAGOLD(AdaptedKernel, MinibatchKernel):
             momentum,
         )
         decision, seen = self._decide(reader, keys, z, end, state)
+        if self._adapt_length:
+            right = self._adaptation.conserves(state.i, seen.log_ratio.value)
+            decision = decision._replace(
+                accept=decision.accept & right,
+                accept_prob=jnp.where(right, decision.accept_prob, 0.0),
+            )
         progress = whitening.whiten(end.z - z) @ end.memory
         # without a new momentum, the reverse path starts with this one reversed
         z, momentum, memory, lp = jax.tree.map(

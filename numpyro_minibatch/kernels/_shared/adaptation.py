@@ -27,6 +27,9 @@ MOST_STEPS = 1000
 # dimensions, and 1 / 2 in one; a mean of 0.55 has T between 0.9 and 1.3 times pi.
 _MEAN_DIRECTION = 0.55
 _FIRST_STEPS = 10
+_FEWEST_SHORT = 20
+# the largest error of a step's energy that is no sign of a step that is too long
+_CONSERVED = 3.0
 _LENGTHS = 618  # seed of the lengths
 
 # With fewer steps per trajectory, the step size would suit only the bulk. All
@@ -69,6 +72,10 @@ class Adaptation(NamedTuple):
     size adapts, windows of doubling length each of which ends with a new mass matrix,
     and a last third for the step size alone. The last third is longer than HMC's
     because a random walk's acceptance is noisier.
+
+    Trajectories have one step in the first part. Far from the mode a force is so large
+    that a longer trajectory gains thousands of units of kinetic energy and ends in a
+    remote place, where a scale is zero or infinite and no force leads back.
 
     :param num_warmup: number of warmup draws.
     :param target_accept_prob: target acceptance rate.
@@ -114,12 +121,31 @@ class Adaptation(NamedTuple):
     @property
     def window_ends(self) -> np.ndarray:
         """The first draw of the windows, and the last one of each."""
-        start, stop = self.num_warmup // 10, self.num_warmup - self.num_warmup // 3
+        start = max(self.num_warmup // 10, self._first)
+        stop = self.num_warmup - self.num_warmup // 3
         ends, width = [start - 1], max(25, start)
         while stop - ends[-1] - 1 >= 3 * width:  # leave room for a longer last window
             ends.append(ends[-1] + width)
             width *= 2
         return np.array([*ends, stop - 1])
+
+    @property
+    def _first(self) -> int:
+        """The number of draws with trajectories of one step."""
+        if not self.adapt_length:
+            return 0
+        return min(max(_FEWEST_SHORT, self.num_warmup // 20), self.num_warmup // 5)
+
+    def conserves(self, t: Array, log_ratio: Array) -> Array:
+        """Whether a trajectory of the first part conserves the energy.
+
+        A step that is too long may also gain energy, and would be accepted although it
+        ends anywhere.
+
+        :param t: the draw's number.
+        :param log_ratio: the log ratio of its acceptance.
+        """
+        return (t >= self._first) | (log_ratio < _CONSERVED)
 
     def num_steps(self, t: Array, state: AdaptState) -> Array:
         """The steps of one trajectory, of a length between 0 and the longest.
@@ -135,6 +161,7 @@ class Adaptation(NamedTuple):
         key = jax.random.fold_in(jax.random.key(_LENGTHS), t)
         share = jax.random.uniform(key, dtype=state.length.dtype)
         number = jnp.ceil(share * state.length / state.step_size)
+        number = jnp.where(t < self._first, 1, number)
         return jnp.clip(number, 1, MOST_STEPS).astype(jnp.int32)
 
     def update(
@@ -156,17 +183,33 @@ class Adaptation(NamedTuple):
         """
         _, update_step = dual_averaging(gamma=_GAMMA)
         if self.adapt_length:
-            state = self._with_length(t, accept_prob, progress, state)
-        if self.adapt_step_size:
-            step_state = update_step(
-                self.target_accept_prob - accept_prob, state.step_size_state
+            state = jax.lax.cond(
+                t < self._first,
+                self._with_first_length,
+                lambda s: self._with_length(t, accept_prob, progress, s),
+                state,
             )
+        if self.adapt_step_size:
+            excess = accept_prob - self.target_accept_prob
+            step_state = update_step(-excess, state.step_size_state)
             last = t == self.num_warmup - 1
             log_step = jnp.where(last, step_state[1], step_state[0])
+            if self._first:
+                # the first guess may be wrong by orders of magnitude
+                early, init_step = t < self._first, dual_averaging(gamma=_GAMMA)[0]
+                searched = jnp.log(state.step_size) + excess
+                log_step = jnp.where(early, searched, log_step)
+                step_state = jax.tree.map(
+                    lambda new, old: jnp.where(early, new, old),
+                    init_step(searched),
+                    step_state,
+                )
             finite = jnp.finfo(z.dtype)
             longest = finite.max
             if self.adapt_length:
-                longest = state.length / _FEWEST_STEPS
+                longest = jnp.where(
+                    t < self._first, longest, state.length / _FEWEST_STEPS
+                )
             state = state._replace(
                 step_size=jnp.clip(jnp.exp(log_step), finite.tiny, longest),
                 step_size_state=step_state,
@@ -186,6 +229,13 @@ class Adaptation(NamedTuple):
         )
         at_end = (t == jnp.asarray(ends[1:])).any()
         return jax.lax.cond(at_end, self._end_window, lambda s: s, state)
+
+    def _with_first_length(self, state: AdaptState) -> AdaptState:
+        """The length in proportion to the step size."""
+        init_length, _ = dual_averaging(gamma=_GAMMA)
+        length = _FIRST_STEPS * state.step_size
+        state = state._replace(length=length)
+        return state._replace(length_state=init_length(jnp.log(length)))
 
     def _with_length(
         self, t: Array, accept_prob: Array, progress: Any, state: AdaptState
