@@ -244,12 +244,13 @@ def measure(name: str, options: argparse.Namespace) -> list[str]:
 HEADER = """# AMAGOLD without settings, beside NUTS
 
 `python benchmarks/untuned.py`; jax {jax}, Python {python}. Four vectorised chains of
-1,000 + 1,000 draws from the default start; `AMAGOLD(model)` and `NUTS(model)`. Means are compared with a long run of NUTS with a dense mass matrix (four
-chains), or on Covertype with 20,000 weighted draws: largest difference over all
-parameters in posterior standard deviations, root mean square, and in brackets that of
-the Monte Carlo errors of both. The largest error of the reference is beside. Standard
-deviations are relative. ESS is the smaller one of values and squares. Processor seconds
-include compilation; other jobs shared the machine's two cores.
+1,000 + 1,000 draws from the default start; `AMAGOLD(model)` and `NUTS(model)`. Means
+are compared with a long run of NUTS with a dense mass matrix (four chains), or on
+Covertype with 20,000 weighted draws: largest difference over all parameters in
+posterior standard deviations, root mean square, and in brackets that of the Monte Carlo
+errors of both. The largest error of the reference is beside. Standard deviations are
+relative. ESS is the smaller one of values and squares. Processor seconds include
+compilation; other jobs shared the machine's two cores.
 
 """
 COLUMNS = (

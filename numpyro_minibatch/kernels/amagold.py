@@ -468,7 +468,8 @@ class AMAGOLD(AdaptedKernel, MinibatchKernel):
         )
         decision, seen = self._decide(reader, keys, z, end, state)
         if self._adapt_length:
-            right = self._adaptation.conserves(state.i, seen.log_ratio.value)
+            log_ratio = jnp.asarray(seen.log_ratio.value)
+            right = self._adaptation.conserves(state.i, log_ratio)
             decision = decision._replace(
                 accept=decision.accept & right,
                 accept_prob=jnp.where(right, decision.accept_prob, 0.0),

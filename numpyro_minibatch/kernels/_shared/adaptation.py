@@ -205,7 +205,7 @@ class Adaptation(NamedTuple):
                     step_state,
                 )
             finite = jnp.finfo(z.dtype)
-            longest = finite.max
+            longest: Any = finite.max
             if self.adapt_length:
                 longest = jnp.where(
                     t < self._first, longest, state.length / _FEWEST_STEPS
