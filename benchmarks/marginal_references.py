@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import platform
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +27,7 @@ from importance import Weighted, importance_sample
 from marginal_cases import CASES, SOME, Case, Draws
 from numpyro.diagnostics import effective_sample_size
 from numpyro.infer import MCMC, NUTS
+from tables import fill
 
 from numpyro_minibatch import (
     MinibatchMH,
@@ -272,18 +274,9 @@ def main() -> None:
     parser.add_argument("--thin", type=int, default=4, help="for the latent variables")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    kept: dict[str, str] = {}
-    if options.out and options.out.exists():
-        for line in options.out.read_text().splitlines(True):
-            if (found := line[2:].partition(" |")[0]) in CASES:
-                kept[found] = kept.get(found, "") + line
-    for name in options.only:
-        kept[name] = "\n".join(measure(name, options)) + "\n"
-        if options.out:
-            text = HEADER.format(jax=jax.__version__, python=platform.python_version())
-            text += f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|\n"
-            text += "".join(kept[n] for n in CASES if n in kept)
-            options.out.write_text(text)
+    header = HEADER.format(jax=jax.__version__, python=platform.python_version())
+    measured = partial(measure, options=options)
+    fill(options.out, header, COLUMNS, CASES, options.only, measured)
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ from importance import importance_sample
 from marginal_references import Compared, Moment, moments, weighted_moments
 from numpyro.diagnostics import gelman_rubin
 from numpyro.infer import MCMC, NUTS, init_to_uniform
+from tables import fill
 
 from numpyro_minibatch import AMAGOLD
 
@@ -269,18 +270,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    kept: dict[str, str] = {}
-    if options.out and options.out.exists():
-        for line in options.out.read_text().splitlines(True):
-            if (found := line[2:].partition(" |")[0]) in PROBLEMS:
-                kept[found] = kept.get(found, "") + line
-    for name in options.only:
-        kept[name] = "\n".join(measure(name, options)) + "\n"
-        if options.out:
-            text = HEADER.format(jax=jax.__version__, python=platform.python_version())
-            text += f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|\n"
-            text += "".join(kept[n] for n in PROBLEMS if n in kept)
-            options.out.write_text(text)
+    header = HEADER.format(jax=jax.__version__, python=platform.python_version())
+    measured = partial(measure, options=options)
+    fill(options.out, header, COLUMNS, PROBLEMS, options.only, measured)
 
 
 if __name__ == "__main__":
