@@ -468,12 +468,8 @@ class AMAGOLD(AdaptedKernel, MinibatchKernel):
         )
         decision, seen = self._decide(reader, keys, z, end, state)
         if self._adapt_length:
-            log_ratio = jnp.asarray(seen.log_ratio.value)
-            right = self._adaptation.conserves(state.i, log_ratio)
-            decision = decision._replace(
-                accept=decision.accept & right,
-                accept_prob=jnp.where(right, decision.accept_prob, 0.0),
-            )
+            before, after = seen.log_density
+            decision = self._adaptation.descends(state.i, after - before, decision)
         progress = whitening.whiten(end.z - z) @ end.memory
         # without a new momentum, the reverse path starts with this one reversed
         z, momentum, memory, lp = jax.tree.map(

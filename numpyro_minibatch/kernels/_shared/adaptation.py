@@ -11,6 +11,8 @@ import numpy as np
 from jax import Array
 from numpyro.infer.hmc_util import dual_averaging, welford_covariance
 
+from numpyro_minibatch.accept import Decision
+
 __all__ = ["MOST_STEPS", "AdaptState", "Adaptation", "AdaptedKernel", "advanced"]
 
 # NumPyro's defaults suit an acceptance probability that is averaged over a trajectory.
@@ -28,8 +30,8 @@ MOST_STEPS = 1000
 _MEAN_DIRECTION = 0.55
 _FIRST_STEPS = 10
 _FEWEST_SHORT = 20
-# the largest error of a step's energy that is no sign of a step that is too long
-_CONSERVED = 3.0
+# so much shorter is the first step: a longer one could overshoot to a remote place
+_FIRST_STEP = 1e-4
 _LENGTHS = 618  # seed of the lengths
 
 # With fewer steps per trajectory, the step size would suit only the bulk. All
@@ -73,9 +75,10 @@ class Adaptation(NamedTuple):
     and a last third for the step size alone. The last third is longer than HMC's
     because a random walk's acceptance is noisier.
 
-    Trajectories have one step in the first part. Far from the mode a force is so large
-    that a longer trajectory gains thousands of units of kinetic energy and ends in a
-    remote place, where a scale is zero or infinite and no force leads back.
+    If the length of trajectories adapts, the warmup begins with a descent, of one step
+    per draw, from a step size that is too small. Far from the mode a trajectory
+    conserves the energy only with tiny steps, or gains so much kinetic energy that it
+    ends in a remote place, where a scale is zero or infinite and no force leads back.
 
     :param num_warmup: number of warmup draws.
     :param target_accept_prob: target acceptance rate.
@@ -99,6 +102,9 @@ class Adaptation(NamedTuple):
         :param step_size: initial step size.
         """
         step = jnp.asarray(step_size, z.dtype)
+        length = _FIRST_STEPS * step
+        if self._first:
+            step = _FIRST_STEP * step
         ones = jnp.ones_like(z)
         matrix = jnp.diag(ones) if self.dense_mass else ones
         init_step, _ = dual_averaging(gamma=_GAMMA)
@@ -108,7 +114,6 @@ class Adaptation(NamedTuple):
         )
         if not self.adapt_length:
             return state
-        length = _FIRST_STEPS * step
         return state._replace(length=length, length_state=init_step(jnp.log(length)))
 
     @property
@@ -136,16 +141,25 @@ class Adaptation(NamedTuple):
             return 0
         return min(max(_FEWEST_SHORT, self.num_warmup // 20), self.num_warmup // 5)
 
-    def conserves(self, t: Array, log_ratio: Array) -> Array:
-        """Whether a trajectory of the first part conserves the energy.
+    def descends(self, t: Array, gain: Array, decision: Decision) -> Decision:
+        """The decision of a draw of the first part, or else the usual one.
 
-        A step that is too long may also gain energy, and would be accepted although it
-        ends anywhere.
+        The gain alone decides, as in a line search: far from the mode a step that is
+        long enough to arrive there does not conserve the energy.
 
         :param t: the draw's number.
-        :param log_ratio: the log ratio of its acceptance.
+        :param gain: the log density after its step minus that before.
+        :param decision: the usual decision.
         """
-        return (t >= self._first) | (log_ratio < _CONSERVED)
+        early = t < self._first
+        return decision._replace(
+            accept=jnp.where(early, gain > -1.0, decision.accept),
+            accept_prob=jnp.where(
+                early,
+                jnp.where(jnp.isnan(gain), 0.0, jnp.exp(jnp.minimum(gain, 0.0))),
+                decision.accept_prob,
+            ),
+        )
 
     def num_steps(self, t: Array, state: AdaptState) -> Array:
         """The steps of one trajectory, of a length between 0 and the longest.
@@ -197,7 +211,10 @@ class Adaptation(NamedTuple):
             if self._first:
                 # the first guess may be wrong by orders of magnitude
                 early, init_step = t < self._first, dual_averaging(gamma=_GAMMA)[0]
-                searched = jnp.log(state.step_size) + excess
+                # as fast upwards, where the force has become smaller, as downwards
+                up = self.target_accept_prob / (1.0 - self.target_accept_prob)
+                change = jnp.where(excess > 0, up * excess, excess)
+                searched = jnp.log(state.step_size) + change
                 log_step = jnp.where(early, searched, log_step)
                 step_state = jax.tree.map(
                     lambda new, old: jnp.where(early, new, old),
