@@ -103,8 +103,8 @@ class Adaptation(NamedTuple):
         """
         step = jnp.asarray(step_size, z.dtype)
         length = _FIRST_STEPS * step
-        if self._first:
-            step = _FIRST_STEP * step
+        # with few draws a step that can grow back in them
+        step = step * _FIRST_STEP ** min(1.0, self._first / _FEWEST_SHORT)
         ones = jnp.ones_like(z)
         matrix = jnp.diag(ones) if self.dense_mass else ones
         init_step, _ = dual_averaging(gamma=_GAMMA)
