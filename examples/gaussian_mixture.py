@@ -138,7 +138,7 @@ if args.nuts:
     # from a random start, a chain of NUTS stays in a mode with an empty component
     start = {
         name: jnp.asarray(idata["posterior"][name].mean(("chain", "draw")).values)
-        for name in ("mean", "sd", "weight")
+        for name in ("mean", "sd")
     }
     strategy = init_to_value(values=start)
     nuts = MCMC(
