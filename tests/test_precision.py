@@ -1,7 +1,6 @@
 """Models that read NumPy arrays from their surroundings, in both precisions."""
 
 import functools
-import sys
 import types
 from types import SimpleNamespace
 
@@ -14,8 +13,10 @@ import pytest
 from numpyro.infer import MCMC, NUTS
 from numpyro.infer.util import log_density
 
-from numpyro_minibatch import MinibatchMH
+from numpyro_minibatch import MinibatchMH, marginalize
 from numpyro_minibatch._internal.precision import double, in_this_precision
+from numpyro_minibatch._model.numpy_calls import ReadsValues
+from numpyro_minibatch.target import ModelTarget
 
 SCALE = np.array([1.0, 2.0, 3.0])
 LISTED = {"scales": [np.array([1.0, 2.0, 3.0])]}
@@ -126,15 +127,51 @@ def test_without_copies_it_fails():
     del program
 
 
-def test_what_reads_no_array_is_not_copied():
+def test_what_contains_no_array_is_not_copied():
+    calls = []
+
+    def counts():
+        calls.append("called")
+
     with double():
-        names = [sys.intern("x")]
-
-        def counts():
-            names.append("y")
-
         in_this_precision(counts)()
-    assert names == ["x", "y"]
+    assert calls == ["called"]
+
+
+def rows_with_latents(y):
+    with numpyro.plate("rows", len(y)) as i:
+        a = numpyro.sample("a", dist.Normal(jnp.zeros(3), SCALE).to_event(1))
+        numpyro.sample("y", dist.Normal(a.sum(-1), 1.0), obs=y[i])
+
+
+def rows_by_value(y):
+    b = numpyro.sample("b", dist.Normal(jnp.zeros(3), SCALE).to_event(1))
+    groups = len(np.unique(np.round(y)))  # NumPy gets the values of all rows
+    with numpyro.plate("rows", len(y)) as i:
+        numpyro.sample("y", dist.Normal((b * SCALE).sum() / groups, 1.0), obs=y[i])
+
+
+@pytest.mark.parametrize("kind", ["marginalized", "reads values"])
+def test_our_wrappers_of_a_model_read_copies_too(kind):
+    y = np.array([0.3, -1.2, 5.0, 0.1])
+    if kind == "marginalized":
+        model, sizes, z = marginalize(rows_with_latents), {"rows": 4}, {}
+    else:
+        model = ReadsValues.of(rows_by_value, (jnp.asarray(y),), {})
+        sizes, z = {"rows": 4}, {"b": np.ones(3)}
+        assert model is not None
+
+    def rows(y, z):
+        target = ModelTarget(model=model, args=(y,), sizes=sizes)
+        return target.rows(z, {"rows": jnp.arange(4)})
+
+    program = jax.jit(rows)
+    single = program(jnp.asarray(y), jax.tree.map(jnp.asarray, z))
+    with double():
+        wide = jax.jit(rows)(jnp.asarray(y), jax.tree.map(jnp.asarray, z))
+    for name, of_rows in single.items():
+        np.testing.assert_allclose(of_rows, wide[name], rtol=1e-5)
+    del program
 
 
 def draws_of(kernel, *data, draws):

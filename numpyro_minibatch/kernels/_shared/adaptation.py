@@ -29,7 +29,7 @@ MOST_STEPS = 1000
 # dimensions, and 1 / 2 in one; a mean of 0.55 has T between 0.9 and 1.3 times pi.
 _MEAN_DIRECTION = 0.55
 _FIRST_STEPS = 10
-_FEWEST_SHORT = 20
+_FEWEST_SHORT = 20  # draws of the descent, if a fifth of the warmup is longer
 # so much shorter is the first step: a longer one could overshoot to a remote place
 _FIRST_STEP = 1e-4
 _LENGTHS = 618  # seed of the lengths
