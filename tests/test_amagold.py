@@ -635,14 +635,13 @@ def test_chains_start_far_from_a_plateau():
 
     mcmc = MCMC(
         AMAGOLD(model),
-        num_warmup=150,
-        num_samples=100,
+        num_warmup=100,
+        num_samples=1,
         num_chains=8,
         chain_method="vectorized",
         progress_bar=False,
     )
-    mcmc.run(jax.random.key(1), jnp.asarray(x), y, extra_fields=("num_steps",))
+    mcmc.warmup(jax.random.key(1), jnp.asarray(x), y, collect_warmup=True)
     tau = np.asarray(mcmc.get_samples(group_by_chain=True)["tau"])
-    # chains that fly end below 0.01
-    assert ((tau.mean(1) > 0.5) & (tau.mean(1) < 1.0)).all(), tau.mean(1)
-    assert mcmc.get_extra_fields()["num_steps"].mean() < 20
+    # chains that fly are below 0.01 there, and return much later if at all
+    assert tau[:, 40:].min() > 0.05, tau[:, 40]
