@@ -30,7 +30,7 @@ from numpyro.diagnostics import gelman_rubin
 from numpyro.infer import MCMC, NUTS, init_to_uniform
 from tables import fill
 
-from numpyro_minibatch import AMAGOLD
+from numpyro_minibatch import AMAGOLD, SGHMC
 
 Problem = tuple[Callable, tuple, tuple[str, ...]]
 
@@ -161,7 +161,7 @@ PROBLEMS: dict[str, tuple[str, Callable[[], Problem]]] = {
     "centered": ("85 counties, centred", partial(counties, True)),
     "covertype": ("Covertype 2 v 3, logistic", covertype),
 }
-KERNELS: dict[str, Callable] = {"AMAGOLD": AMAGOLD, "NUTS": NUTS}
+KERNELS: dict[str, Callable] = {"AMAGOLD": AMAGOLD, "SGHMC": SGHMC, "NUTS": NUTS}
 
 
 class Run(NamedTuple):

@@ -106,7 +106,7 @@ def with_exact_rows(
 def may_be_exact(problem: Problem, chosen: Chosen, needs: Needs) -> bool:
     """Whether the surrogate may evaluate all rows, as every decision does anyway."""
     rows, asked = sum(problem.plates.values()), chosen.taylor.exact_rows
-    if not needs.follows or problem.on_host:
+    if problem.on_host:
         return False
     full = isinstance(chosen.scheme, FullBatch)
     return full and rows <= (_EXACT[-1] if asked is None else asked)

@@ -228,7 +228,7 @@ def _prepared(problem: Problem, chosen: Chosen, needs: Needs) -> Prepared:
     if not few:
         posterior, pilot = _recentred(problem, chosen, needs, center, posterior, pilot)
     tails = None
-    if needs.follows:
+    if needs.follows or (few and pilot.residual_sd > COARSE):
         posterior, pilot, tails = _with_rows(problem, chosen, needs, posterior, pilot)
     check_residuals(problem, taylor, posterior, pilot)
     check_moves(needs, posterior)

@@ -24,6 +24,7 @@ from numpyro_minibatch._internal.checks import (
 from numpyro_minibatch._internal.keys import unwrapped
 from numpyro_minibatch.batch import BatchSize, Scheme
 from numpyro_minibatch.control_variate import Taylor
+from numpyro_minibatch.control_variate._problem import NeverFinite, Problem, Refused
 from numpyro_minibatch.dynamics import Dynamics
 from numpyro_minibatch.estimate import Reader
 from numpyro_minibatch.kernels._shared.arguments import read_step_and_friction
@@ -42,6 +43,8 @@ from numpyro_minibatch.schedule import as_schedule
 from numpyro_minibatch.target import Target
 
 __all__ = ["SGHMC", "SGLD", "SGMCMC", "SGNHT", "SGMCMCState"]
+
+_WHITE_STEPS = 10  # steps of a draw that leave its start, in whitened coordinates
 
 
 @with_named_items
@@ -103,9 +106,11 @@ class SGMCMC(SteppedKernel, MinibatchKernel):
     :param batch: a ``batch.*`` scheme instead of ``batch_size``.
     :param step_size: a number, or a schedule: a function of the number of gradient
         steps made, warmup included, such as those of optax or
-        :func:`schedule.polynomial`. Required unless there is a control variate, whose
-        surrogate provides the scales of the posterior.
-    :param num_steps: gradient steps per draw, each on a batch of its own.
+        :func:`schedule.polynomial`. Without one, there is a control variate, and its
+        surrogate provides the scales of the posterior: the step size is 0.3 in whitened
+        coordinates, or 0.05 for Langevin dynamics.
+    :param num_steps: gradient steps per draw, each on a batch of its own; by default
+        10, or 1 for Langevin dynamics with a ``step_size``.
     :param preconditioner: ``"rmsprop"`` to scale the coordinates in warmup by the root
         mean square of the gradients, or a :func:`preconditioner.rmsprop` with settings.
         It is frozen after warmup, so that it adds no bias.
@@ -116,7 +121,8 @@ class SGMCMC(SteppedKernel, MinibatchKernel):
     :param control_variate: ``"taylor1"``, ``"taylor2"`` or what
         :mod:`~numpyro_minibatch.control_variate` builds: batches then estimate only the
         gradients of the rows' residuals, which are far less noisy if there is one mode.
-        Coordinates are whitened by the surrogate's covariance.
+        Coordinates are whitened by the surrogate's covariance. By default ``"taylor2"``
+        if there is no ``step_size``, and otherwise none.
     :param init_strategy: a per-site initialisation function of NumPyro.
     :param rows: ``{"X": 0, "y": 0}``: the arguments of the model that have the rows,
         and their axes, if the model does not index its data and the arguments cannot
@@ -169,6 +175,18 @@ class SGMCMC(SteppedKernel, MinibatchKernel):
         rows: Mapping[str, Any] | None = None,
     ) -> None:
         name = type(self).__name__
+        self._for_scales = step_size is None and control_variate is None
+        if self._for_scales:
+            if preconditioner is not None:
+                raise ValueError(
+                    f"{name}(preconditioner={preconditioner!r}) needs a step_size: "
+                    "there is no acceptance rate to adapt one to. Write for example "
+                    "step_size=1e-4, and divide it by ten until the results stop "
+                    "changing; or leave out the preconditioner, so that a control "
+                    "variate provides the scales of the posterior."
+                )
+            # no acceptance rate to adapt to, but scales of the posterior will do
+            control_variate = "taylor2"
         super().__init__(
             model,
             target=target,
@@ -187,27 +205,35 @@ class SGMCMC(SteppedKernel, MinibatchKernel):
                 "that of the gradients. Write a positive friction, or AMAGOLD(model, "
                 "friction=0.0), which corrects for theirs."
             )
-        if step_size is None and self._control_variate is None:
-            raise ValueError(
-                f"{name} needs a step_size: there is no acceptance rate to adapt one "
-                "to. Write for example step_size=1e-4, and divide it by ten until the "
-                'results stop changing; or add control_variate="taylor2", which '
-                "provides the scales of the posterior; or use AMAGOLD, which adapts."
-            )
         if preconditioner is not None and self._control_variate is not None:
             raise ValueError(
                 f"{name} got a preconditioner and a control_variate, which whitens the "
                 "coordinates by the covariance of its surrogate. Leave one of them out."
             )
+        if num_steps is None:
+            white = step_size is None
+            num_steps = _WHITE_STEPS if white else dynamics.default_num_steps
         if step_size is None:
             step_size = dynamics.white_step_size
-        if num_steps is None:
-            num_steps = dynamics.default_num_steps
         check_count(name, "num_steps", num_steps)
         self._dynamics = dynamics
         self._step_size = as_schedule(name, step_size)
         self.num_steps = int(num_steps)
         self._preconditioner = known(name, preconditioner)
+
+    def _survey(self, problem: Problem, init: Any) -> Any:
+        try:
+            return super()._survey(problem, init)
+        except NeverFinite:
+            raise
+        except Refused as refused:
+            if not self._for_scales:
+                raise
+            raise Refused(
+                f"{refused} Or write a step_size, for example step_size=1e-4, with "
+                f"which {type(self).__name__} needs no control variate; divide it by "
+                "ten until the results stop changing."
+            ) from None
 
     @property
     def default_fields(self) -> tuple[str, ...]:

@@ -76,6 +76,14 @@ class CyclicalSGLD(Cyclical):
         scale_by_n: bool = False,
         **settings: Any,
     ) -> None:
+        scales = "step_size", "h", "control_variate"
+        if all(settings.get(name) is None for name in scales):
+            # the default of the kernel expands about one mode, and cycles find several
+            raise ValueError(
+                f"{type(self).__name__} needs a step_size, the largest one of a cycle. "
+                "Write for example step_size=1e-3, and the largest multiple of it at "
+                "which the draws stay finite."
+            )
         super().__init__(
             self._kind(model, **settings),
             cycle_length=cycle_length,
