@@ -1,4 +1,4 @@
-"""AMAGOLD without any setting, beside NUTS, on seven posteriors.
+"""AMAGOLD and SGHMC without any setting, beside NUTS, on seven posteriors.
 
 Four vectorised chains of 1,000 + 1,000 draws from the default start. Means and standard
 deviations are compared with a long run of NUTS with a dense mass matrix, or on
@@ -189,11 +189,12 @@ def run(kernel: Any, problem: Problem, seed: int, draws: int = 1_000) -> Run:
         chain_method="vectorized",
         progress_bar=False,
     )
-    field = "num_steps"
-    mcmc.run(jax.random.key(seed), *args, extra_fields=(field,))
+    fields = () if isinstance(kernel, SGHMC) else ("num_steps",)
+    mcmc.run(jax.random.key(seed), *args, extra_fields=fields)
     found = mcmc.get_samples(group_by_chain=True)
     each = [np.asarray(found[n]).reshape(4, draws, -1) for n in names]
-    steps = float(np.mean(mcmc.get_extra_fields()[field]))
+    found = mcmc.get_extra_fields()
+    steps = float(np.mean(found.get("num_steps", getattr(kernel, "num_steps", 0))))
     return Run(np.concatenate(each, -1), steps, time.process_time() - begin)
 
 
@@ -242,10 +243,12 @@ def measure(name: str, options: argparse.Namespace) -> list[str]:
     return lines
 
 
-HEADER = """# AMAGOLD without settings, beside NUTS
+HEADER = """# AMAGOLD and SGHMC without settings, beside NUTS
 
 `python benchmarks/untuned.py`; jax {jax}, Python {python}. Four vectorised chains of
-1,000 + 1,000 draws from the default start; `AMAGOLD(model)` and `NUTS(model)`. Means
+1,000 + 1,000 draws from the default start; `AMAGOLD(model)`, `SGHMC(model)` and
+`NUTS(model)`. SGHMC has the bias of its steps and of noisy gradients; its gradients read
+a batch, the others all rows. Means
 are compared with a long run of NUTS with a dense mass matrix (four chains), or on
 Covertype with 20,000 weighted draws: largest difference over all parameters in
 posterior standard deviations, root mean square, and in brackets that of the Monte Carlo
