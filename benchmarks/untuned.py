@@ -247,9 +247,9 @@ HEADER = """# AMAGOLD and SGHMC without settings, beside NUTS
 
 `python benchmarks/untuned.py`; jax {jax}, Python {python}. Four vectorised chains of
 1,000 + 1,000 draws from the default start; `AMAGOLD(model)`, `SGHMC(model)` and
-`NUTS(model)`. SGHMC has the bias of its steps and of noisy gradients; its gradients read
-a batch, the others all rows. Means
-are compared with a long run of NUTS with a dense mass matrix (four chains), or on
+`NUTS(model)`. SGHMC has the bias of its steps and of noisy gradients; its
+gradients read a batch, the others all rows. Means are compared with a long run of NUTS
+with a dense mass matrix (four chains), or on
 Covertype with 20,000 weighted draws: largest difference over all parameters in
 posterior standard deviations, root mean square, and in brackets that of the Monte Carlo
 errors of both. The largest error of the reference is beside. Standard deviations are
