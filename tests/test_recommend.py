@@ -18,12 +18,19 @@ import numpyro.distributions as dist
 import pytest
 from numpyro.infer import MCMC, NUTS
 
-from numpyro_minibatch import MINT, HostRows, MinibatchMH, batch, recommend
+from numpyro_minibatch import (
+    MINT,
+    HostRows,
+    MinibatchMH,
+    batch,
+    control_variate,
+    recommend,
+)
 from numpyro_minibatch.control_variate import _setup
 from numpyro_minibatch.kernels._shared import survey
 from numpyro_minibatch.recommendation import _gradient, _recommend
 from numpyro_minibatch.recommendation._gradient import Gradient, measure_gradient
-from numpyro_minibatch.recommendation._nuts import trajectories
+from numpyro_minibatch.recommendation._nuts import of_run, trajectories
 from numpyro_minibatch.recommendation._result import _short
 
 RNG = np.random.default_rng(0)
@@ -268,6 +275,34 @@ def test_wrong_models() -> None:
         advise(hot, X, Y)
 
 
+def test_a_model_that_subsamples(timed: Any) -> None:
+    def model(X: Any, y: Any) -> None:
+        b = numpyro.sample("b", dist.Normal(0, 1).expand([3]).to_event(1))
+        with numpyro.plate("rows", len(y), subsample_size=50) as i:
+            numpyro.sample("y", dist.Bernoulli(logits=X[i] @ b), obs=y[i])
+
+    timed(1e-3)
+    found = advise(model, X, Y)
+    assert found.minibatch.rows_per_draw == 50
+    assert any("Leave it out for NUTS" in note for note in found.notes)
+
+
+def test_several_modes(timed: Any) -> None:
+    def mixture(y: Any) -> None:
+        means = numpyro.sample("means", dist.Normal(0, 3).expand([2]).to_event(1))
+        with numpyro.plate("rows", len(y)) as i:
+            half = dist.Categorical(probs=jnp.ones(2) / 2)
+            parts = dist.MixtureSameFamily(half, dist.Normal(means, 1))
+            numpyro.sample("y", parts, obs=y[i])
+
+    timed(1e-3)
+    y = 4 * Y - 2 + jnp.asarray(RNG.normal(size=3_000), jnp.float32)
+    several = control_variate.taylor2(modes=4)
+    found = advise(MinibatchMH(mixture, control_variate=several), y)
+    assert found.sampler == "MinibatchMH" and found.nuts is None
+    assert "several modes" in found.notes[-1]
+
+
 def test_keyword_arguments_of_the_model(timed: Any) -> None:
     timed(1e-3)
     found = advise(logistic, X, model_kwargs={"y": Y})
@@ -304,6 +339,14 @@ def test_trajectories_are_longer_where_parameters_are_correlated() -> None:
     assert trajectories(scales, np.ones(2)).gradients > 20 * independent.gradients
     scaled = trajectories(scales, np.diag(scales)).gradients
     np.testing.assert_allclose(scaled, independent.gradients)
+
+
+def test_a_warmup_learns_scales_down_to_the_constant_that_numpyro_adds() -> None:
+    total, cost = of_run(np.diag([1.0, 1e-2]), 1000)
+    assert total > 1000 * cost.gradients  # the first draws have no mass matrix
+    scales = np.diag([1e-6, 1e-10])  # those of a posterior of many rows
+    _, hard = of_run(scales, 1000)
+    assert hard.gradients > 5 * cost.gradients
 
 
 @pytest.mark.slow

@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 from numpyro.diagnostics import effective_sample_size
+from numpyro.infer.hmc_util import build_adaptation_schedule
 
-__all__ = ["Trajectories", "trajectories"]
+__all__ = ["Trajectories", "of_run", "trajectories"]
 
 # NumPyro's default target, and the acceptance rate to which its warmup often leads. The
 # length of a trajectory is a power of two, so that a mean of both is more reliable.
@@ -21,6 +22,7 @@ _ACCEPTANCE = 0.8, 0.9
 _DEPTH = 10  # NumPyro's largest depth of a tree
 _CHAINS = 32
 _DRAWS = 120
+_FEW = 8  # draws that show the number of gradients
 _NUMBERS = 5e6  # of all trajectories, at most about so many: a second of NumPy's time
 _PROBED = 64  # positions at which the step size is chosen
 _BISECTIONS = 7
@@ -37,30 +39,61 @@ class Trajectories(NamedTuple):
     ess: float
 
 
-def trajectories(covariance: np.ndarray, inverse_mass: np.ndarray) -> Trajectories:
+def of_run(covariance: np.ndarray, num_warmup: int) -> tuple[float, Trajectories]:
+    """The gradients of a warmup of NUTS, and the cost of a draw after it.
+
+    :param covariance: of a normal distribution, ``(D, D)``.
+    :param num_warmup: draws of the warmup.
+    """
+    variances, total, learnt = np.diag(covariance), 0.0, 0
+    inverse_mass = np.ones(len(variances))
+    windows = build_adaptation_schedule(num_warmup)
+    for k, (first, last) in enumerate(windows):
+        # the mass matrix changes after all windows but the first and the last
+        if learnt and k > 1:
+            inverse_mass = _learnt(variances, learnt)
+        count = last - first + 1
+        total += count * trajectories(covariance, inverse_mass, _FEW).gradients
+        learnt = count if k > 0 else 0
+    return total, trajectories(covariance, inverse_mass)
+
+
+def _learnt(variances: np.ndarray, number: int) -> np.ndarray:
+    """The inverse mass matrix that NumPyro learns from a number of draws.
+
+    It adds a constant to the variances, which exceeds those of a posterior of many
+    rows. Where the scales of parameters differ, this makes trajectories longer.
+    """
+    return (number * variances + 5e-3) / (number + 5)
+
+
+def trajectories(
+    covariance: np.ndarray, inverse_mass: np.ndarray, draws: int = _DRAWS
+) -> Trajectories:
     """The cost of a draw of NUTS from a normal distribution.
 
     :param covariance: of the distribution, ``(D, D)``.
     :param inverse_mass: the diagonal of the inverse mass matrix, ``(D,)``.
+    :param draws: at most so many draws of each chain are simulated.
     """
     scales = np.sqrt(np.asarray(inverse_mass, float))
     variances, axes = np.linalg.eigh(covariance / np.outer(scales, scales))
     variances = np.maximum(variances, 1e-12 * variances.max())
     # NUTS does not change if its coordinates are rotated, here to the principal axes
-    both = [_at_acceptance(variances, axes, rate) for rate in _ACCEPTANCE]
+    both = [_at_acceptance(variances, axes, rate, draws) for rate in _ACCEPTANCE]
     gradients, ess = np.mean(both, axis=0)
     return Trajectories(float(gradients), float(ess))
 
 
 def _at_acceptance(
-    variances: np.ndarray, axes: np.ndarray, rate: float
+    variances: np.ndarray, axes: np.ndarray, rate: float, draws: int
 ) -> tuple[float, float]:
     """Gradients and effective draws per draw, at a step size for an acceptance rate."""
     rng = np.random.default_rng(41)
     step = _step_size(rng, variances, rate)
     chains = _Normal(rng, variances, step, _CHAINS)
     each = max(chains.draw().mean() * len(variances) * _CHAINS, 1.0)
-    draws = int(np.clip(_NUMBERS / each, 12, _DRAWS))
+    draws = int(np.clip(_NUMBERS / each, _FEW, draws))
     steps, positions = [], []
     for _ in range(draws):
         steps.append(chains.draw())

@@ -24,13 +24,12 @@ from numpyro_minibatch.recommendation._gradient import (
     discrete_latents,
     measure_gradient,
 )
-from numpyro_minibatch.recommendation._nuts import trajectories
+from numpyro_minibatch.recommendation._nuts import of_run
 from numpyro_minibatch.recommendation._result import Cost, Recommendation
 
 __all__ = ["recommend"]
 
 _NUTS_WARMUP = 1000  # draws, NumPyro's usual number
-_UNSCALED = 100  # of these, draws before the first mass matrix
 # A minibatch kernel is recommended if it needs less than this share of NUTS's time. A
 # smaller difference is within the error of the estimates.
 _CLEARLY = 0.5
@@ -72,6 +71,13 @@ def recommend(
     no approximation, is recommended. The time of NUTS is that of one chain with 1,000
     draws of warmup, which is the fastest way to a number of effective draws if all
     chains share a processor.
+
+    The estimates were compared with runs of eleven models with 200 to a million rows,
+    in processor seconds on one core of one machine. Those of the minibatch kernel were
+    0.72 to 1.22 of the measured time, and those of NUTS 0.74 to 1.86 (see the page
+    on performance). Most constants were calibrated on eight of these models. Programs
+    that JAX finds in a cache on disk, and posteriors that are far from normal, make the
+    estimates less accurate.
 
     :param model: a NumPyro model, or a kernel to compare with NUTS, such as
         ``MinibatchMH(model, control_variate="taylor2")``.
@@ -130,7 +136,7 @@ def recommend(
     ours = None
     if found.refusal is None:
         ours = _cost_of_ours(found, gradient, draws, num_chains, num_warmup)
-    sampler, reason = _choice(found, ours, nuts, notes)
+    sampler, reason = _choice(found, ours, nuts)
     return Recommendation(
         sampler=sampler,
         reason=reason,
@@ -279,18 +285,18 @@ def _cost_of_nuts(
             "its effective draws cannot be estimated."
         )
         return None
-    covariance = prepared.covariance
-    unscaled = trajectories(covariance, np.ones(len(covariance)))
-    scaled = trajectories(covariance, np.diag(covariance))
+    warmup, scaled = of_run(prepared.covariance, _NUTS_WARMUP)
+    if found.kernel.layout.subsampled:
+        notes.append(
+            "A plate of the model has a subsample_size, which NUTS does not support. "
+            "Leave it out for NUTS."
+        )
     if not prepared.report["gaussian"]:
         notes.append(
             "The posterior is not normal. The gradients of NUTS are those for a normal "
             "distribution with the same covariance, and may be more."
         )
     each = gradient.seconds + _OVERHEAD
-    warmup = (
-        _UNSCALED * unscaled.gradients + (_NUTS_WARMUP - _UNSCALED) * scaled.gradients
-    )
     number = _rounded(draws / scaled.ess)
     return Cost(
         sampler="NUTS",
@@ -372,21 +378,20 @@ def _rounded(number: float) -> int:
     return int(math.ceil(number / unit - 1e-9) * unit)
 
 
-def _choice(
-    found: _SetUp, ours: Cost | None, nuts: Cost | None, notes: list[str]
-) -> tuple[str, str]:
+def _choice(found: _SetUp, ours: Cost | None, nuts: Cost | None) -> tuple[str, str]:
     """The recommended sampler, and the reason."""
     if ours is None:
-        return "NUTS", f"{type(found.kernel).__name__} cannot sample this model."
+        who = type(found.kernel).__name__
+        return "NUTS", f"{who} cannot sample the model as it is, for the reason below."
     if nuts is None:
         return ours.sampler, "the time of NUTS is not known, and the set-up succeeded."
     ratio = nuts.total / ours.total
     if ratio > 1 / _CLEARLY:
         return ours.sampler, f"NUTS would take {ratio:.2g} times as long."
-    if ratio >= 1:
+    if ratio > 0.95:
         return "NUTS", (
-            f"{ours.sampler} would take {1 / ratio:.0%} of its time, which is within "
-            "the error of the estimates, and NUTS makes no approximation."
+            f"{ours.sampler} would take {1 / ratio:.0%} of its time. The difference is "
+            "within the error of the estimates, and NUTS makes no approximation."
         )
     return "NUTS", f"{ours.sampler} would take {1 / ratio:.2g} times as long."
 

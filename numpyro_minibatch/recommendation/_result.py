@@ -17,7 +17,8 @@ class Cost:
 
     :param sampler: ``"MinibatchMH"``, the name of another kernel, or ``"NUTS"``.
     :param setup: seconds of the set-up, measured. An equal kernel on the same data
-        finds its result, and need not spend them again. 0 for NUTS.
+        finds its result, and need not spend them again; they are few if there was such
+        a kernel before. 0 for NUTS.
     :param compilation: seconds of compilation in the run.
     :param warmup: seconds of the warmup.
     :param sampling: seconds of the draws after it.
@@ -101,7 +102,10 @@ class Recommendation:
         for sampler, cost in ((name, self.minibatch), ("NUTS", self.nuts)):
             unknown = "not known"
             if sampler == "NUTS" and math.isfinite(self.gradient):
-                unknown = f"not known; a gradient takes {_short(self.gradient)} s"
+                unknown = (
+                    f"not known; a gradient takes {_short(self.gradient)} s, and a "
+                    "draw 1 to 1,023 gradients"
+                )
             elif cost is None and self.refusal:
                 unknown = "cannot sample the model"
             lines.append(f"  {sampler}: {unknown if cost is None else cost}")
