@@ -34,8 +34,9 @@ _NUTS_WARMUP = 1000  # draws, NumPyro's usual number
 # smaller difference is within the error of the estimates.
 _CLEARLY = 0.5
 
-# Calibrated by benchmarks/recommend.py. The compilation of a sampler is in units of the
-# compilation of a line of the gradient's program, which measures the machine.
+# Calibrated by benchmarks/recommend.py on a CPU. The compilation of a sampler is in
+# units of the compilation of a line of the gradient's program, which measures the
+# machine.
 _LINES_OF_OURS = 1000, 6.0  # of the driver's loop, and per line of the gradient
 _LINES_OF_NUTS = 3900, 6.0
 _OVERHEAD = 5e-6  # seconds of a gradient of NUTS in addition to the rows
@@ -136,6 +137,11 @@ def recommend(
     ours = None
     if found.refusal is None:
         ours = _cost_of_ours(found, gradient, draws, num_chains, num_warmup)
+    if jax.default_backend() != "cpu":
+        notes.append(
+            "The times of a step and of compilation rest on constants that were "
+            "measured on CPUs."
+        )
     sampler, reason = _choice(found, ours, nuts)
     return Recommendation(
         sampler=sampler,
