@@ -54,12 +54,14 @@ if TYPE_CHECKING:
         inference_data,
         marginal,
         plots,
+        recommendation,
         sampling,
     )
     from numpyro_minibatch.diagnostics import diagnose
     from numpyro_minibatch.evidence import log_evidence
     from numpyro_minibatch.inference_data import to_inference_data
     from numpyro_minibatch.marginal import by_group, marginalize, recover_marginals
+    from numpyro_minibatch.recommendation import recommend
     from numpyro_minibatch.sampling import export_run, open_run, sample
 
 _LAZY_MODULES = frozenset(
@@ -72,6 +74,7 @@ _LAZY_MODULES = frozenset(
         "inference_data",
         "marginal",
         "plots",
+        "recommendation",
         "sampling",
     }
 )
@@ -82,6 +85,7 @@ _LAZY_FUNCTIONS = {
     "log_evidence": "evidence",
     "marginalize": "marginal",
     "open_run": "sampling",
+    "recommend": "recommendation",
     "recover_marginals": "marginal",
     "sample": "sampling",
     "to_inference_data": "inference_data",
@@ -134,6 +138,8 @@ __all__ = [
     "plots",
     "preconditioner",
     "proposal",
+    "recommend",
+    "recommendation",
     "recover_marginals",
     "sample",
     "sampling",

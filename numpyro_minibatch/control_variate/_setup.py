@@ -123,6 +123,7 @@ class Prepared(NamedTuple):
     :param radius: how far from its mean the draws of the surrogate's posterior lie, in
         its standard deviations.
     :param report: what was measured, numbers and names.
+    :param covariance: that of the surrogate's posterior, ``(D, D)``.
     """
 
     plan: Plan
@@ -130,6 +131,7 @@ class Prepared(NamedTuple):
     starts: Any
     radius: float
     report: dict[str, Any]
+    covariance: np.ndarray
 
 
 def prepare(who: str, problem: Problem, chosen: Chosen, needs: Needs) -> Prepared:
@@ -438,10 +440,17 @@ def _outcome(
     starts = unflatten(posterior.draws[:_STARTING], problem.example)
     away = posterior.draws - posterior.location
     radius = np.linalg.norm(np.linalg.solve(posterior.root.T, away.T), axis=0).max()
+    # the root of draws is shrunk, which hides strong correlations
+    covariance = (
+        posterior.root.T @ posterior.root
+        if posterior.gaussian
+        else np.atleast_2d(np.cov(posterior.draws.T))
+    )
     return Prepared(
         Plan(coordinates, pilot.form, pilot.scheme, posterior.num_steps, over_relaxed),
         surrogate,
         jax.tree.map(lambda x: np.asarray(x, dtype), starts),
         float(radius),
         report,
+        covariance,
     )
