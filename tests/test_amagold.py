@@ -41,6 +41,7 @@ from numpyro_minibatch import (
     batch,
     dynamics,
     estimate,
+    to_inference_data,
 )
 from numpyro_minibatch.estimate import Reader, Weights
 
@@ -645,3 +646,34 @@ def test_chains_start_far_from_a_plateau():
     tau = np.asarray(mcmc.get_samples(group_by_chain=True)["tau"])
     # chains that fly are below 0.01 there, and return much later if at all
     assert tau[:, 40:].min() > 0.05, tau[:, 40]
+
+
+def test_short_steps_end_stays_where_the_adapted_step_is_too_long(monkeypatch):
+    """Five standard deviations a step are unstable, and a third of that is not."""
+
+    def model(y):
+        mean = numpyro.sample("mean", dist.Normal(0, 10))
+        with numpyro.plate("data", len(y)) as idx:
+            numpyro.sample("obs", dist.Normal(mean, 1), obs=y[idx])
+
+    y = jnp.asarray(np.random.default_rng(3).normal(size=100))
+
+    def moves():
+        kernel = AMAGOLD(model, step_size=0.5)
+        mcmc = MCMC(kernel, num_warmup=0, num_samples=300, progress_bar=False)
+        start = {"mean": y.mean() + 0.1}
+        mcmc.run(jax.random.key(0), y, init_params=start)
+        mean = np.asarray(mcmc.get_samples()["mean"])
+        steps = to_inference_data(mcmc).sample_stats["step_size"].to_numpy().ravel()
+        return np.diff(mean) != 0, steps[1:]
+
+    moved, steps = moves()
+    short = steps < 0.4
+    np.testing.assert_allclose(np.unique(steps), [0.5 / 3, 0.5], rtol=1e-6)
+    assert abs(short.mean() - 1 / 8) < 4 * np.sqrt(7 / 64 / len(short))
+    assert moved[short].mean() > 0.3
+    assert moved[~short].mean() < 0.02
+    monkeypatch.setattr(
+        "numpyro_minibatch.kernels._shared.adaptation._SHORT_SHARE", 0.0
+    )
+    assert moves()[0].mean() < 0.02

@@ -434,7 +434,7 @@ class AMAGOLD(AdaptedKernel, MinibatchKernel):
         reader = self.reader(target, unravel, state.surrogate)
         energy, temperature = self.energy(reader), self.temperature
         whitening = Whitening(state.adapt_state.root)
-        step_size = state.adapt_state.step_size
+        step_size = self._adaptation.step_size(state.i, state.adapt_state)
 
         def resample() -> Array:
             return self._dynamics.init(keys["momentum"], z, temperature)

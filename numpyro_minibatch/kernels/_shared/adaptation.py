@@ -33,6 +33,7 @@ _FEWEST_SHORT = 20  # draws of the descent, if a fifth of the warmup is longer
 # so much shorter is the first step: a longer one could overshoot to a remote place
 _FIRST_STEP = 1e-4
 _LENGTHS = 618  # seed of the lengths
+_SHORT, _SHORT_SHARE = 1 / 3, 1 / 8  # steps that are shorter, and how often
 
 # With fewer steps per trajectory, the step size would suit only the bulk. All
 # trajectories would be rejected in the tail of a skewed posterior if the curvature is
@@ -161,6 +162,25 @@ class Adaptation(NamedTuple):
             ),
         )
 
+    def step_size(self, t: Array, state: AdaptState) -> Array:
+        """The step size of a draw: in one of eight draws, a third of the adapted one.
+
+        Where the curvature is larger than in the bulk, as in a tail of a skewed
+        posterior, the adapted step may be rejected again and again. A shorter one now
+        and then ends such a stay, and does not depend on the position.
+
+        :param t: the draw's number.
+        :param state: the step size and the length.
+        """
+        if not self.adapt_length:
+            return state.step_size
+        return jnp.where(self._is_short(t), _SHORT, 1.0) * state.step_size
+
+    def _is_short(self, t: Array) -> Array:
+        """Whether a draw takes short steps; not in the descent."""
+        key = jax.random.fold_in(jax.random.key(_LENGTHS + 1), t)
+        return (t >= self._first) & jax.random.bernoulli(key, _SHORT_SHARE)
+
     def num_steps(self, t: Array, state: AdaptState) -> Array:
         """The steps of one trajectory, of a length between 0 and the longest.
 
@@ -174,7 +194,7 @@ class Adaptation(NamedTuple):
         """
         key = jax.random.fold_in(jax.random.key(_LENGTHS), t)
         share = jax.random.uniform(key, dtype=state.length.dtype)
-        number = jnp.ceil(share * state.length / state.step_size)
+        number = jnp.ceil(share * state.length / self.step_size(t, state))
         number = jnp.where(t < self._first, 1, number)
         return jnp.clip(number, 1, MOST_STEPS).astype(jnp.int32)
 
@@ -205,6 +225,9 @@ class Adaptation(NamedTuple):
             )
         if self.adapt_step_size:
             excess = accept_prob - self.target_accept_prob
+            if self.adapt_length:
+                # a short step says nothing of the adapted one
+                excess = jnp.where(self._is_short(t), 0.0, excess)
             step_state = update_step(-excess, state.step_size_state)
             last = t == self.num_warmup - 1
             log_step = jnp.where(last, step_state[1], step_state[0])
@@ -324,7 +347,7 @@ def advanced(
     :param progress: see :meth:`Adaptation.update`.
     """
     adapt_state = state.adapt_state
-    step_size = adapt_state.step_size
+    step_size = adaptation.step_size(state.i, adapt_state)
     if adaptation.active:
         adapt_state = jax.lax.cond(
             state.i < adaptation.num_warmup,
