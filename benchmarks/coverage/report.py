@@ -176,8 +176,8 @@ into their tails are so rare that most runs have none.
 
 At these lengths the hierarchy is too hard for AMAGOLD and NUTS, and nearly all of their
 runs give advice: large standard deviations of the groups are visited too rarely. On the
-other families AMAGOLD's intervals are right but for the standard deviation of the Cauchy
-location. In one of eight draws its steps are a third of the adapted size
+other families AMAGOLD's intervals are right, except for the standard deviation of the
+Cauchy location. In one of eight draws its steps are a third of the adapted size
 ([decision 34](decisions/0034-some-trajectories-take-shorter-steps.md)). Without these
 draws, 14% of the intervals for a quantile of the gamma family missed, and reported
 effective sample sizes of squares were 2.4 times the true ones. Chains share the random
