@@ -172,9 +172,9 @@ given for NUTS. Families without a row in a table have no result yet.
 
 For MinibatchMH the two largest ratios of reported to true effective sample sizes of
 squares, 1.8 and 1.6, are those of the hierarchy and of the Cauchy location. Excursions
-into their tails are so rare that most runs have none. On other data of the same families
-(`--kernels MinibatchMH --seed 7`) at most 10% of the intervals of level 95% missed, and
-in 12 of the 14 families at most 8%.
+into their tails are so rare that most runs have none. On other data of the same
+families (`--kernels MinibatchMH --seed 7`) at most 10% of the intervals of level 95%
+missed, and in 12 of the 14 families at most 8%.
 
 At these lengths the hierarchy is too hard for AMAGOLD and NUTS, and nearly all of their
 runs give advice: large standard deviations of the groups are visited too rarely. On the
