@@ -12,6 +12,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+import scipy
 from numpyro import handlers
 from numpyro.infer import MCMC, Predictive, init_to_value
 
@@ -23,6 +24,7 @@ from numpyro_minibatch import (
     marginalize,
     to_inference_data,
 )
+from numpyro_minibatch._internal.precision import double
 from numpyro_minibatch._model import batch_comparison
 from numpyro_minibatch._model.independence import check_rows
 from numpyro_minibatch._model.preflight import inspect_model
@@ -278,6 +280,42 @@ def test_three_numbers_and_a_state_of_a_row() -> None:
     np.testing.assert_allclose(found, expected, atol=1e-2)
     finer = log_rows(marginalize(positive, num_nodes=15), values, y)
     np.testing.assert_allclose(finer, expected, atol=2e-4)
+
+
+@pytest.mark.slow
+def test_three_numbers_of_a_row_have_the_stated_accuracy() -> None:
+    """Fifteen nodes are too few, which nineteen as a reference understate."""
+    y = np.array([0.0, 0.0, 1.0, 2.0, 3.0, 5.0, 7.0, 10.0])
+    shapes = np.linspace(1.2, 1.8, 8)
+    model = marginalize(positive)
+    report = model.approximation({"shape": shapes}, (jnp.asarray(y),), {})
+    refined = model.refined(report)
+    assert refined is not None and refined.num_nodes == 23
+
+    def joint(shape: float, z: int) -> Callable:
+        def at(points: np.ndarray) -> Any:
+            log_rate, logit, n = points.T
+            p = scipy.special.expit(logit)
+            found = scipy.stats.gamma(shape + z, scale=0.5).logpdf(np.exp(log_rate))
+            found += scipy.stats.beta(2.0, 3.0).logpdf(p) + np.log(p * (1 - p))
+            found += scipy.stats.norm(0.0, 0.5).logpdf(n) + log_rate
+            mean = np.exp(log_rate + n) * (0.5 + p)
+            of_y = scipy.stats.poisson(mean[:, None]).logpmf(y)
+            return found[:, None] + of_y + np.log(0.3 if z else 0.7)
+
+        return at
+
+    largest = dict.fromkeys((15, 23), 0.0)
+    for shape in shapes[[0, -1]]:
+        # to where the tail of the log rate is negligible, 81 points in each direction
+        states = [dense(joint(shape, z), 3, half=13.0) for z in (0, 1)]
+        for n in largest:
+            with double():
+                finer = marginalize(positive, num_nodes=n)
+                found = log_rows(finer, {"shape": jnp.asarray(shape)}, jnp.asarray(y))
+            off = np.abs(np.asarray(found) - np.logaddexp(*states)).max()
+            largest[n] = max(largest[n], off)
+    assert largest[23] < model.accuracy < 2e-4 < largest[15]
 
 
 @pytest.mark.slow

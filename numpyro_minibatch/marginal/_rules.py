@@ -31,6 +31,7 @@ __all__ = [
     "rules_of",
     "summary",
     "together",
+    "with_more_nodes",
 ]
 
 ELSEWHERE = 0.01  # share of a row's likelihood elsewhere that is reported
@@ -143,7 +144,7 @@ def rules_of(
     owns = [at.model.num_nodes or NODES[d] for d in dimensions]
     rules = {}
     for (k, level), d, own in zip(levels, dimensions, owns, strict=True):
-        reference = max(fine[d], own + 2)
+        reference = max(fine[d], own + 4)
         some = {n for n in counts if n < reference and not (finer and n < min(owns))}
         rules[level.names] = Rule(k, own, tuple(sorted(some | {own})), reference)
     return rules
@@ -181,6 +182,46 @@ def at_worst_rows(
     weights = np.full(len(others), (at.size - len(worst)) / len(others))
     numbers = np.concatenate([worst, others])
     return numbers, np.r_[np.ones(len(worst)), weights], look(draws, numbers)
+
+
+def with_more_nodes(
+    at: RowsAt,
+    draws: Mapping[str, Any],
+    numbers: np.ndarray,
+    found: Mapping[str, np.ndarray],
+    rules: Rules,
+    more: Rules,
+    tolerance: float,
+) -> tuple[Rules, dict[str, np.ndarray]]:
+    """Rules and results with more nodes at the rows where the others are inaccurate.
+
+    Where the most nodes have half of the tolerated error at most, further nodes have
+    not more than that, and are not evaluated.
+
+    :param numbers: the rows of ``found``, the results by ``rules``.
+    :param more: the same with more nodes and a finer reference.
+    """
+    most = [_off(found, r, max(r.tried)).max(0) for r in rules.values()]
+    (bad,) = np.nonzero(np.max(most, axis=0) > tolerance / 2)
+    larger = any(max(more[k].tried) > max(r.tried) for k, r in rules.items())
+    if not len(bad) or not larger:
+        return rules, dict(found)
+    height, width = 1, min(len(bad), _FEWEST_ROWS)
+    look = at.looker(jax.random.key(0), look_by(more), width=width, height=height)
+    finer = look(draws, numbers[bad])
+    out, both = dict(found), {}
+    for names, rule in rules.items():
+        new = more[names]
+        tried = tuple(sorted({*rule.tried, *new.tried}))
+        both[names] = new._replace(tried=tried)
+        exact = f"{rule.number} fine"
+        for n in (*tried, "wide"):
+            known = n if n in rule.tried or n == "wide" else max(rule.tried)
+            signed = _signed(found, rule, known)
+            if n in new.tried:
+                signed[:, bad] = _signed(finer, new, n)
+            out[f"{rule.number} {n}"] = found[exact] + signed
+    return both, out
 
 
 def _off(found: Mapping[str, np.ndarray], rule: Rule, nodes: Any) -> np.ndarray:
@@ -256,18 +297,26 @@ def together(errors: list[QuadratureError]) -> QuadratureError:
         return errors[0]
     worst = max(errors, key=lambda e: e.largest)
     far = max(errors, key=lambda e: e.elsewhere)
-    common = [n for n in worst.by_nodes if all(n in e.by_nodes for e in errors)]
+    tried = sorted({n for e in errors for n in e.by_nodes})
+    common = [n for n in tried if all(n >= min(e.by_nodes) for e in errors)]
     enough = [e.num_nodes for e in errors if e.num_nodes is not None]
     return worst._replace(
         spread=sum(e.spread for e in errors),
-        by_nodes={n: max(e.by_nodes[n] for e in errors) for n in common},
+        by_nodes={n: max(_at(e.by_nodes, n) for e in errors) for n in common},
         num_nodes=max(enough) if len(enough) == len(errors) else None,
         elsewhere=far.elsewhere,
         row_elsewhere=far.row_elsewhere,
         unconverged=sum(e.unconverged for e in errors),
-        spread_by_nodes={n: sum(e.spread_by_nodes[n] for e in errors) for n in common},
+        spread_by_nodes={
+            n: sum(_at(e.spread_by_nodes, n) for e in errors) for n in common
+        },
         spread_elsewhere=sum(e.spread_elsewhere for e in errors),
     )
+
+
+def _at(by_nodes: Mapping[int, float], nodes: int) -> float:
+    """The error of so many nodes, or of the next smaller number that was tried."""
+    return by_nodes[max(n for n in by_nodes if n <= nodes)]
 
 
 def look_by(rules: Rules) -> Callable[..., dict[str, Array]]:
