@@ -117,9 +117,9 @@ def quadrature_error(
         if len(those) == at.size > _MOST_ROWS:
             those = those[np.linspace(0, at.size - 1, _MOST_ROWS).astype(int)]
         found = at.looker(jax.random.key(0), look_by(rule))(some, those)
-        rule, found = _with_more(at, some, those, found, rule, tolerance)
+        used, found = _with_more(at, some, those, found, rule, tolerance)
         weights = np.full(len(those), at.size / len(those))
-        errors.append(summary(found, rule, those, weights, tolerance))
+        errors.append(summary(found, used, those, weights, tolerance))
     return together(errors)
 
 
@@ -149,11 +149,11 @@ def set_up_error(
             continue
         with double():
             numbers, weights, found = at_worst_rows(at, draws, rules)
-            rules, found = _with_more(at, draws, numbers, found, rules, accuracy)
-        errors.append(summary(found, rules, numbers, weights, accuracy))
+            used, found = _with_more(at, draws, numbers, found, rules, accuracy)
+        errors.append(summary(found, used, numbers, weights, accuracy))
         plates.append(repr(at.plate))
         own = max(own, *(rule.own for rule in rules.values()))
-        most = max(most, *(rule.fine for rule in rules.values()))
+        most = max(most, *(rule.fine for rule in used.values()))
     if not errors:
         return {}
     error = together(errors)
