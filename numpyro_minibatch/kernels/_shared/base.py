@@ -26,6 +26,7 @@ from numpyro_minibatch._model.layout import Layout, layout_target
 from numpyro_minibatch._model.preflight import inspect_model
 from numpyro_minibatch._model.sites import explained
 from numpyro_minibatch._model.start import check_init_params, check_start
+from numpyro_minibatch._model.support import check_support
 from numpyro_minibatch.batch import BatchSize, FullBatch, Scheme
 from numpyro_minibatch.control_variate import Taylor
 from numpyro_minibatch.control_variate._problem import Needs, Problem
@@ -600,6 +601,9 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
                 layout,
                 first_chain(init_params, chains),
             )
+        if self._target is None:
+            prepared = self._prepared_model
+            check_support(name, prepared, model_args, kwargs, dict(layout.plates))
         surrogate: Any = ()
         within = None
         self._learn(plan=None)
