@@ -28,7 +28,6 @@ from numpyro_minibatch._internal.precision import double
 from numpyro_minibatch._model import batch_comparison
 from numpyro_minibatch._model.independence import check_rows
 from numpyro_minibatch._model.preflight import inspect_model
-from numpyro_minibatch._model.support import check_support
 from numpyro_minibatch.target import ModelTarget
 
 
@@ -475,75 +474,6 @@ def test_rows_whose_density_is_nowhere_finite_are_named() -> None:
     with pytest.raises(ValueError, match=r"rows \[9, 30\]\) is not finite") as raised:
         mcmc.run(jax.random.key(0), shift, np.ones(40, np.float32))
     assert "num_nodes" not in str(raised.value)  # they are not to blame
-
-
-_compiled: list[str] = []
-
-
-def _listen(event: str, duration: float, **details: Any) -> None:
-    if event == "/jax/core/compile/backend_compile_duration":
-        _compiled.append(str(details.get("fun_name")))
-
-
-jax.monitoring.register_event_duration_secs_listener(_listen)
-
-
-@pytest.mark.parametrize(
-    "settings", [{"control_variate": "taylor2"}, {"temperature": 5.0}]
-)
-def test_observations_outside_of_a_support_are_named_first(settings: Any) -> None:
-    """Before the programs of the rows are compiled, one without their integrals is."""
-    y = np.ones(40, np.float32)
-    y[[9, 30]] = -1
-    kernel = MinibatchMH(marginalize(shifted), batch=batch.full(), **settings)
-    mcmc = MCMC(kernel, num_warmup=1, num_samples=1, progress_bar=False)
-    _compiled.clear()
-    message = r"'data', rows \[9, 30\]\) is not finite .*'y' are outside of the support"
-    with pytest.raises(ValueError, match=message):
-        mcmc.run(jax.random.key(0), np.zeros(40, np.float32), y)
-    assert sum("everywhere" in name for name in _compiled) <= 1
-    assert not any("start" in name or "deriv" in name for name in _compiled)
-
-
-def bounded(y: Any, mask: Any = True, half: float = 1.0, fixed: bool = True) -> None:
-    """A support that depends on the latent variable, or on none."""
-    s = numpyro.sample("s", dist.LogNormal(0.0, 1.0))
-    with numpyro.plate("data", len(y)) as idx, handlers.mask(mask=mask):
-        a = numpyro.sample("a", dist.Normal(0.0, s))
-        if fixed:
-            of_y = dist.Gamma(jnp.exp(a), 1.0)
-        else:
-            of_y = dist.Uniform(a - half, a + half)
-        numpyro.sample("y", of_y, obs=y[idx])
-
-
-class Everywhere(dist.Poisson):
-    """A distribution that is finite outside of its support."""
-
-    def log_prob(self, value: Any) -> Any:
-        return -0.5 * (value - self.rate) ** 2
-
-
-def finite(y: Any) -> None:
-    with numpyro.plate("data", len(y)) as idx:
-        a = numpyro.sample("a", dist.Normal(0.0, 1.0))
-        numpyro.sample("y", Everywhere(jnp.exp(a)), obs=y[idx])
-
-
-def test_only_observations_that_are_finite_nowhere_are_refused() -> None:
-    def check(model: Callable, *args: Any, **kwargs: Any) -> None:
-        check_support("MINT", marginalize(model), args, kwargs, ["data"])
-
-    zeros, y = np.zeros(4, np.float32), np.array([1.0, 2.0, -1.0, 3.0])
-    for value in (y, jnp.asarray(y)):
-        with pytest.raises(ValueError, match=r"rows \[2\]\) is not finite"):
-            check(shifted, zeros, value)
-        with pytest.raises(ValueError, match=r"rows \[2\]\) is not finite"):
-            check(bounded, value)
-    check(finite, y)
-    check(bounded, y, mask=np.array([True, True, False, True]))
-    check(bounded, y + 40.0, fixed=False)  # infinite at the start, not elsewhere
-    check(bounded, np.abs(y))
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from numpyro_minibatch.target import ModelTarget, Target
 __all__ = [
     "check_init_params",
     "check_start",
+    "find_nan",
     "find_start",
     "listed",
     "never_finite_rows",

@@ -1,15 +1,17 @@
 """Observations outside of the support of their distribution, found before a run.
 
-The log density of a marginalized row is expensive to compile, and a row that is nowhere
-finite is noticed only after the search for a mode. Here NumPy compares the data with
-the supports, which compiles nothing. Only if a value is outside of one, a program
-without search and quadrature evaluates its density.
+A row that is nowhere finite would otherwise be noticed only after the search for a
+mode, or at the start of the chain, when several programs have been compiled. Here NumPy
+compares the data with the supports, which compiles nothing. Only if a value is outside
+of one, a program that evaluates the observed sites alone computes its density. It
+contains neither the search nor the quadrature of marginalized rows.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -17,13 +19,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.extend.core import Literal
-from numpyro import handlers
 from numpyro.distributions import MaskedDistribution
 from numpyro.distributions.distribution import ExpandedDistribution, Independent
 from numpyro.infer import init_to_uniform
 
 from numpyro_minibatch._internal.static import Static
-from numpyro_minibatch._model.start import listed
+from numpyro_minibatch._model.start import find_nan, listed
+from numpyro_minibatch.target import ModelTarget, Target
 
 __all__ = ["check_support"]
 
@@ -55,65 +57,64 @@ class _Observed(NamedTuple):
     plates: dict[str, int]
 
 
-def check_support(
-    who: str,
-    model: Any,
-    args: tuple,
-    kwargs: Mapping[str, Any],
-    plates: Collection[str],
-) -> None:
-    """Raise if observations of a marginalized model have a density nowhere.
+def check_support(who: str, target: Target) -> None:
+    """Raise if observations of a model have a density nowhere.
 
     These are values outside of a support whose density is finite at no position. A row
     that is finite at some position is accepted, and so are values outside of a support
     with a finite density, which a user's own distribution may have.
 
     :param who: the kernel's name, for the messages.
-    :param model: the model; others than marginalized ones are not checked.
-    :param args: its positional arguments.
-    :param kwargs: its keyword arguments.
-    :param plates: the plates whose rows are named.
+    :param target: the target; only that of a model is checked.
     :raises ValueError: with the site and rows of these observations.
     """
-    if not getattr(model, "marginalizes", False):
+    if not isinstance(target, ModelTarget):
         return
+    model: Any = target.model
     while getattr(model, "marginalizes", False):
         model = model.fn
-    static, arrays = Static.split(args, kwargs)
+    target = replace(target, model=model)
+    static, arrays = Static.split(target.args, target.kwargs)
     if any(isinstance(x, jax.core.Tracer) for x in arrays):
         return
+
+    def observed(arrays: list[Any], key: Array) -> dict[str, Any]:
+        args, kwargs = static.join(arrays)
+        return _observed(replace(target, args=args, kwargs=kwargs), key)
+
     try:
         with warnings.catch_warnings(action="ignore"):  # the run gives them as well
-            outside = _outside(model, static, arrays)
+            outside = _outside(observed, arrays)
             if not outside:
                 return
-            never = _never_finite(model, static, arrays, outside)
+            never = _never_finite(observed, arrays, outside)
     except (KeyError, RuntimeError, TypeError, ValueError):
         return  # later checks explain what is wrong with the model
-    for name, wrong in never.items():
+    for name, (wrong, is_nan) in never.items():
         rows = {}
         for plate, dim in outside[name].plates.items():
-            if plate in plates:
+            if plate in target.sizes:
                 axis = wrong.ndim + dim
                 others = tuple(k for k in range(wrong.ndim) if k != axis)
                 (found,) = np.nonzero(wrong.any(others))
                 rows[plate] = found[:_MOST_LISTED].tolist()
         if rows and all(rows.values()):
+            why = f"outside of the support of its distribution ({outside[name].support}"
+            if is_nan:
+                nan = find_nan((target.args, target.kwargs))
+                why = f"NaN ({'; '.join(nan) or 'which the model makes'}"
             raise ValueError(
                 f"{who}: the log likelihood of some rows ({listed(rows)}) is not "
                 f"finite at any of {_POSITIONS} positions: their values of {name!r} "
-                "are outside of the support of its distribution "
-                f"({outside[name].support}). Drop those rows, or mask them with "
+                f"are {why}). Drop those rows, or mask them with "
                 "numpyro.handlers.mask."
             )
 
 
-def _run(model: Callable, static: Static, arrays: Any, key: Array) -> dict[str, Any]:
-    """The observed sites of a model at a random position, near the origin."""
-    args, kwargs = static.join(arrays)
-    seeded = handlers.seed(model, key)
-    start = handlers.substitute(seeded, substitute_fn=init_to_uniform(radius=2.0))
-    trace = handlers.trace(start).get_trace(*args, **kwargs)
+def _observed(target: ModelTarget, key: Array) -> dict[str, Any]:
+    """The observed sites of a model on all rows, at a random position near zero."""
+    rows = {n: jnp.arange(size, dtype=jnp.int32) for n, size in target.sizes.items()}
+    trace = target.trace(rows, key, substitute_fn=init_to_uniform(radius=2.0))
     return {
         name: site
         for name, site in trace.items()
@@ -122,7 +123,7 @@ def _run(model: Callable, static: Static, arrays: Any, key: Array) -> dict[str, 
 
 
 def _outside(
-    model: Callable, static: Static, arrays: list[Any]
+    observed: Callable[..., dict[str, Any]], arrays: list[Any]
 ) -> dict[str, _Observed]:
     """The observed sites with values outside of a support that is known beforehand."""
     sites: dict[str, _Observed] = {}
@@ -130,7 +131,7 @@ def _outside(
     def run(arrays: list[Any], key: Array) -> list[Any]:
         sites.clear()
         values = []
-        for name, site in _run(model, static, arrays, key).items():
+        for name, site in observed(arrays, key).items():
             fn = site["fn"]
             # a mask lets values pass, such as the padding of groups
             masked = isinstance(fn, MaskedDistribution)
@@ -185,29 +186,41 @@ def _source(jaxpr: Any, variable: Any) -> Any:
 
 
 def _never_finite(
-    model: Callable, static: Static, arrays: list[Any], sites: Mapping[str, _Observed]
-) -> dict[str, np.ndarray]:
-    """Which values outside of the support of a site have a finite density nowhere."""
+    observed: Callable[..., dict[str, Any]],
+    arrays: list[Any],
+    sites: Mapping[str, _Observed],
+) -> dict[str, tuple[np.ndarray, bool]]:
+    """Which values outside of the support of a site have a finite density nowhere.
+
+    :return: for each site that has any, where they are, and whether all are NaN.
+    """
 
     @jax.jit
-    def everywhere(arrays: list[Any], keys: Array) -> dict[str, Array]:
-        def finite(key: Array) -> dict[str, tuple[Array, Array]]:
-            run = _run(model, static, arrays, key)
+    def everywhere(arrays: list[Any], keys: Array) -> dict[str, tuple[Array, Array]]:
+        def finite(key: Array) -> dict[str, tuple[Array, Array, Array]]:
+            run = observed(arrays, key)
             found = {}
             for name, site in sites.items():
                 fn, value = run[name]["fn"], run[name]["value"]
                 log_prob = fn.log_prob(value)
-                shape = log_prob.shape + fn.event_shape
-                inside = jnp.broadcast_to(site.support(value), shape)
-                inside = inside.reshape(*log_prob.shape, -1).all(-1)
-                found[name] = jnp.isfinite(log_prob), inside
+                shapes = log_prob.shape, fn.event_shape
+                inside = _by_element(site.support(value), *shapes).all(-1)
+                nan = _by_element(value != value, *shapes).any(-1)
+                found[name] = jnp.isfinite(log_prob), inside, nan
             return found
 
         found = jax.lax.map(finite, keys)
-        return {
-            name: ~(finite | inside).any(0) for name, (finite, inside) in found.items()
-        }
+        result = {}
+        for name, (finite, inside, nan) in found.items():
+            never = ~(finite | inside).any(0)
+            result[name] = never, (nan.any(0) | ~never).all()
+        return result
 
     keys = jax.random.split(jax.random.key(0), _POSITIONS)
     never = jax.tree.map(np.asarray, everywhere(arrays, keys))
-    return {name: x for name, x in never.items() if x.any()}
+    return {name: (x, bool(nan)) for name, (x, nan) in never.items() if x.any()}
+
+
+def _by_element(x: Array, batch: tuple[int, ...], event: tuple[int, ...]) -> Array:
+    """Numbers of each element of a batch, in its last axis."""
+    return jnp.broadcast_to(x, batch + event).reshape(*batch, -1)

@@ -601,9 +601,7 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
                 layout,
                 first_chain(init_params, chains),
             )
-        if self._target is None:
-            prepared = self._prepared_model
-            check_support(name, prepared, model_args, kwargs, dict(layout.plates))
+        check_support(name, self.make_target(model_args, kwargs))
         surrogate: Any = ()
         within = None
         self._learn(plan=None)
