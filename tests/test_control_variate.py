@@ -1024,6 +1024,25 @@ def test_distribution_of_a_hierarchy(centred):
     assert np.abs(z).max() < 5, z
 
 
+def wide_scales(y):
+    m = numpyro.sample("m", dist.Normal(0.0, 10.0))
+    s = numpyro.sample("s", dist.HalfCauchy(5.0))
+    with numpyro.plate("data", len(y)) as idx:
+        numpyro.sample("obs", dist.Normal(m, s), obs=y[idx])
+
+
+@pytest.mark.filterwarnings("ignore:.*a minibatch does not pay")
+@pytest.mark.parametrize(("rows", "quarters"), [(5, 3), (40, 1)])
+def test_trajectories_are_longer_where_scales_vary(rows, quarters):
+    """With five rows the scale of the mean varies with ``s``, with 40 hardly."""
+    y = np.random.default_rng(3).normal(size=rows).astype(np.float32)
+    kernel = MinibatchMH(wide_scales, control_variate="taylor2")
+    kernel.init(random.key(0), 0, None, (y,), {})
+    pilot = kernel.pilot
+    assert not pilot["gaussian"] and pilot["surrogate_quarters"] == quarters
+    assert pilot["surrogate_num_steps"] % quarters == 0
+
+
 @slow
 def test_steps_on_the_surrogate_are_short_enough_for_its_tails(monkeypatch):
     def found(centred):
@@ -1367,7 +1386,7 @@ def test_refusals_say_cause_number_limit_and_what_works(monkeypatch):
     )
     expansion = Expansion(*(np.zeros((2,) * k) for k in (1, 1, 2)), np.zeros(()))
     posterior = _posterior.SurrogatePosterior(
-        expansion, np.zeros(2), np.eye(2), np.zeros((9, 2)), False, 1.0, 1, 0.0
+        expansion, np.zeros(2), np.eye(2), np.zeros((9, 2)), False, 1.0, 1, 1, 0.0
     )
     with pytest.raises(ValueError) as error:
         _pilot.check_residuals(problem, chosen.taylor, posterior, pilot)
@@ -1621,7 +1640,7 @@ def test_a_surrogate_on_which_nothing_moves_is_refused():
     """As that of a network with 100 rows, of whose run all draws were equal."""
     expansion = Expansion(*(np.zeros((2,) * k) for k in (1, 1, 2)), np.zeros(()))
     posterior = _posterior.SurrogatePosterior(
-        expansion, np.zeros(2), np.eye(2), np.zeros((9, 2)), False, 4.05, 1, 0.97
+        expansion, np.zeros(2), np.eye(2), np.zeros((9, 2)), False, 4.05, 1, 1, 0.97
     )
     with pytest.raises(ValueError, match=r"97% of the draws.*50% is the limit.*NUTS"):
         _setup.check_moves(Needs(16, follows=True), posterior)

@@ -482,7 +482,7 @@ def test_a_quarter_of_a_period_forgets_the_start() -> None:
     )
     n = 4_000
     z = CENTER + np.random.default_rng(4).normal(size=(n, 3)) @ ROOT
-    made = many(proposal.surrogate_hmc(), 5, z, at=normal)
+    made = many(proposal.surrogate_hmc(independent=0.0), 5, z, at=normal)
     assert np.asarray(made.moved).mean() > 0.95
     both = np.corrcoef(np.asarray(z).T, np.asarray(made.z).T)
     assert np.abs(both[:3, 3:]).max() < 0.1
@@ -491,19 +491,23 @@ def test_a_quarter_of_a_period_forgets_the_start() -> None:
 @pytest.mark.parametrize(
     "settings, here, expected",
     [
-        ({}, 4, (4, 0.39)),
-        ({}, 16, (16, 0.0975)),  # the number of steps from the set-up
-        ({"num_steps": 6}, 16, (6, 0.26)),  # a quarter of a period either way
-        ({"step_size": 0.2}, 16, (8, 0.2)),
-        ({"step_size": 5.0}, 16, (1, 5.0)),
-        ({"num_steps": 3, "step_size": 0.9}, 16, (3, 0.9)),
+        ({}, (4, 1), (4, 0.39)),
+        ({}, (16, 1), (16, 0.0975)),  # the number of steps from the set-up
+        ({}, (12, 3), (12, 0.39)),  # and the number of quarters
+        ({"num_steps": 6}, (16, 1), (6, 0.26)),  # a quarter of a period either way
+        ({"num_steps": 6}, (12, 3), (6, 0.26)),
+        ({"step_size": 0.2}, (16, 1), (8, 0.2)),
+        ({"step_size": 5.0}, (16, 3), (1, 5.0)),
+        ({"num_steps": 3, "step_size": 0.9}, (16, 1), (3, 0.9)),
     ],
 )
 def test_the_length_of_a_trajectory(
-    settings: dict[str, Any], here: int, expected: tuple[int, float]
+    settings: dict[str, Any], here: tuple[int, int], expected: tuple[int, float]
 ) -> None:
     choice: Any = proposal.surrogate_hmc(**settings)
-    found = choice.trajectory(context()._replace(num_steps=here))
+    num_steps, quarters = here
+    at = context()._replace(num_steps=num_steps, quarters=quarters)
+    found = choice.trajectory(at)
     assert found == pytest.approx(expected)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,6 +22,7 @@ from numpyro_minibatch.control_variate._tails import (
     nonnegative_fit,
     squares_inefficiency,
 )
+from numpyro_minibatch.proposal import TRAJECTORY_LENGTH
 
 slow = pytest.mark.slow
 
@@ -201,6 +203,7 @@ def normal_posterior(draws: np.ndarray) -> _posterior.SurrogatePosterior:
         True,
         1.0,
         0,
+        1,
         0.0,
     )
 
@@ -209,12 +212,12 @@ def test_the_pool_of_a_heavy_surrogate_is_student_t() -> None:
     normal = np.random.default_rng(0).normal(size=(20_000, 2))
     posterior = normal_posterior(normal)
     pool, logs = _posterior._heavier(posterior)
-    student = multivariate_t(posterior.location, posterior.root.T @ posterior.root, 5.0)
+    student = multivariate_t(posterior.location, posterior.root.T @ posterior.root, 3.0)
     off = logs - student.logpdf(pool)
     np.testing.assert_allclose(off, off[0], atol=1e-8)
     white = np.linalg.solve(posterior.root.T, (pool - posterior.location).T)
     for values in white:
-        assert kstest(values, t(5.0).cdf).pvalue > 1e-4
+        assert kstest(values, t(3.0).cdf).pvalue > 1e-4
 
 
 @pytest.mark.parametrize(("rejected", "expected"), [(0.6, 4), (0.01, 1)])
@@ -227,17 +230,63 @@ def test_steps_are_short_enough_where_variances_are_made(
     far = np.abs(draws[:, 1]) > 2.3
     assert 0.01 < far.mean() < 0.03
 
-    def compiled(_: Any) -> Any:
-        def acceptance(*args: Any) -> np.ndarray:
-            many = args[-1] >= 4
-            return np.where(far & ~many, 1 - rejected, 0.99)
+    def ends(*args: Any) -> tuple[np.ndarray, np.ndarray]:
+        many = args[-1] >= 4
+        accepted = np.where(far & ~many, 1 - rejected, 0.99)
+        return accepted, rng.normal(size=draws.shape)
 
-        return acceptance
+    assert trajectories(draws, ends) == (expected, 1, 0.0)
 
-    problem: Any = SimpleNamespace(compiled=compiled, dtype=jnp.float32)
+
+def trajectories(
+    draws: np.ndarray, ends: Callable[..., tuple[np.ndarray, np.ndarray]]
+) -> tuple[int, int, float]:
+    """The choice of trajectories that end where a function says."""
+    problem: Any = SimpleNamespace(compiled=lambda _: ends, dtype=jnp.float32)
     expansion: Any = None
-    found = _posterior._short_steps(problem, expansion, draws, draws.mean(0), np.eye(2))
-    assert found == (expected, 0.0)
+    return _posterior._trajectories(
+        problem, expansion, draws, draws.mean(0), np.eye(draws.shape[1])
+    )
+
+
+@pytest.mark.parametrize(
+    ("one", "three", "expected"),
+    [
+        ((0.0, 0.7), (0.0, 0.4), 3),  # the slower of two parameters mixes better
+        ((0.0, 0.4), (0.0, 0.7), 1),
+        ((0.0, 0.7), (0.9, 0.0), 1),  # not if the other one becomes slower
+        ((0.1, 0.1), (0.0, 0.0), 1),  # nearly independent already
+    ],
+)
+def test_trajectories_are_as_long_as_the_slowest_square_asks_for(
+    one: tuple[float, float], three: tuple[float, float], expected: int
+) -> None:
+    """Each number is the correlation of the squares of a parameter."""
+    rng = np.random.default_rng(2)
+    draws = rng.normal(size=(20_000, 2))
+    noise = rng.normal(size=draws.shape)
+
+    def ends(*args: Any) -> tuple[np.ndarray, np.ndarray]:
+        # of all steps together, in quarters
+        length = args[-1] * np.asarray(args[-2], float).mean() / TRAJECTORY_LENGTH
+        kept = np.sqrt(one if length < 2 else three)
+        z = kept * draws + np.sqrt(1 - kept**2) * noise
+        return np.ones(len(draws)), z
+
+    quarters = trajectories(draws, ends)[1]
+    assert quarters == expected
+
+
+def test_long_trajectories_that_stick_are_not_used() -> None:
+    rng = np.random.default_rng(3)
+    draws = rng.normal(size=(2000, 1))
+
+    def ends(*args: Any) -> tuple[np.ndarray, np.ndarray]:
+        long = args[-1] > 1
+        stick = long & (np.arange(len(draws)) < 20)
+        return np.where(stick, 0.0, 1.0), draws * (not long)
+
+    assert trajectories(draws, ends) == (1, 1, 0.0)
 
 
 def test_few_rows_are_all_exact_where_representatives_do_not_suffice() -> None:

@@ -17,7 +17,8 @@ from numpyro_minibatch.control_variate._center import not_definite
 from numpyro_minibatch.control_variate._expand import Expansion, log_surrogate
 from numpyro_minibatch.control_variate._problem import Problem, Refused, double
 from numpyro_minibatch.proposal import (
-    STUDENT_DF,
+    HEAVY_DF,
+    JITTER,
     TRAJECTORY_LENGTH,
     ProposalContext,
     Whitening,
@@ -45,6 +46,11 @@ _STUCK = 0.001  # largest share of draws at which it may stick
 # largest mean probability of a rejection, with draws weighted by their share in the
 # variance of the squares
 _LOST = 0.1
+# If squares are less efficient than this after a quarter of a period, trajectories of
+# three quarters are tried, and kept if they are so many times as efficient.
+_SLOW = 0.8
+_LONG = 3
+_FASTER = 1.05
 _FEW_DRAWS = 200  # smallest effective number of draws after resampling
 _STEPS_TO_START = 100  # at most, to the starting point of NUTS
 _NEARLY = 0.1  # gain of the log density below which the steps end
@@ -60,10 +66,9 @@ class SurrogatePosterior(NamedTuple):
     :param draws: draws from it, ``(K, D)``.
     :param gaussian: whether it is normal, up to differences too small for a decision.
     :param rhat: the largest R-hat of its draws; 1 where they are independent.
-    :param num_steps: the number of steps for a quarter of a period of its dynamics; 0
-        if it is normal.
-    :param stuck: the share of its draws from which such trajectories are rarely
-        accepted.
+    :param num_steps: the number of steps of a trajectory; 0 if it is normal.
+    :param quarters: how many quarters of a period such a trajectory is long.
+    :param stuck: the share of its draws from which trajectories are rarely accepted.
     """
 
     expansion: Expansion
@@ -73,6 +78,15 @@ class SurrogatePosterior(NamedTuple):
     gaussian: bool
     rhat: float
     num_steps: int
+    quarters: int
+    stuck: float
+
+
+class _Trajectories(NamedTuple):
+    """The trajectories that suit a surrogate; see :class:`SurrogatePosterior`."""
+
+    num_steps: int
+    quarters: int
     stuck: float
 
 
@@ -118,7 +132,10 @@ def surrogate_posterior(
             values = problem.compiled(_log_densities)(wide, some)
         misfit = np.asarray(values) + 0.5 * np.square(normal[:few]).sum(1)
         if np.std(misfit) < 0.1:
-            return SurrogatePosterior(expansion, center, root, draws, True, 1.0, 0, 0.0)
+            normal_moves = _Trajectories(0, 1, 0.0)
+            return SurrogatePosterior(
+                expansion, center, root, draws, True, 1.0, *normal_moves
+            )
         start = center
     return _sampled(problem, expansion, start + 0.01 * normal[:_CHAINS])
 
@@ -130,11 +147,9 @@ def _sampled(
     cast = expansion.cast(problem.dtype)
     draws, rhat = _by_nuts(problem, cast, starts)
     location, root = _scaled(draws)
-    num_steps, stuck = _short_steps(problem, cast, draws, location, root)
+    moves = _trajectories(problem, cast, draws, location, root)
     draws = draws[np.random.default_rng(32).permutation(len(draws))]
-    return SurrogatePosterior(
-        expansion, location, root, draws, False, rhat, num_steps, stuck
-    )
+    return SurrogatePosterior(expansion, location, root, draws, False, rhat, *moves)
 
 
 def _scaled(draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -412,7 +427,7 @@ def refined(
             return None
         location, root = _scaled(chosen)
     chosen = rng.permutation(chosen)
-    num_steps, stuck = _short_steps(problem, both[1], chosen, location, root)
+    moves = _trajectories(problem, both[1], chosen, location, root)
     return posterior._replace(
         expansion=expansion,
         location=location,
@@ -420,8 +435,7 @@ def refined(
         draws=chosen,
         gaussian=False,
         rhat=rhat,
-        num_steps=num_steps,
-        stuck=stuck,
+        **moves._asdict(),
     )
 
 
@@ -433,11 +447,11 @@ def _heavier(posterior: SurrogatePosterior) -> tuple[np.ndarray, np.ndarray]:
     """
     normal = np.linalg.solve(posterior.root.T, (posterior.draws - posterior.location).T)
     chi_squared = np.random.default_rng(35).chisquare(
-        STUDENT_DF, size=len(posterior.draws)
+        HEAVY_DF, size=len(posterior.draws)
     )
-    white = normal.T * np.sqrt(STUDENT_DF / chi_squared)[:, None]
+    white = normal.T * np.sqrt(HEAVY_DF / chi_squared)[:, None]
     squares = np.square(white).sum(1)
-    logs = -0.5 * (STUDENT_DF + len(normal)) * np.log1p(squares / STUDENT_DF)
+    logs = -0.5 * (HEAVY_DF + len(normal)) * np.log1p(squares / HEAVY_DF)
     return posterior.location + white @ posterior.root, logs
 
 
@@ -451,34 +465,68 @@ def _log_weights(
     return jax.lax.map(one, draws, batch_size=100)
 
 
-def _short_steps(
+def _trajectories(
     problem: Problem,
     expansion: Expansion,
     draws: np.ndarray,
     location: np.ndarray,
     root: np.ndarray,
-) -> tuple[int, float]:
-    """Find steps short enough for the tails, and the share of draws that stick.
+) -> _Trajectories:
+    """Steps short enough for the tails, and trajectories long enough for them.
 
     In a tail, steps that are too long are rejected. The chain is reversible, so it also
     rarely enters such a tail during a run. An acceptance rate of 0.82 can go together
     with a variance that is a tenth too small. So draws count by their weight in the
     error of each parameter's variance.
+
+    A quarter of a period forgets the start where the surrogate is normal. Where scales
+    vary, a trajectory crosses a wide tail in several quarters of the average period.
+    Three quarters rotate normal parameters by a right angle as well. The correlation of
+    successive squares decides. It hardly shows a slow tail, which only a few draws are
+    in, so a small gain is enough.
     """
-    squares = np.square((draws - draws.mean(0)) / draws.std(0)) - 1
+    mean, sd = draws.mean(0), draws.std(0)
+    squares = np.square((draws - mean) / sd) - 1
     weights = np.square(squares) / np.square(squares).sum(0)
-    momenta = np.random.default_rng(33).normal(size=draws.shape)
+    rng = np.random.default_rng(33)
+    momenta = rng.normal(size=draws.shape)
     data = [jnp.asarray(x, problem.dtype) for x in (location, root, draws, momenta)]
-    acceptance = problem.compiled(_acceptance)
+    stretch = 1.0 + JITTER * rng.uniform(-1.0, 1.0, size=len(draws))
+    ends = problem.compiled(_ends_of_trajectories)
+
+    def followed(
+        num_steps: int, quarters: int, stretch: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        length = quarters * TRAJECTORY_LENGTH / num_steps
+        steps = jnp.asarray(length * stretch, problem.dtype)
+        accepted, z = ends(expansion, *data, steps, np.int32(num_steps))
+        return np.asarray(accepted, np.float64), np.asarray(z, np.float64)
+
+    def efficiency(num_steps: int, quarters: int) -> tuple[float, float]:
+        """Of the slowest square, and the share of draws that stick."""
+        accepted, z = followed(num_steps, quarters, stretch)
+        after = np.where(accepted[:, None] > 0, np.square((z - mean) / sd) - 1, 0.0)
+        after = accepted[:, None] * after + (1 - accepted)[:, None] * squares
+        kept = (squares * after).mean(0) / np.square(squares).mean(0)
+        slowest = float(np.clip(kept, 0.0, 1.0).max())
+        return (1 - slowest) / (1 + slowest), float((accepted < _HELD).mean())
+
     for num_steps in _NUM_STEPS:
-        accepted = np.asarray(acceptance(expansion, *data, np.int32(num_steps)), float)
+        accepted, _ = followed(num_steps, 1, np.ones(len(draws)))
         stuck = float((accepted < _HELD).mean())
         if stuck <= _STUCK and ((1 - accepted) @ weights).max() <= _LOST:
             break
-    return num_steps, stuck
+    else:
+        return _Trajectories(num_steps, 1, stuck)
+    short, _ = efficiency(num_steps, 1)
+    if short < _SLOW:
+        long, stuck_of_long = efficiency(_LONG * num_steps, _LONG)
+        if long > _FASTER * short and stuck_of_long <= _STUCK:
+            return _Trajectories(_LONG * num_steps, _LONG, stuck_of_long)
+    return _Trajectories(num_steps, 1, stuck)
 
 
-def _acceptance(
+def _ends_of_trajectories(
     problem: Problem,
     arrays: list[Any],
     expansion: Expansion,
@@ -486,9 +534,10 @@ def _acceptance(
     root: Array,
     draws: Array,
     momenta: Array,
+    steps: Array,
     num_steps: Array,
-) -> Array:
-    """The acceptance probabilities of trajectories from some draws."""
+) -> tuple[Array, Array]:
+    """The acceptance probabilities of trajectories from some draws, and their ends."""
 
     def unread(_: Array) -> Array:
         raise AssertionError("the surrogate has its own gradient")
@@ -500,10 +549,11 @@ def _acceptance(
         log_surrogate=partial(_log_density, problem, arrays, expansion),
     )
 
-    def one(z: Array, momentum: Array) -> Array:
-        step = (TRAJECTORY_LENGTH / num_steps).astype(z.dtype)
-        _, after, logs = follow(z, momentum, step, num_steps, context)
+    def one(z: Array, momentum: Array, step: Array) -> tuple[Array, Array]:
+        z_new, after, logs = follow(z, momentum, step, num_steps, context)
         lost = log_metropolis_ratio(momentum, after, logs)
-        return jnp.exp(jnp.minimum(jnp.nan_to_num(lost, nan=-jnp.inf), 0.0))
+        lost = jnp.minimum(jnp.nan_to_num(lost, nan=-jnp.inf), 0.0)
+        return jnp.exp(lost), z_new
 
-    return jax.lax.map(lambda pair: one(*pair), (draws, momenta), batch_size=100)
+    inputs = draws, momenta, steps
+    return jax.lax.map(lambda x: one(*x), inputs, batch_size=100)

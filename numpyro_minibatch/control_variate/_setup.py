@@ -103,6 +103,7 @@ class Plan(NamedTuple):
     :param scheme: how rows are drawn, bound to the plates.
     :param num_steps: steps of a trajectory on the surrogate; none where its dynamics
         are known in closed form.
+    :param quarters: quarters of a period that such a trajectory is long.
     :param over_relaxed: whether draws of it may be over-relaxed there.
     """
 
@@ -110,6 +111,7 @@ class Plan(NamedTuple):
     form: Form
     scheme: Scheme
     num_steps: int
+    quarters: int
     over_relaxed: bool
 
 
@@ -429,6 +431,7 @@ def _outcome(
         "gaussian": posterior.gaussian,
         "surrogate_rhat": posterior.rhat,
         "surrogate_num_steps": posterior.num_steps,
+        "surrogate_quarters": posterior.quarters,
         "surrogate_stuck": posterior.stuck,
         "over_relaxed": over_relaxed,
         "other_mode": other_mode,
@@ -447,7 +450,14 @@ def _outcome(
         else np.atleast_2d(np.cov(posterior.draws.T))
     )
     return Prepared(
-        Plan(coordinates, pilot.form, pilot.scheme, posterior.num_steps, over_relaxed),
+        Plan(
+            coordinates,
+            pilot.form,
+            pilot.scheme,
+            posterior.num_steps,
+            posterior.quarters,
+            over_relaxed,
+        ),
         surrogate,
         jax.tree.map(lambda x: np.asarray(x, dtype), starts),
         float(radius),

@@ -18,7 +18,8 @@ from numpyro_minibatch.proposal._mixture import mixture
 from numpyro_minibatch.proposal._modes import across_modes
 from numpyro_minibatch.proposal._normals import Modes as Modes
 from numpyro_minibatch.proposal._normals import PriorAtModes as PriorAtModes
-from numpyro_minibatch.proposal._on_surrogate import STUDENT_DF as STUDENT_DF
+from numpyro_minibatch.proposal._on_surrogate import HEAVY_DF as HEAVY_DF
+from numpyro_minibatch.proposal._on_surrogate import JITTER as JITTER
 from numpyro_minibatch.proposal._on_surrogate import (
     TRAJECTORY_LENGTH as TRAJECTORY_LENGTH,
 )
