@@ -301,10 +301,10 @@ class ResidualScan:
         order = np.argsort(rows, kind="stable")
         back = np.argsort(order)
         if not left and self._by_chunks(name, len(rows)):
-            found = self._of_chunks(
+            of_chunks = self._of_chunks(
                 np.asarray(draws, self.dtype), *self._table(name, rows[order])
             )
-            return jax.device_put(found[name][back].T)
+            return jax.device_put(of_chunks[name][back].T)
         indices = self.problem.one_row | {name: np.asarray(rows[order], np.int32)}
         masks = {n: np.ones(len(i), bool) for n, i in indices.items()}
         found = []
@@ -323,14 +323,14 @@ class ResidualScan:
         last one repeats a draw.
         """
         few = max(1, _WIDTH * _DRAWS // max(num_rows, 1))
-        if self._integrals:
+        if self.integrals:
             few = min(few, _DRAWS)
             place = np.arange(-(-len(draws) // few) * few)
             draws = draws[np.minimum(place, len(draws) - 1)]
         return [draws[k : k + few] for k in range(0, len(draws), few)]
 
     @cached_property
-    def _integrals(self) -> bool:
+    def integrals(self) -> bool:
         """Whether rows are integrals."""
         return self.problem.target_of(self.problem.arrays).row_size > 1
 
@@ -340,7 +340,7 @@ class ResidualScan:
         If rows are integrals, a second program takes longer to compile than the first
         one takes to evaluate the remainder of a chunk.
         """
-        return self._integrals and _FEW * num_rows >= self._chunks.widths[name]
+        return self.integrals and _FEW * num_rows >= self._chunks.widths[name]
 
     def _table(
         self, name: str, rows: np.ndarray
