@@ -57,7 +57,9 @@ _OF_EACH_MODE = 64  # draws of each mode that correct it
 _MIN_BATCH = 100  # enough rows for a normal estimate with a known variance
 COARSE = 0.5  # residual above which the surrogate should have exact rows
 _FEW_BLOCKS = 4  # blocks of draws, enough for a clear decision
+_MORE_BLOCKS = (19, 39)  # enough for a closer one, if rows are expensive
 _ALL_ROWS = 2**14  # up to so many rows are all read; of more, a weighted sample
+_ALL_INTEGRALS = 2**12  # the same if rows are integrals
 QUIET = 0.25  # noise of a log ratio that has no effect on decisions
 
 
@@ -82,6 +84,7 @@ class Pilot(NamedTuple):
     :param effective_rows: number of rows that carry the mean square of the residuals.
     :param scores: how much each row matters, by plate.
     :param scan: the passes over the residuals.
+    :param sums: the sums of all residuals so far, and the variances of their errors.
     """
 
     form: Form
@@ -99,6 +102,7 @@ class Pilot(NamedTuple):
     effective_rows: float
     scores: dict[str, np.ndarray]
     scan: Any
+    sums: Any
 
     @classmethod
     def of_every_row(cls, problem: Problem, chosen: Chosen) -> Pilot:
@@ -115,6 +119,7 @@ class Pilot(NamedTuple):
             importance_ess=1.0,
             scores={},
             scan=None,
+            sums=None,
         )
         return cls(**(numbers | values))  # type: ignore[arg-type]
 
@@ -131,10 +136,34 @@ class Pilot(NamedTuple):
             effective_rows=0.0,
         )
 
+    def settled(self, taylor: Taylor, posterior: SurrogatePosterior) -> Pilot:
+        """The same with the residual measured at as many draws as decisions need.
+
+        :param taylor: the control variate.
+        :param posterior: that of the surrogate.
+        """
+        if self.sums is None:
+            return self
+        sums, noise = self.sums
+        spread = _spread(
+            self.scan,
+            self.scores,
+            posterior.draws,
+            sums,
+            taylor.max_residual_sd,
+            noise,
+        )
+        return self._replace(
+            residual_sd=spread.sd,
+            residual_sd_error=spread.error,
+            num_draws=spread.num_draws,
+            sums=None,
+        )
+
     @property
     def report(self) -> dict[str, Any]:
         """All results but the tables, and the noise below which it has no effect."""
-        tables = "scheme", "designs", "scores", "scan"
+        tables = "scheme", "designs", "scores", "scan", "sums"
         measured = {k: v for k, v in self._asdict().items() if k not in tables}
         return {**measured, "quiet_sd": QUIET}
 
@@ -145,6 +174,7 @@ def run_pilot(
     needs: Needs,
     posterior: SurrogatePosterior,
     before: Pilot | None = None,
+    rough: bool = False,
 ) -> Pilot:
     """Measure the residuals of the expansion, and design the batches from them.
 
@@ -153,6 +183,8 @@ def run_pilot(
     :param needs: what the kernel needs.
     :param posterior: that of the surrogate.
     :param before: the results with the polynomials of all rows, if some are exact now.
+    :param rough: whether few draws measure the residual until :meth:`Pilot.settled`,
+        if rows are integrals.
     :raises Refused: the expansion is too coarse, or the precision too low.
     """
     taylor, exact = chosen.taylor, posterior.expansion.exact
@@ -178,9 +210,18 @@ def run_pilot(
         # the surrogate's posterior still uses the second order
         second = ResidualScan(problem, 2, scan.form, scan.expansion).keeping(exact)
         sums, _ = second.sums(held_out)
+    # other rows are cheap
+    rough = rough and scan.integrals and second is scan
     weight = problem.likelihood_weight
     importance = np.exp(weight * (sums - sums.max()))
-    spread = _spread(second, scores, posterior.draws, sums, taylor.max_residual_sd)
+    spread = _spread(
+        second,
+        scores,
+        posterior.draws,
+        sums,
+        taylor.max_residual_sd,
+        rough=rough,
+    )
     found = _choose_sizes(scan, chosen, needs, (scores, order_by), held_out, uniform)
     total = sum(np.square(s).sum() for s in scores.values())
     fourth = sum((np.asarray(s, np.float64) ** 4).sum() for s in scores.values())
@@ -202,6 +243,7 @@ def run_pilot(
         effective_rows=float(total**2 / fourth) if fourth > 0 else 0.0,
         scores=scores,
         scan=scan,
+        sums=(spread.sums, spread.noise) if rough else None,
     )
 
 
@@ -393,7 +435,13 @@ class _Spread(NamedTuple):
 
     sd: float
     error: float
-    num_draws: int
+    sums: np.ndarray
+    noise: np.ndarray
+
+    @property
+    def num_draws(self) -> int:
+        """The number of draws that were used."""
+        return len(self.sums)
 
 
 def _spread(
@@ -402,6 +450,8 @@ def _spread(
     draws: np.ndarray,
     sums: np.ndarray,
     limit: float,
+    noise: np.ndarray | None = None,
+    rough: bool = False,
 ) -> _Spread:
     """Measure how far the surrogate is from the target, with as few draws as needed.
 
@@ -410,20 +460,26 @@ def _spread(
     evaluated exactly, and the user's. If the estimate from 160 draws is not within a
     factor of two of either limit, it is final. Otherwise all 2,000 draws are used. A
     standard error is then 3.4% if the kurtosis of the sum is 10: a decision is wrong
-    with probability 0.0015 where the true value is 10% from the limit.
+    with probability 0.0015 where the true value is 10% from the limit. If rows are
+    integrals, 640 and 1,280 draws are tried first by the same rule.
 
     :param scan: passes over the residuals of second order.
     :param scores: how much each row matters.
     :param draws: draws of the surrogate's posterior, ``(K, D)``.
-    :param sums: the sums at the held-out draws.
+    :param sums: the sums at the held-out draws and at the first of the others.
     :param limit: the largest standard deviation that is accepted.
+    :param noise: the variances of their errors; ``None`` for zeros.
+    :param rough: whether 160 draws are final.
     """
     weight = scan.problem.likelihood_weight
-    held_out = slice(SCORING, SCORING + len(sums))
+    held_out = slice(SCORING, SCORING + HELD_OUT)
     rest = np.delete(draws, np.r_[:SCORING, held_out], axis=0)
     few = _Estimated(scan, scores)
-    sums, noise, used = sums.astype(float), np.zeros(len(sums)), 0
-    for until in (_FEW_BLOCKS, len(rest) // HELD_OUT):
+    sums, used = sums.astype(float), len(sums) - min(len(sums), HELD_OUT)
+    noise = np.zeros(len(sums)) if noise is None else noise
+    more = _MORE_BLOCKS if scan.integrals else ()
+    further = () if rough else (*more, len(rest) // HELD_OUT)
+    for until in (_FEW_BLOCKS, *further):
         sd, error = _sd_of(weight * sums, weight**2 * noise)
         if 4 * sd <= COARSE or not np.isfinite(sd):
             break
@@ -436,7 +492,7 @@ def _spread(
             sums, noise = np.append(sums, found), np.append(noise, variance)
             used += HELD_OUT
     sd, error = _sd_of(weight * sums, weight**2 * noise)
-    return _Spread(sd, error, len(sums))
+    return _Spread(sd, error, sums, noise)
 
 
 def _sd_of(sums: np.ndarray, noise: np.ndarray) -> tuple[float, float]:
@@ -464,17 +520,18 @@ class _Estimated:
         self.scan, self.rows = scan, None
         sizes = scan.problem.plates
         number = sum(sizes.values())
-        if number <= _ALL_ROWS:
+        few = _ALL_INTEGRALS if scan.integrals else _ALL_ROWS
+        if number <= few:
             return
         whole = np.concatenate([scores[name] for name in sizes]).astype(float)
         share = 0.9 * whole / max(whole.sum(), 1e-300) + 0.1 / number
         share /= share.sum()
         rng = np.random.default_rng(35)
-        chosen = np.sort(rng.choice(number, _ALL_ROWS, p=share))
+        chosen = np.sort(rng.choice(number, few, p=share))
         starts = np.cumsum([0, *sizes.values()])
         plate = np.searchsorted(starts, chosen, side="right") - 1
         self.rows = Rows(plate, chosen - starts[plate])
-        self.weights = 1 / (_ALL_ROWS * share[chosen])
+        self.weights = 1 / (few * share[chosen])
 
     def sums(self, draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The sums at some draws, and the variances of their errors."""

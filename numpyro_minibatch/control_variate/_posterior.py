@@ -54,6 +54,7 @@ _FASTER = 1.05
 _FEW_DRAWS = 200  # smallest effective number of draws after resampling
 _STEPS_TO_START = 100  # at most, to the starting point of NUTS
 _NEARLY = 0.1  # gain of the log density below which the steps end
+_BLOCK = 64  # draws at which a program evaluates the surrogate
 _JUDGING = 56  # draws that judge whether the posterior is normal
 
 
@@ -364,8 +365,15 @@ def log_surrogate_at(
     :param expansion: the expansion of the surrogate.
     :param draws: positions, ``(K, D)``.
     """
-    at = jnp.asarray(draws, problem.dtype)
-    return np.asarray(problem.compiled(_log_densities)(expansion, at), float)
+    program = problem.compiled(_log_densities)
+    # in blocks of one size, so that the exact rows are compiled once
+    place = np.arange(-(-len(draws) // _BLOCK) * _BLOCK)
+    at = np.asarray(draws, problem.dtype)[np.minimum(place, len(draws) - 1)]
+    parts = [
+        np.asarray(program(expansion, jax.device_put(at[k : k + _BLOCK])), float)
+        for k in range(0, len(at), _BLOCK)
+    ]
+    return np.concatenate(parts)[: len(draws)]
 
 
 def rounding_error(problem: Problem, expansion: Expansion, draws: np.ndarray) -> float:
@@ -378,13 +386,11 @@ def rounding_error(problem: Problem, expansion: Expansion, draws: np.ndarray) ->
     if problem.dtype == jnp.float64:
         return 0.0
 
-    def values(dtype: Any) -> np.ndarray:
-        at, cast = jnp.asarray(draws, dtype), expansion.cast(dtype)
-        return np.asarray(problem.compiled(_log_densities)(cast, at), float)
-
     with double():
-        right = values(jnp.float64)
-    return float((values(problem.dtype) - right).std(ddof=1))
+        at, wide = jnp.asarray(draws, jnp.float64), expansion.cast(jnp.float64)
+        right = np.asarray(problem.compiled(_log_densities)(wide, at))
+    found = log_surrogate_at(problem, expansion.cast(problem.dtype), draws)
+    return float((found - right).std(ddof=1))
 
 
 def refined(
@@ -408,7 +414,7 @@ def refined(
     location, root = posterior.location, posterior.root
     if posterior.gaussian:
         pool, log_proposal = _heavier(posterior)
-        logs = log_surrogate_at(problem, expansion, pool) - log_proposal
+        logs = log_surrogate_at(problem, both[1], pool) - log_proposal
     else:
         pool = posterior.draws
         draws = jnp.asarray(pool, problem.dtype)

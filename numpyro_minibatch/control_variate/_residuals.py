@@ -36,6 +36,8 @@ _DRAWS = 32
 _MOST_KEPT = 2**25  # largest number of residuals (rows times draws) kept in memory
 _KEPT = 2  # sets of draws: one scores the rows, the other judges the design
 _GRAM = 16 * _WIDTH  # about as many rows show the directions of the residuals
+_CHUNKS = 8  # of the program, on each device
+_FEW = 8  # a share of a chunk so small has a program of its own
 
 
 class Rows(NamedTuple):
@@ -58,12 +60,6 @@ class Rows(NamedTuple):
             name: ExactRows.alone(np.sort(self.row[self.plate == k]), size)
             for k, (name, size) in enumerate(sizes.items())
         }
-
-
-def _parts(draws: Array, num_rows: int) -> list[Array]:
-    """The draws in parts, which are smaller if there are many rows."""
-    few = max(1, _WIDTH * _DRAWS // max(num_rows, 1))
-    return [draws[k : k + few] for k in range(0, len(draws), few)]
 
 
 def _scatter(centred: np.ndarray) -> np.ndarray:
@@ -140,8 +136,8 @@ class ResidualScan:
 
         :param dim: the dimension of a position.
         """
-        numbers = self._blocks(_DRAWS)[0]
-        self._program.ahead(*self._arguments(np.zeros((_DRAWS, dim)), numbers))
+        read = self._read(self._blocks(_DRAWS)[0][: self._at_once])
+        self._program.ahead(*self._arguments(np.zeros((_DRAWS, dim)), *read))
 
     @property
     def _program(self) -> Program:
@@ -166,9 +162,70 @@ class ResidualScan:
         each = min(number, max(1, _MOST_KEPT // of_chunk))
         return [np.arange(k, k + each, dtype=np.int32) for k in range(0, number, each)]
 
-    def _arguments(self, draws: np.ndarray, numbers: np.ndarray) -> tuple[Any, ...]:
+    @property
+    def _at_once(self) -> int:
+        """The number of chunks that a call of the program evaluates."""
+        return min(self._chunks.number, _CHUNKS * self._devices)
+
+    def _arguments(
+        self,
+        draws: np.ndarray,
+        rows: Mapping[str, np.ndarray],
+        masks: Mapping[str, np.ndarray],
+    ) -> tuple[Any, ...]:
         at = jax.device_put(np.asarray(draws, self.dtype))
-        return self.expansion, at, jax.device_put(numbers)
+        return self.expansion, at, jax.device_put(dict(rows)), jax.device_put(masks)
+
+    def _read(
+        self, numbers: np.ndarray
+    ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """The rows of some chunks, ``(n, width)`` by plate, and which of them exist."""
+        rows, masks = {}, {}
+        for name, width in self._chunks.widths.items():
+            place = numbers[:, None] * width + np.arange(width)
+            size = self.problem.plates[name]
+            rows[name] = np.minimum(place, size - 1).astype(np.int32)
+            masks[name] = place < size
+        return rows, masks
+
+    def _of_chunks(
+        self,
+        draws: np.ndarray,
+        rows: Mapping[str, np.ndarray],
+        masks: Mapping[str, np.ndarray],
+    ) -> dict[str, np.ndarray]:
+        """The residuals of chunks of rows, ``(n * width, K)`` by plate.
+
+        The program takes a fixed number of draws and of chunks. Those that are missing
+        repeat others; chunks without a row are not evaluated.
+
+        :param draws: flat positions, ``(K, D)``, in working precision.
+        :param rows: the rows, ``(n, width)`` by plate.
+        :param masks: which of them are read; others are zero.
+        """
+        number, each = len(next(iter(rows.values()))), self._at_once
+        by_draws = []
+        for first in range(0, len(draws), _DRAWS):
+            some = draws[first : first + _DRAWS]
+            padded = some[np.minimum(np.arange(_DRAWS), len(some) - 1)]
+            parts = []
+            for left in range(0, number, each):
+                place = np.arange(left, left + each)
+                own = np.minimum(place, number - 1)
+                exist = (place < number)[:, None]
+                read = {n: r[own] for n, r in rows.items()}
+                kept = {n: m[own] & exist for n, m in masks.items()}
+                parts.append(self._program(*self._arguments(padded, read, kept)))
+            by_draws.append(
+                {
+                    n: np.concatenate([np.asarray(x[n])[:, : len(some)] for x in parts])
+                    for n in rows
+                }
+            )
+        return {
+            n: np.hstack([x[n] for x in by_draws])[: number * len(r[0])]
+            for n, r in rows.items()
+        }
 
     def _evaluated(
         self, draws: np.ndarray, numbers: np.ndarray
@@ -181,16 +238,7 @@ class ResidualScan:
         key = draws.tobytes()
         if key in self._known:
             return self._known[key]
-        parts = []
-        for first in range(0, len(draws), _DRAWS):
-            some = draws[first : first + _DRAWS]
-            # the program takes a fixed number of draws
-            padded = some[np.minimum(np.arange(_DRAWS), len(some) - 1)]
-            found = self._program(*self._arguments(padded, numbers))
-            parts.append({n: np.asarray(r)[:, : len(some)] for n, r in found.items()})
-        rows = parts[0]
-        if len(parts) > 1:
-            rows = {n: np.hstack([part[n] for part in parts]) for n in rows}
+        rows = self._of_chunks(draws, *self._read(numbers))
         if len(numbers) == self._chunks.number and len(self._known) < _KEPT:
             self._known[key] = rows
         return rows
@@ -251,15 +299,63 @@ class ResidualScan:
         rows = np.asarray(rows)
         # in the order of the plate, so that a model need not handle other orders
         order = np.argsort(rows, kind="stable")
+        back = np.argsort(order)
+        if not left and self._by_chunks(name, len(rows)):
+            of_chunks = self._of_chunks(
+                np.asarray(draws, self.dtype), *self._table(name, rows[order])
+            )
+            return jax.device_put(of_chunks[name][back].T)
         indices = self.problem.one_row | {name: np.asarray(rows[order], np.int32)}
         masks = {n: np.ones(len(i), bool) for n, i in indices.items()}
         found = []
         of_some = self.problem.compiled(residuals, self.order, self.form)
-        for part in _parts(jax.device_put(np.asarray(draws, self.dtype)), len(rows)):
+        draws = np.asarray(draws, self.dtype)
+        for part in self._parts(draws, len(rows)):
             kept = self._at(part)[1] if left else {}
-            args = self.expansion, kept, part, indices, masks
-            found.append(of_some(*args)[name])
-        return jnp.concatenate(found)[:, np.argsort(order)]
+            args = self.expansion, kept, jax.device_put(part), indices, masks
+            found.append(np.asarray(of_some(*args)[name]))
+        return jax.device_put(np.concatenate(found)[: len(draws), back])
+
+    def _parts(self, draws: np.ndarray, num_rows: int) -> list[np.ndarray]:
+        """The draws in parts, which are smaller if there are many rows.
+
+        Rows that are integrals compile slowly, so that all parts have one size, and the
+        last one repeats a draw.
+        """
+        few = max(1, _WIDTH * _DRAWS // max(num_rows, 1))
+        if self.integrals:
+            few = min(few, _DRAWS)
+            place = np.arange(-(-len(draws) // few) * few)
+            draws = draws[np.minimum(place, len(draws) - 1)]
+        return [draws[k : k + few] for k in range(0, len(draws), few)]
+
+    @cached_property
+    def integrals(self) -> bool:
+        """Whether rows are integrals."""
+        return self.problem.target_of(self.problem.arrays).row_size > 1
+
+    def _by_chunks(self, name: str, num_rows: int) -> bool:
+        """Whether some rows of a plate are read by the program for all rows.
+
+        If rows are integrals, a second program takes longer to compile than the first
+        one takes to evaluate the remainder of a chunk.
+        """
+        return self.integrals and _FEW * num_rows >= self._chunks.widths[name]
+
+    def _table(
+        self, name: str, rows: np.ndarray
+    ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """Some rows of a plate as chunks, and which entries are these rows."""
+        width = self._chunks.widths[name]
+        number = -(-len(rows) // width)
+        table = {
+            n: np.zeros((number, w), np.int32) for n, w in self._chunks.widths.items()
+        }
+        masks = {n: np.zeros(x.shape, bool) for n, x in table.items()}
+        place = np.arange(number * width).reshape(number, width)
+        table[name][:] = rows[np.minimum(place, len(rows) - 1)]
+        masks[name][:] = place < len(rows)
+        return table, masks
 
     def of_rows(self, draws: np.ndarray, rows: Rows, left: bool = False) -> np.ndarray:
         """The residuals of a few rows, ``(K, number of rows)``.
@@ -458,7 +554,15 @@ def residuals(
         expansion,
         problem.unravel,
     )
-    rows = jax.vmap(lambda flat: evaluate(flat, indices).rows)(draws)
+
+    def of_draw(flat: Array) -> Any:
+        return evaluate(flat, indices).rows
+
+    if problem.target_of(arrays).row_size > 1:
+        # one by one, so that the nodes of all rows stay in the processor's cache
+        rows = jax.lax.map(of_draw, draws)
+    else:
+        rows = jax.vmap(of_draw)(draws)
 
     def left(rows: Any, of_exact: Mapping[str, Array | None]) -> dict[str, Array]:
         return {
@@ -477,15 +581,22 @@ def _every(
     arrays: list[Any],
     expansion: Expansion | Expansions,
     draws: Array,
-    numbers: Array,
+    rows: Mapping[str, Array],
+    masks: Mapping[str, Array],
 ) -> dict[str, Array]:
-    """The residuals of the rows of some chunks, ``(n, K)`` by plate."""
-    chunks = _chunks(problem, arrays)
+    """The residuals of chunks of rows, ``(n * width, K)`` by plate."""
 
-    def of_chunk(_: None, i: Array) -> tuple[None, dict[str, Array]]:
-        read = chunks.at(i)
-        rows = residuals(problem, order, form, arrays, expansion, {}, draws, *read)
-        return None, {n: r.T for n, r in rows.items()}
+    def evaluated(read: Any) -> dict[str, Array]:
+        found = residuals(problem, order, form, arrays, expansion, {}, draws, *read)
+        return {n: r.T for n, r in found.items()}
 
-    _, found = scan_shared(of_chunk, None, numbers)
+    def nothing(read: Any) -> dict[str, Array]:
+        shapes = jax.eval_shape(evaluated, read)
+        return {n: jnp.zeros(x.shape, x.dtype) for n, x in shapes.items()}
+
+    def of_chunk(_: None, read: Any) -> tuple[None, dict[str, Array]]:
+        some = jnp.any(jnp.stack([jnp.any(m) for m in read[1].values()]))
+        return None, jax.lax.cond(some, evaluated, nothing, read)
+
+    _, found = scan_shared(of_chunk, None, (dict(rows), dict(masks)))
     return {n: part.reshape(-1, len(draws)) for n, part in found.items()}

@@ -216,7 +216,9 @@ def _prepared(problem: Problem, chosen: Chosen, needs: Needs) -> Prepared:
         posterior = surrogate_posterior(
             problem, center.expansion, start, center.known_hessian
         )
-        pilot = run_pilot(problem, chosen, needs, posterior)
+        # if representative rows suffice, this residual decides nothing
+        rough = needs.follows and problem.in_own_coordinates and not few
+        pilot = run_pilot(problem, chosen, needs, posterior, rough=rough)
     except NeverFinite:
         raise
     except Refused:
@@ -339,6 +341,9 @@ def _with_rows(
             best = found, run_pilot(problem, chosen, needs, found, pilot), after
             if best[1].residual_sd <= COARSE:
                 return best
+    pilot = pilot.settled(taylor, posterior)
+    if best[0] is posterior:
+        best = posterior, pilot, tails
     found = with_exact_rows(problem, taylor, pilot, posterior)
     if found.expansion.has_every_row:
         return found, pilot.without_residuals(), tails

@@ -283,7 +283,7 @@ def with_representatives(
         return same
     judging = posterior.draws[-_JUDGING:]
     before, _ = pilot.scan.sums(judging)
-    after, _ = pilot.scan.keeping(expansion.exact).sums(judging)
+    after = before - pilot.scan.keeping(expansion.exact).of_surplus(judging)
     if not after.std() <= _WORTH * before.std():
         return same
     if rounding_error(problem, expansion, judging[:IN_DOUBLE]) > FLOAT_ERROR:

@@ -66,7 +66,15 @@ class Place(NamedTuple):
     def at(self, x: Any) -> Array:
         """The points at standardised ``x``, of shape ``(d,)`` or ``rows + (d,)``."""
         x = jnp.asarray(x, self.mode.dtype)
-        return self.mode + jnp.einsum("...ij,...j->...i", self.spread, x)
+        # coordinate by coordinate, with the rows last in memory: programs then read
+        # the coordinates of many rows at once
+        d = self.mode.shape[-1]
+        coordinates = [
+            sum((self.spread[..., i, j] * x[..., j] for j in range(d)), 0.0)
+            + self.mode[..., i]
+            for i in range(d)
+        ]
+        return jnp.moveaxis(jnp.stack(coordinates), 0, -1)
 
 
 @cache
