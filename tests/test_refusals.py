@@ -14,6 +14,7 @@ import pytest
 from numpyro import handlers
 from numpyro.contrib.control_flow import scan
 
+from numpyro_minibatch import marginalize
 from numpyro_minibatch._model.preflight import inspect_model
 
 N = 60
@@ -298,6 +299,28 @@ def test_the_reason_is_the_true_one(name: str, batch_size: Any) -> None:
     message = str(caught.value)
     assert [words for words in says if words not in message] == [], message
     assert len(message) < 700
+
+
+def repeated(y: Any) -> None:
+    scale = numpyro.sample("scale", dist.HalfNormal(1.0))
+    with numpyro.plate("units", len(y), dim=-2):
+        effect = numpyro.sample("effect", dist.Normal(0.0, scale))
+        with numpyro.plate("visits", y.shape[1], dim=-1):
+            numpyro.sample("y", dist.Normal(effect, 1.0), obs=y)
+
+
+@pytest.mark.parametrize("batch_size", [10, None])
+def test_repeated_observations_of_many_units_are_no_rows(batch_size: Any) -> None:
+    y = Y.reshape(-1, 3)
+    says = r'marginalize\(model, sites=\["effect"\]\)'
+    with pytest.raises(ValueError, match=says):
+        inspect_model("MINT", repeated, (y,), {}, batch_size, default=10)
+    model = marginalize(repeated, sites=["effect"])
+    layout, _ = inspect_model("MINT", model, (y,), {}, batch_size, default=10)
+    assert layout.plates == (("units", len(y)),)
+    # many observations of few units are rows, whose latent sites are parameters
+    layout, _ = inspect_model("MINT", repeated, (y.T,), {}, batch_size, default=10)
+    assert layout.plates == (("visits", len(y)),)
 
 
 def test_lists_of_numbers_are_named() -> None:
