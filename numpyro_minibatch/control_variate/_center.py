@@ -15,6 +15,7 @@ from jax.flatten_util import ravel_pytree
 from numpyro_minibatch._internal.progress import stage
 from numpyro_minibatch.control_variate._expand import Expansion
 from numpyro_minibatch.control_variate._problem import (
+    NoCenter,
     Problem,
     Refused,
     double,
@@ -398,7 +399,7 @@ def newton(
             "expansion fits. Sample with AMAGOLD(model), which needs no second "
             "derivatives, or with NUTS."
         )
-    raise Refused(
+    raise NoCenter(
         "the search for the centre of the control variate did not converge "
         f"(Newton decrement {decrement:.2g}). Standardise the data, or pass a centre: "
         "control_variate.taylor2(center={site: unconstrained value})."
