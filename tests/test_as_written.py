@@ -156,6 +156,37 @@ def test_numpy_standardizes_by_all_rows_and_acts_entry_by_entry() -> None:
         np.testing.assert_allclose(found, norm.logpdf(Y, mean)[ROWS], rtol=1e-4)
 
 
+def centred_by_numpy(x: Any, y: Any) -> None:
+    # without an error, NumPy's mean would call the method of the rows of a batch
+    mean, bound = np.mean(x), np.max(np.abs(y))
+    slope = numpyro.sample("slope", dist.Uniform(-bound, bound))
+    numpyro.sample("y", dist.Normal(slope * (x - mean), 1.0), obs=y)
+
+
+def sums_of_rows(x: Any, y: Any) -> None:
+    slope = numpyro.sample("slope", dist.Normal(0.0, 1.0))
+    numpyro.sample("y", dist.Normal(slope * np.sum(x, axis=1), 1.0), obs=y)
+
+
+def test_numpy_reduces_all_rows_even_if_those_of_a_batch_can_be_reduced() -> None:
+    kernel = set_up(centred_by_numpy, X, Y)
+    kernel.init(jax.random.key(0), 0, None, (X, Y), {})
+    found = rows_of(kernel, (X, Y), {"slope": jnp.array(0.0)})
+    np.testing.assert_allclose(found, norm.logpdf(Y)[ROWS], rtol=1e-4)
+    value = {"slope": jnp.array(0.3)}
+    mean = np.abs(Y).max() * (2 / (1 + np.exp(-0.3)) - 1) * (X - X.mean())
+    found = rows_of(kernel, (X, Y), value)
+    np.testing.assert_allclose(found, norm.logpdf(Y, mean)[ROWS], rtol=1e-4)
+
+
+def test_numpy_may_reduce_each_row() -> None:
+    x = np.stack([X, Y], 1)
+    kernel = set_up(sums_of_rows, x, Y)
+    kernel.init(jax.random.key(0), 0, None, (x, Y), {})
+    found = rows_of(kernel, (x, Y), {"slope": jnp.array(0.5)})
+    np.testing.assert_allclose(found, norm.logpdf(Y, 0.5 * (X + Y))[ROWS], rtol=1e-4)
+
+
 def test_kernels_on_data_with_other_values_are_not_equal() -> None:
     kernels = [AMAGOLD(standardized, step_size=1e-2, batch_size=8) for _ in range(3)]
     for kernel, x in zip(kernels, (X, X.copy(), X + 1.0), strict=True):

@@ -1146,14 +1146,14 @@ DATA = [
         "a list",
         lambda: run(regression, X, Y.tolist()),
         TypeError,
-        "args[1] of type list",
+        "y of type list",
         "numpy.asarray",
     ),
     refuse(
         "words",
         lambda: run(regression, X.astype(str), Y),
         TypeError,
-        "args[0] of dtype <U32",
+        "X of dtype <U32",
         "arrays of numbers",
     ),
     refuse(

@@ -207,6 +207,37 @@ def test_rows_that_depend_on_their_batch_are_refused(name: str) -> None:
     assert len(message) < 700
 
 
+def centred(x: Any) -> Any:
+    return x - x.mean()
+
+
+def imputed(x: Any) -> Any:
+    return jnp.where(jnp.isnan(x), jnp.nanmean(x), x)
+
+
+@pytest.mark.parametrize(
+    ("change", "value"), [(centred, 1.0), (imputed, np.nan)], ids=["centred", "imputed"]
+)
+@pytest.mark.parametrize("as_row", [False, True])
+def test_dependence_by_few_unusual_rows_is_seen(
+    change: Callable, value: float, as_row: bool
+) -> None:
+    size = 20_000
+    x = np.zeros((size, 3), np.float32)
+    x[:, 0] = RNG.normal(size=size) if change is imputed else 0.0
+    x[[577, 6011, 19_000], 0] = value
+    y = RNG.normal(size=size).astype(np.float32)
+
+    def model(x: Any, y: Any) -> None:
+        b = slope()
+        with numpyro.plate("data", size, 10) as idx:
+            rows = x[:, idx].T if as_row else x[idx]
+            numpyro.sample("obs", dist.Normal(b * change(rows[:, 0]), 1.0), obs=y[idx])
+
+    with pytest.raises(ValueError, match="statistic of the batch"):
+        check(model, x.T if as_row else x, y)
+
+
 @pytest.mark.parametrize("kernel", [MINT, SGHMC])
 def test_kernels_refuse_them_in_init(kernel: Any) -> None:
     own = {"temperature": 10.0} if kernel is MINT else {"step_size": 0.01}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -338,6 +339,62 @@ def test_correlated_normal_variables_are_exact() -> None:
     total = design @ covariance @ design.mT + 0.49 * jnp.eye(4)
     expected = dist.MultivariateNormal(mean, total).log_prob(y)
     np.testing.assert_allclose(found, expected, rtol=1e-4)
+
+
+def test_events_of_discrete_numbers_are_summed_over_their_joint_values() -> None:
+    design = np.array([[1, 0, 0], [1, 1, 0], [0, 1, 1], [0, 0, 1], [1, 1, 1]])
+    y = np.random.default_rng(3).integers(0, 2, (40, 5))
+
+    def model(y: Any) -> None:
+        skill = numpyro.sample("skill", dist.Beta(1.0, 1.0).expand([3]).to_event(1))
+        slip = numpyro.sample("slip", dist.Beta(1.0, 4.0))
+        with numpyro.plate("pupils", len(y)):
+            has = numpyro.sample("has", dist.Bernoulli(skill).to_event(1))
+            able = jnp.all(has[:, None, :] >= design, -1)
+            p = jnp.where(able, 1.0 - slip, slip)
+            numpyro.sample("y", dist.Bernoulli(p).to_event(1), obs=y)
+
+    skill, slip = np.array([0.3, 0.6, 0.8]), 0.15
+    total = np.zeros(len(y))
+    for has in itertools.product((0, 1), repeat=3):
+        p = np.where((np.array(has) >= design).all(-1), 1.0 - slip, slip)
+        weight = np.where(has, skill, 1.0 - skill).prod()
+        total += weight * np.where(y, p, 1.0 - p).prod(-1)
+    values = {"skill": jnp.array(skill), "slip": jnp.array(slip)}
+    found = log_rows(marginalize(model), values, y)
+    np.testing.assert_allclose(found, np.log(total), rtol=1e-5)
+    kernel = MinibatchMH(model, control_variate="taylor2")
+    kernel._setup((y,), {})
+    assert kernel.settings["marginalized"] == ["has"]
+
+
+def test_too_many_joint_values_of_an_event_are_counted() -> None:
+    def model(y: Any) -> None:
+        p = numpyro.sample("p", dist.Beta(1.0, 1.0))
+        with numpyro.plate("rows", len(y)):
+            on = dist.Bernoulli(p).expand([len(y), 40]).to_event(1)
+            numpyro.sample("y", dist.Normal(numpyro.sample("on", on).sum(-1)), obs=y)
+
+    with pytest.raises(ValueError, match="1099511627776 joint states"):
+        log_rows(marginalize(model), {"p": jnp.array(0.5)}, np.zeros(3))
+
+
+def test_bounds_of_a_latent_variable_may_be_parameters() -> None:
+    k = np.arange(11)
+
+    def model(k: Any) -> None:
+        low = numpyro.sample("low", dist.Uniform(0.0, 0.5))
+        high = numpyro.sample("high", dist.Uniform(0.5, 1.0))
+        with numpyro.plate("rows", len(k)):
+            p = numpyro.sample("p", dist.Uniform(low, high))
+            numpyro.sample("k", dist.Binomial(10, p), obs=k)
+
+    grid = np.linspace(0.2, 0.9, 20_001)
+    grid = (grid[1:] + grid[:-1]) / 2
+    exact = scipy.stats.binom.logpmf(k[:, None], 10, grid)
+    values = {"low": jnp.array(0.2), "high": jnp.array(0.9)}
+    found = log_rows(marginalize(model, num_nodes=45), values, k)
+    np.testing.assert_allclose(found, np.log(np.exp(exact).mean(1)), atol=1e-3)
 
 
 def test_far_modes_are_found() -> None:

@@ -34,6 +34,7 @@ from numpyro_minibatch.inference_data import (
     get_group,
     to_inference_data,
 )
+from numpyro_minibatch.kernels._shared import survey
 from numpyro_minibatch.marginal import quadrature_error
 
 rng = np.random.default_rng(5)
@@ -633,3 +634,32 @@ def effective(x: np.ndarray) -> np.ndarray:
     """The effective sample size of each column of one chain."""
     found = effective_sample_size(x.reshape(1, len(x), -1))
     return np.minimum(found, len(x)).reshape(x.shape[1:])
+
+
+@pytest.mark.parametrize("num_nodes", [None, 11])
+def test_a_search_that_does_not_converge_is_repeated_with_more_nodes(
+    monkeypatch: Any, num_nodes: int | None
+) -> None:
+    """As by the inefficiencies of a stochastic frontier, half-normal ones."""
+
+    def model(y: Any) -> None:
+        scale = numpyro.sample("scale", dist.HalfNormal(1.0))
+        with numpyro.plate("firms", len(y)):
+            u = numpyro.sample("u", dist.HalfNormal(scale))
+            numpyro.sample("y", dist.Normal(-u, 0.3), obs=y)
+
+    tried = []
+
+    def surveyed(kernel: Any, *_: Any) -> Any:
+        tried.append(kernel._sampled_model.num_nodes)
+        if tried[-1] == num_nodes:
+            raise survey.NoCenter("no mode")
+        raise StopIteration
+
+    monkeypatch.setattr(survey, "_surveyed", surveyed)
+    marginal = marginalize(model, num_nodes=num_nodes)
+    kernel = MinibatchMH(marginal, control_variate="taylor2")
+    y = -np.abs(np.random.default_rng(0).normal(size=50))
+    with pytest.raises(survey.NoCenter if num_nodes else StopIteration):
+        kernel.init(jax.random.key(0), 10, None, (y,), {})
+    assert tried == ([11] if num_nodes else [None, 45])

@@ -4,8 +4,10 @@ its own names, and before anything compiles."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -14,6 +16,7 @@ import pytest
 from numpyro import handlers
 from numpyro.contrib.control_flow import scan
 
+from numpyro_minibatch import marginalize
 from numpyro_minibatch._model.preflight import inspect_model
 
 N = 60
@@ -300,6 +303,28 @@ def test_the_reason_is_the_true_one(name: str, batch_size: Any) -> None:
     assert len(message) < 700
 
 
+def repeated(y: Any) -> None:
+    scale = numpyro.sample("scale", dist.HalfNormal(1.0))
+    with numpyro.plate("units", len(y), dim=-2):
+        effect = numpyro.sample("effect", dist.Normal(0.0, scale))
+        with numpyro.plate("visits", y.shape[1], dim=-1):
+            numpyro.sample("y", dist.Normal(effect, 1.0), obs=y)
+
+
+@pytest.mark.parametrize("batch_size", [10, None])
+def test_repeated_observations_of_many_units_are_no_rows(batch_size: Any) -> None:
+    y = Y.reshape(-1, 3)
+    says = r'marginalize\(model, sites=\["effect"\]\)'
+    with pytest.raises(ValueError, match=says):
+        inspect_model("MINT", repeated, (y,), {}, batch_size, default=10)
+    model = marginalize(repeated, sites=["effect"])
+    layout, _ = inspect_model("MINT", model, (y,), {}, batch_size, default=10)
+    assert layout.plates == (("units", len(y)),)
+    # many observations of few units are rows, whose latent sites are parameters
+    layout, _ = inspect_model("MINT", repeated, (y.T,), {}, batch_size, default=10)
+    assert layout.plates == (("visits", len(y)),)
+
+
 def test_lists_of_numbers_are_named() -> None:
     def model(x: Any, y: Any) -> None:
         numpyro.sample("score", dist.Normal(level() * jnp.array(x), 1.0), obs=y)
@@ -308,6 +333,44 @@ def test_lists_of_numbers_are_named() -> None:
     with pytest.raises(ValueError, match="x is a list of 60 numbers"):
         inspect_model("MINT", model, (x, Y), {}, 10)
     layout, _ = inspect_model("MINT", model, (np.asarray(x), Y), {}, 10)
+    assert layout.plates == (("data", N),)
+
+
+def test_text_is_named_and_its_codes_run() -> None:
+    def model(group: Any, y: Any) -> None:
+        names, codes = np.unique(group, return_inverse=True)
+        with numpyro.plate("groups", len(names)):
+            a = numpyro.sample("a", dist.Normal(0.0, 1.0))
+        with numpyro.plate("data", len(y)):
+            numpyro.sample("y", dist.Normal(a[codes], 1.0), obs=y)
+
+    def advised(codes: Any, number: int, y: Any) -> None:
+        with numpyro.plate("groups", number):
+            a = numpyro.sample("a", dist.Normal(0.0, 1.0))
+        with numpyro.plate("data", len(y)):
+            numpyro.sample("y", dist.Normal(a[codes], 1.0), obs=y)
+
+    group = np.array(["a", "b", "c"])[RNG.integers(0, 3, N)]
+    says = r"group has dtype <U1: .*numpy.unique\(group, return_inverse=True\)"
+    with pytest.raises(ValueError, match=says):
+        inspect_model("MINT", model, (group, Y), {}, 10)
+    names, codes = np.unique(group, return_inverse=True)
+    layout, _ = inspect_model("MINT", advised, (codes, len(names), Y), {}, 10)
+    assert layout.plates == (("data", N),)
+
+
+def test_objects_that_hold_arrays_are_named_and_run_if_registered() -> None:
+    @dataclass
+    class Survey:
+        y: Any
+
+    def model(survey: Any) -> None:
+        numpyro.sample("score", dist.Normal(level(), 1.0), obs=survey.y)
+
+    with pytest.raises(ValueError, match=r"survey is a Survey: .*_dataclass\(Survey\)"):
+        inspect_model("MINT", model, (Survey(Y),), {}, 10)
+    jax.tree_util.register_dataclass(Survey, data_fields=["y"], meta_fields=[])
+    layout, _ = inspect_model("MINT", model, (Survey(Y),), {}, 10)
     assert layout.plates == (("data", N),)
 
 

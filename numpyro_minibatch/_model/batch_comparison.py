@@ -16,7 +16,12 @@ from numpyro_minibatch._internal.precision import double, is_double
 from numpyro_minibatch._model.layout import Layout
 from numpyro_minibatch._model.rowwise import trace_rows
 from numpyro_minibatch._model.rowwise_rules import PLAIN, SAME, Fact, rows_of_plate
-from numpyro_minibatch.target import ModelTarget, Target, without_integrals
+from numpyro_minibatch.target import (
+    ModelTarget,
+    Target,
+    flatten_arguments,
+    without_integrals,
+)
 
 __all__ = [
     "DIFFERS",
@@ -25,14 +30,16 @@ __all__ = [
     "Difference",
     "draw_batches",
     "draw_positions",
+    "unusual_rows",
 ]
 
-_POOL = 24  # rows of each plate that are compared
+_POOL = 24  # rows of each plate that are compared, besides unusual ones
+_MOST_UNUSUAL = 24  # rows of each plate that are compared for their unusual data
+_MOST_READ = 10_000_000  # numbers of the data in which unusual rows are sought
 # Rows of a batch. Large and small ones differ in all that is a function of their rows
 # or of their number, and nothing is closer to a row alone than a pair: a single row
 # would do, were there no models that drop an axis of length one.
 _LARGE, _SMALL = 16, 2
-_SETS = 4, _POOL // 2  # sets of rows of either size, each of them in two orders
 _SMALL_OF_PROOF = 5  # rows of the smaller batch of a proof: not a factor of the larger
 _RADII = (2.0, 0.5, 0.05)  # positions are uniform within these, as NumPyro's starts
 # relative differences between batches: rounding stays below the first, or below the
@@ -54,30 +61,98 @@ class Batches(NamedTuple):
     indices: dict[str, np.ndarray]
 
 
-def draw_batches(plates: Mapping[str, int], rng: Any) -> tuple[Batches, Batches]:
-    """Random batches of two sizes, the first rows of some of them neighbours."""
+def draw_batches(
+    plates: Mapping[str, int],
+    rng: Any,
+    unusual: Mapping[str, np.ndarray] | None = None,
+) -> tuple[Batches, Batches]:
+    """Random batches of two sizes, the first rows of some of them neighbours.
+
+    :param plates: the numbers of rows.
+    :param rng: draws the batches.
+    :param unusual: by plate, rows that must be among them.
+    """
     both: list[dict[str, np.ndarray]] = [{}, {}]
+    sizes = {name: _POOL + len(rows) for name, rows in (unusual or {}).items()}
+    pool_size = max(sizes.values(), default=_POOL)
+    # Sets of rows of either size, each of them in two orders. All plates have as many.
+    # Every row is in two of them, so that other rows can be told from another number.
+    sets_of_each = [1 + 2 * -(-pool_size // width) for width in (_LARGE, _SMALL)]
     for name, size in plates.items():
         large = min(_LARGE, size)
         small = max(1, min(_SMALL, large - 1))
         start = int(rng.integers(size - large + 1))
         run = np.arange(start, start + large)
         others = rng.choice(size, min(4 * _POOL, size), replace=False)
-        pool = np.concatenate([run, np.setdiff1d(others, run)])[:_POOL]
-        for found, width, count in zip(both, (large, small), _SETS, strict=True):
+        first = np.concatenate([run, (unusual or {}).get(name, run[:0])])
+        pool = np.concatenate([first, rng.permutation(np.setdiff1d(others, first))])
+        pool = _distinct(pool)[:pool_size]
+        for found, width, count in zip(both, (large, small), sets_of_each, strict=True):
             sets = [run[:width], *_random_sets(pool, width, count - 1, rng)]
             orders = [x for rows in sets for x in (rows, _reordered(rows, rng))]
             found[name] = np.stack(orders).astype(np.int32)
     return Batches(both[0]), Batches(both[1])
 
 
+def _distinct(rows: np.ndarray) -> np.ndarray:
+    """Rows without repetitions, each where it comes first."""
+    return rows[np.sort(np.unique(rows, return_index=True)[1])]
+
+
+def unusual_rows(
+    arrays: list[Any], plates: Mapping[str, int], rng: Any
+) -> dict[str, np.ndarray]:
+    """Rows in which some column of the data is smallest, largest or missing.
+
+    A model that subtracts the mean of a column, or replaces its missing values by it,
+    gives the same numbers in all batches in which the column is constant. A column that
+    is nonzero in a few rows is so in most batches.
+
+    :param arrays: the data, without those whose values are not known.
+    :param plates: the numbers of rows.
+    :param rng: chooses columns if there are many.
+    """
+    found = {}
+    for name, size in plates.items():
+        sizes = [x.size for x in arrays if size in np.shape(x) and size > 1]
+        # of more data than can be looked through quickly, some rows
+        read = max(1, int(size * min(1.0, _MOST_READ / max(sum(sizes), 1))))
+        some = slice(None) if read == size else np.sort(rng.choice(size, read, False))
+        rows = [
+            _extremes(np.moveaxis(np.asarray(x), x.shape.index(size), 0)[some])
+            for x in arrays
+            if size in np.shape(x) and size > 1
+        ]
+        numbers = np.concatenate(rows) if rows else np.zeros(0, int)
+        numbers = numbers if read == size else np.asarray(some)[numbers]
+        found[name] = rng.permutation(np.unique(numbers))[:_MOST_UNUSUAL]
+    return found
+
+
+def _extremes(x: np.ndarray) -> np.ndarray:
+    """For every column, the rows of its extremes and a row in which it is missing."""
+    columns = x.reshape(len(x), -1)
+    if x.dtype.kind == "f":
+        missing = np.isnan(columns)
+        low, high = (np.where(missing, fill, columns) for fill in (np.inf, -np.inf))
+        ends = [low.argmin(0), high.argmax(0), missing.argmax(0)[missing.any(0)]]
+    elif x.dtype.kind in "biu":
+        ends = [columns.argmin(0), columns.argmax(0)]
+    else:
+        return np.zeros(0, int)
+    return np.concatenate(ends)
+
+
 def _random_sets(
     pool: np.ndarray, width: int, count: int, rng: Any
 ) -> list[np.ndarray]:
     """Sets of distinct rows: every row is in one of them before any is in two."""
-    each = len(pool) // width
-    shuffled = (rng.permutation(pool) for _ in range(-(-count // each)))
-    sets = [x[k * width : (k + 1) * width] for x in shuffled for k in range(each)]
+    sets: list[np.ndarray] = []
+    while len(sets) < count:
+        shuffled = rng.permutation(pool)
+        # the last set is filled with rows of the first one
+        filled = np.concatenate([shuffled, shuffled[: -len(pool) % width]])
+        sets += list(filled.reshape(-1, width))
     return sets[:count]
 
 
@@ -187,6 +262,20 @@ class Comparison:
             and a.aval.shape == b.aval.shape
             for a, b, fact in list(outputs)[len(rows) :]
         )
+
+    def data(self) -> list[Any]:
+        """The arrays of the data whose values are known, also those of a partial."""
+        target = self.target_of(self.arrays)
+        arguments: Any = self.arrays
+        if isinstance(target, ModelTarget):
+            arguments = target.args, dict(target.kwargs)
+        return [
+            x
+            for x in flatten_arguments(arguments)[0]
+            if isinstance(x, np.ndarray | jax.Array)
+            and not isinstance(x, jax.core.Tracer)
+            and not jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+        ]
 
     @property
     def position(self) -> Any:

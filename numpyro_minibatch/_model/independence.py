@@ -27,6 +27,7 @@ from numpyro_minibatch._model.batch_comparison import (
     Comparison,
     draw_batches,
     draw_positions,
+    unusual_rows,
 )
 from numpyro_minibatch._model.content import known_content
 from numpyro_minibatch._model.dependence_errors import message_of
@@ -90,6 +91,9 @@ def check_rows(
         leaves = [*arrays, *jax.tree.leaves(init)]
         if any(isinstance(x, jax.core.Tracer) for x in leaves):
             return
+        plates, data = dict(layout.plates), comparison.data()
+        unusual = _untraced(partial(unusual_rows, data, plates, rng))
+        comparison.batches = draw_batches(plates, rng, unusual)
         found = _untraced(comparison.difference)
         if found is not None:
             message = _untraced(partial(message_of, who, comparison, found))

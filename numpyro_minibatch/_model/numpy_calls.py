@@ -87,6 +87,8 @@ class ReadsValues:
         :param kwargs: its keyword arguments.
         :return: ``None`` if it reads none, or does not run with them.
         """
+        if reading(model, _with_all_rows) is model:  # it calls nothing of NumPy
+            return None
         leaves, treedef = flatten_arguments((args, dict(kwargs)))
         known = {
             number: np.asarray(leaf)
@@ -122,6 +124,11 @@ class ReadsValues:
             for number, x in self.values.items()
         }
         return _run(in_this_precision(self._fn), known, args, kwargs)
+
+    @property
+    def reads(self) -> bool:
+        """Whether NumPy computes numbers of all rows, and not only entry by entry."""
+        return any(x is not None for x in self.values.values())
 
     @functools.cached_property
     def _fn(self) -> Callable:

@@ -159,11 +159,7 @@ def _why_no_rows(sites: list[Site], plates: Mapping[str, tuple[Any, ...]]) -> st
     """The reason why nothing in a model can be subsampled, and a remedy."""
     observed = [s for s in sites if s.type == "sample" and s.observed]
     for name in sorted(plates, key=lambda name: -plates[name][0]):
-        local = [
-            s
-            for s in sites
-            if s.type == "sample" and not s.observed and s.inside({name})
-        ]
+        local = _latent_in(name, sites)
         if local and any(s.inside({name}) for s in observed):
             why = _local_latent(local, name, sites)
             return f"Plate {name!r} has observations, but {why}"
@@ -255,13 +251,24 @@ def _inside_scan(who: str, plate: str, discrete: str = "") -> str:
 
 
 def candidates(sites: list[Site], plates: Mapping[str, Any]) -> list[str]:
-    """Plates that hold observations and no latent site; of nested ones the largest."""
+    """Plates that hold observations and no latent site; of nested ones the largest.
+
+    The repeated observations of many units are no rows if the units have latent sites:
+    ``marginalize`` makes the units rows. It is named by the error if no plate is left.
+    """
     found = _holding_data(sites, plates)
     observed = [s for s in sites if s.type == "sample" and s.observed]
+    units = [
+        name
+        for name in plates
+        if name not in found
+        and any(s.inside({name}) for s in observed)
+        and not _beyond_marginalize(_latent_in(name, sites))
+    ]
 
     def is_inner(name: str) -> bool:
         """Whether all that it holds is in a larger plate, too."""
-        held = [s.inside(found) for s in observed if s.inside({name})]
+        held = [s.inside([*found, *units]) for s in observed if s.inside({name})]
         return all(
             any(
                 _size(plates[f.name]) > _size(plates[name])
@@ -274,6 +281,12 @@ def candidates(sites: list[Site], plates: Mapping[str, Any]) -> list[str]:
     return [name for name in found if not is_inner(name)]
 
 
+def _latent_in(plate: str, sites: list[Site]) -> list[Site]:
+    return [
+        s for s in sites if s.type == "sample" and not s.observed and s.inside({plate})
+    ]
+
+
 def _size(plate: Any) -> int:
     return plate[0] if isinstance(plate, tuple) else plate
 
@@ -283,9 +296,7 @@ def _holding_data(sites: list[Site], plates: Mapping[str, Any]) -> list[str]:
         name
         for name in plates
         if any(s.type == "sample" and s.observed and s.inside({name}) for s in sites)
-        and not any(
-            s.type == "sample" and not s.observed and s.inside({name}) for s in sites
-        )
+        and not _latent_in(name, sites)
     ]
 
 
@@ -319,11 +330,7 @@ def check_sites(
             continue
         latents.append(site.name)
         if inside:
-            local = [
-                s
-                for s in sites
-                if s.type == "sample" and not s.observed and s.inside({inside[0].name})
-            ]
+            local = _latent_in(inside[0].name, sites)
             raise ValueError(_local_latent(local, inside[0].name, sites))
         if site.discrete:
             held = _holds_rows(site, sites)

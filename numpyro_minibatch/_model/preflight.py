@@ -43,8 +43,8 @@ from numpyro_minibatch._model.sites import (
     Site,
     abstract_sites,
     explained,
-    lists_of_numbers,
     own_sizes,
+    without_rows,
 )
 from numpyro_minibatch._model.values import NEEDS_VALUES, first_line
 from numpyro_minibatch.host_rows import find_rows, map_rows
@@ -102,10 +102,10 @@ def inspect_model(
             who, model, args, kwargs, sizes, full, default, whole, rows
         )
     except ValueError as error:
-        lists = lists_of_numbers(model, args, kwargs)
-        if not lists:
+        remedy = without_rows(model, args, kwargs)
+        if not remedy:
             raise
-        raise ValueError(f"{error}{lists}").with_traceback(
+        raise ValueError(f"{error}{remedy}").with_traceback(
             error.__traceback__
         ) from error.__cause__
     # `param` sites may depend on the values of the data

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import is_dataclass, replace
 from numbers import Number
 from typing import Any, NamedTuple
 
@@ -35,10 +35,10 @@ __all__ = [
     "arguments_of",
     "batch_shape",
     "explained",
-    "lists_of_numbers",
     "local_sites",
     "own_sizes",
     "static_site",
+    "without_rows",
 ]
 
 
@@ -124,51 +124,103 @@ def explained(
     try:
         yield
     except (TypeError, KeyError, IndexError) as error:
-        unusable = _unusable(args, kwargs)
+        unusable = _unusable(model, args, kwargs)
         if unusable:
             raise TypeError(
-                f"{who} cannot run the model, which got {', '.join(unusable)}: data "
-                "must be NumPy or JAX arrays of numbers. Convert them with "
-                f"numpy.asarray first. ({first_line(error)})"
+                f"{who} cannot run the model, which got {unusable}. "
+                f"({first_line(error)})"
             ) from error
         if isinstance(error, NEEDS_VALUES):
             raise TypeError(needs_values(who, model, error)) from error
         raise
 
 
-def lists_of_numbers(model: Any, args: tuple, kwargs: Mapping[str, Any]) -> str:
-    """A remedy for arguments that are lists, from which no rows are taken.
+def without_rows(model: Any, args: tuple, kwargs: Mapping[str, Any]) -> str:
+    """A remedy for arguments from which no rows are taken: lists, text, other objects.
 
     :param model: the model.
     :param args: its positional arguments.
     :param kwargs: its keyword arguments.
     :return: nothing if there are none.
     """
-    found = [
+    named = named_arguments(model, args, kwargs)
+    lists = [
         f"{name} is a list of {len(value)} numbers"
-        for name, value in named_arguments(model, args, kwargs).items()
+        for name, value in named.items()
         if isinstance(value, list)
         and len(value) > 1
         and all(np.ndim(x) == 0 and isinstance(x, Number | Array) for x in value)
     ]
-    if not found:
-        return ""
+    found = ""
+    if lists:
+        found = f", but {', '.join(lists)}: pass numpy.asarray of it."
+    for name, value in named.items():
+        if found:
+            break
+        kind = type(value).__name__
+        if _is_text(value):
+            found = f" of numbers, but {name} has dtype {value.dtype}: {_codes(name)}."
+        elif _holds_arrays(value):
+            found = (
+                f", also of those in lists, dicts and named tuples, but {name} is a "
+                f"{kind}: pass its arrays"
+            )
+            if is_dataclass(value):
+                found += f", or register it by jax.tree_util.register_dataclass({kind})"
+            found += "."
+    return f" Rows are taken of arrays{found}" if found else ""
+
+
+def _is_text(value: Any) -> bool:
+    """Whether this is an array of words, such as the names of groups."""
+    if not isinstance(value, np.ndarray) or value.ndim != 1 or not value.size:
+        return False
+    if not isinstance(value[0], str | bytes):
+        return False
+    try:
+        float(value[0])
+    except ValueError:
+        return True
+    return False
+
+
+def _codes(name: str) -> str:
     return (
-        f" Rows are taken of arrays, but {', '.join(found)}: pass numpy.asarray of it."
+        f"compute names, codes = numpy.unique({name}, return_inverse=True) before the "
+        f"model, and pass codes and len(names) in place of {name}"
     )
 
 
-def _unusable(args: tuple, kwargs: Mapping[str, Any]) -> list[str]:
-    """The arguments of a model that look like data but are not arrays of numbers."""
+def _holds_arrays(value: Any) -> bool:
+    """Whether this is an object with arrays that JAX does not know of."""
+    if not jax.tree_util.all_leaves([value]):  # JAX knows what it holds
+        return False
+    if hasattr(value, "shape") or isinstance(value, type) or callable(value):
+        return False
+    held = vars(value).values() if hasattr(value, "__dict__") else ()
+    return any(isinstance(x, np.ndarray | Array) and x.ndim for x in held)
+
+
+def _unusable(model: Any, args: tuple, kwargs: Mapping[str, Any]) -> str:
+    """Why arguments of a model that look like data cannot be used, and a remedy."""
+    named = named_arguments(model, args, kwargs)
+    for name, value in named.items():
+        if _is_text(value):
+            return (
+                f"{name} of dtype {value.dtype}: data must be numbers; {_codes(name)}"
+            )
     found = []
-    for name, value in [*((f"args[{i}]", x) for i, x in enumerate(args))] + [
-        *kwargs.items()
-    ]:
+    for name, value in named.items():
         if isinstance(value, np.ndarray) and value.dtype.kind not in "biufc":
             found.append(f"{name} of dtype {value.dtype}")
         elif isinstance(value, list) or hasattr(value, "iloc"):
             found.append(f"{name} of type {type(value).__name__}")
-    return found
+    if not found:
+        return ""
+    return (
+        f"{', '.join(found)}: data must be NumPy or JAX arrays of numbers. Convert "
+        "them with numpy.asarray(..., float) first"
+    )
 
 
 def static_site(site: Any) -> Site:

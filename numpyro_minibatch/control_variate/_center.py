@@ -15,6 +15,7 @@ from jax.flatten_util import ravel_pytree
 from numpyro_minibatch._internal.progress import stage
 from numpyro_minibatch.control_variate._expand import Expansion
 from numpyro_minibatch.control_variate._problem import (
+    NoCenter,
     Problem,
     Refused,
     double,
@@ -389,11 +390,41 @@ def newton(
         else:
             break
         start = trial
-    raise Refused(
+    more = _more_than_curvature(objective, start, step.step)
+    if more > 0.5:
+        raise Refused(
+            "the log likelihood has kinks, as that of dist.Laplace or of jnp.abs: "
+            "along a step of the search for the centre, the gradient changes "
+            f"{1 + more:.3g} times as much as second derivatives say, so that no "
+            "expansion fits. Sample with AMAGOLD(model), which needs no second "
+            "derivatives, or with NUTS."
+        )
+    raise NoCenter(
         "the search for the centre of the control variate did not converge "
         f"(Newton decrement {decrement:.2g}). Standardise the data, or pass a centre: "
         "control_variate.taylor2(center={site: unconstrained value})."
     )
+
+
+def _more_than_curvature(
+    objective: Callable, start: np.ndarray, step: np.ndarray
+) -> float:
+    """The change of the gradient that second derivatives do not explain, relative.
+
+    Without kinks, it vanishes with the length of the step. The gradients of many rows
+    with one kink each change in proportion to it.
+
+    :return: zero if the change is not proportional to the length of the step.
+    """
+    _, gradient, hessian = objective(start)
+    explained = float(step @ hessian @ step)
+    more = [
+        float((objective(start + t * step)[1] - gradient) @ step) / t - explained
+        for t in (1e-2, 1e-3)
+    ]
+    if not (np.isfinite(more).all() and explained > 0 and more[1] > 0.3 * more[0] > 0):
+        return 0.0
+    return more[1] / explained
 
 
 def not_definite(smallest: float) -> str:

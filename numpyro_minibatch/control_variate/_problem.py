@@ -33,6 +33,7 @@ __all__ = [
     "Chosen",
     "Needs",
     "NeverFinite",
+    "NoCenter",
     "Problem",
     "Program",
     "Refused",
@@ -50,6 +51,10 @@ class Refused(ValueError):
 
 class NeverFinite(Refused):
     """The log likelihood of some rows is finite at no position that was tried."""
+
+
+class NoCenter(Refused):
+    """The search for the mode did not converge."""
 
 
 class Chosen(NamedTuple):

@@ -45,10 +45,10 @@ from numpyro_minibatch.marginal._row_sites import (
     site_rows,
 )
 from numpyro_minibatch.marginal._scans import EachScan, like_before
-from numpyro_minibatch.marginal._sites import Chain, Level, run_hidden
+from numpyro_minibatch.marginal._sites import Chain, Level, run_hidden, states_of
 from numpyro_minibatch.target import integrates
 
-__all__ = ["ChainModel", "ChainRows", "StatesGiven", "support_of", "value_at"]
+__all__ = ["ChainModel", "ChainRows", "StatesGiven", "value_at"]
 
 
 class StatesGiven(Messenger):
@@ -71,19 +71,13 @@ class StatesGiven(Messenger):
             msg["value"] = self.shared[msg["name"]]
 
 
-def support_of(fn: Any) -> Array:
-    """The support of a discrete site, which is the same for all rows."""
-    support = fn.enumerate_support(expand=False)
-    return jnp.asarray(support).reshape(len(support), *fn.event_shape)
-
-
 def value_at(fn: Any, place: Array) -> Array:
     """The value of a discrete site at a place of its support.
 
     :param fn: the distribution of the site.
     :param place: a number for all rows, or one for each of them.
     """
-    value, shape = support_of(fn)[place], fn.batch_shape + fn.event_shape
+    value, shape = states_of(fn)[place], fn.batch_shape + fn.event_shape
     return value.reshape(shape) if place.ndim else jnp.broadcast_to(value, shape)
 
 
@@ -114,7 +108,7 @@ class _Quiet(Messenger):
             fn = msg["fn"]
             msg["value"] = value_at(fn, self.places[name])
             msg["stop"] = True
-            self.supports[name] = support_of(fn)
+            self.supports[name] = states_of(fn)
             frames = msg["cond_indep_stack"]
             self.sizes |= {f.name: f.size for f in frames}
             _check_shape(name, fn, self.level.plates, [f.size for f in frames])

@@ -14,6 +14,10 @@ from numpyro_minibatch.marginal._model import RowsMarginalized
 __all__ = ["Marginalized", "marginalize"]
 
 
+# nodes of each dimension with which a search for the mode is repeated
+_MANY_NODES = {1: 45, 2: 17, 3: 11}
+
+
 def marginalize(
     model: Callable,
     sites: Collection[str] | None = None,
@@ -126,11 +130,25 @@ class Marginalized(RowsMarginalized):
     @property
     def approximation_advice(self) -> str:
         """Advice for a failed set-up of a kernel."""
-        more = 31 if self.num_nodes is None else 2 * self.num_nodes + 1
-        return (
-            "If latent variables of rows are continuous, a quadrature that is too "
-            f"coarse also causes this: try marginalize(model, num_nodes={more})."
-        )
+        few = "a quadrature that is too coarse"
+        if self.num_nodes is None:
+            few += ": try marginalize(model, num_nodes=31), or 17 for two numbers"
+        else:
+            more = min(2 * self.num_nodes + 1, 101)
+            few += f": try marginalize(model, num_nodes={more})"
+        return f"If latent variables of rows are continuous, this can be due to {few}."
+
+    def finer(self, args: tuple, kwargs: Mapping[str, Any]) -> Marginalized | None:
+        """The model with many nodes, if the user did not choose their number.
+
+        :param args: positional arguments of the model.
+        :param kwargs: keyword arguments of the model.
+        """
+        levels = self.levels(args, kwargs)
+        dimensions = max((level.dimensions for level in levels), default=0)
+        if self.num_nodes is not None or not dimensions:
+            return None
+        return replace(self, num_nodes=_MANY_NODES[dimensions])
 
     def approximation(
         self, draws: Mapping[str, Any], args: tuple, kwargs: Mapping[str, Any]

@@ -46,6 +46,7 @@ from numpyro_minibatch.marginal._sites import (
     placeholder,
     plates_of,
     run_hidden,
+    states_of,
 )
 from numpyro_minibatch.marginal._split import Split
 from numpyro_minibatch.target import integrates
@@ -487,10 +488,8 @@ class Rows:
         values = {}
         for k, site in enumerate(self.discrete):
             fn = self.fns[site.name]
-            support = fn.enumerate_support(expand=False)
-            support = support.reshape(site.size, *fn.event_shape)
             values[site.name] = jnp.broadcast_to(
-                support[state[..., k]], self.shape + fn.event_shape
+                states_of(fn)[state[..., k]], self.shape + fn.event_shape
             )
         return values
 

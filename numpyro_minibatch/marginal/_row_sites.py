@@ -12,6 +12,7 @@ from numpyro.distributions import (
     BernoulliProbs,
     Distribution,
     ExpandedDistribution,
+    Independent,
     MaskedDistribution,
     constraints,
 )
@@ -77,6 +78,9 @@ def _log_prob(fn: Any, value: Array) -> Array:
     derivative of its logarithm overflows, and zero times it is NaN. So only the
     logarithm that is needed is taken, and at such a probability it is constant.
     """
+    if isinstance(fn, Independent):
+        entries = _log_prob(fn.base_dist, value)
+        return entries.sum(tuple(range(-fn.reinterpreted_batch_ndims, 0)))
     base, masks = fn, []
     while isinstance(base, MaskedDistribution | ExpandedDistribution):
         if isinstance(base, MaskedDistribution):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -25,7 +27,9 @@ __all__ = [
     "Local",
     "find_levels",
     "find_sites",
+    "num_states",
     "run_hidden",
+    "states_of",
     "summed_site",
 ]
 
@@ -98,7 +102,10 @@ class Level(NamedTuple):
 
 
 class Found(NamedTuple):
-    """The static part of a site of a trace."""
+    """The static part of a site of a trace.
+
+    :param free_shape: the shape of the unconstrained value of a continuous latent site.
+    """
 
     name: str
     type: str
@@ -106,6 +113,7 @@ class Found(NamedTuple):
     plates: tuple[str, ...]
     fn: Any
     in_scan: bool
+    free_shape: tuple[int, ...]
 
 
 class _Indexable(np.ndarray):
@@ -164,10 +172,52 @@ def plates_of(site: Any) -> tuple[str, ...]:
 def placeholder(fn: Any) -> Array:
     """Some value of a latent site."""
     if fn.support.is_discrete:
-        states = fn.enumerate_support(expand=False)
-        return jnp.broadcast_to(states[0], fn.batch_shape + fn.event_shape)
+        return jnp.broadcast_to(states_of(fn)[0], fn.batch_shape + fn.event_shape)
     transform = biject_to(fn.support)
     return transform(jnp.zeros(transform.inverse_shape(fn.shape())))
+
+
+def _bases(fn: Any) -> tuple[Any, int, tuple[int, ...]]:
+    """The distribution of an entry of an event, its states, and axes of the entries."""
+    while isinstance(fn, ExpandedDistribution | MaskedDistribution):
+        fn = fn.base_dist
+    if not isinstance(fn, Independent):
+        return fn, len(fn.enumerate_support(expand=False)), ()
+    base, count, inner = _bases(fn.base_dist)
+    return base, count, (*fn.event_shape[: fn.reinterpreted_batch_ndims], *inner)
+
+
+def num_states(fn: Any) -> int:
+    """The number of values of a discrete site; of an event, that of its joint values.
+
+    :param fn: its distribution, possibly ``.to_event``.
+    """
+    _, count, axes = _bases(fn)
+    return int(count ** math.prod(axes))
+
+
+def states_of(fn: Any) -> Array:
+    """The values of a discrete site, which are the same for all rows.
+
+    :param fn: its distribution. Entries of ``.to_event`` have all joint values.
+    :return: the states along the first axis, and then the axes of the event.
+    """
+    base, count, axes = _bases(fn)
+    support = jnp.asarray(base.enumerate_support(expand=False))
+    support = support.reshape(count, *base.event_shape)
+    if not axes:
+        return support
+    joint = np.array(list(itertools.product(range(count), repeat=math.prod(axes))))
+    return support[joint.reshape(len(joint), *axes)]
+
+
+def _free_shape(site: Any) -> tuple[int, ...]:
+    # inside of the trace: bounds of a support may be values of other sites
+    fn = site.get("fn")
+    latent = site["type"] == "sample" and not site["is_observed"]
+    if not latent or fn.support is None or fn.support.is_discrete:
+        return ()
+    return tuple(biject_to(fn.support).inverse_shape(fn.shape()))
 
 
 def find_sites(
@@ -194,6 +244,7 @@ def find_sites(
                     plates_of(site),
                     site.get("fn"),
                     "_scan_current_index" in (site.get("infer") or {}),
+                    _free_shape(site),
                 )
             )
 
@@ -224,7 +275,7 @@ def find_levels(
     levels = []
     for plates in sorted(by_plates, key=lambda plates: -len(plates)):
         members = by_plates[plates]
-        locals_ = tuple(_local(site.name, site.fn) for site in members)
+        locals_ = tuple(_local(site.name, site.fn, site.free_shape) for site in members)
         level = Level(members[0].plates, locals_)
         _check_sizes(level)
         levels.append(level)
@@ -350,10 +401,10 @@ def summed_site(name: str, fn: Any) -> Local:
 
     :raises ValueError: it has no finite support.
     """
-    return _local(name, fn)
+    return _local(name, fn, ())
 
 
-def _local(name: str, fn: Any) -> Local:
+def _local(name: str, fn: Any, free_shape: tuple[int, ...]) -> Local:
     if name.endswith("_unobserved"):
         raise ValueError(
             f"marginalize cannot integrate out site {name!r}, which "
@@ -373,7 +424,7 @@ def _local(name: str, fn: Any) -> Local:
                 "mixture of Poisson counts."
             )
         try:
-            count = len(fn.enumerate_support(expand=False))
+            count = num_states(fn)
         except (NotImplementedError, jax.errors.JAXTypeError) as error:
             raise ValueError(
                 f"marginalize cannot sum over site {name!r}: its support depends on "
@@ -381,8 +432,7 @@ def _local(name: str, fn: Any) -> Local:
                 " Give all rows one support of a fixed size."
             ) from error
         return Local(name, True, count)
-    shape = biject_to(fn.support).inverse_shape(fn.shape())
-    return Local(name, False, int(np.prod(shape, dtype=int)) // max(extra, 1))
+    return Local(name, False, math.prod(free_shape) // max(extra, 1))
 
 
 def _check_sizes(level: Level) -> None:

@@ -115,6 +115,16 @@ class Approximated(Protocol):
         """Advice for a failed set-up, which a coarse approximation can cause."""
         ...
 
+    def finer(self, args: tuple, kwargs: Mapping[str, Any]) -> Any:
+        """The model to try next if the search for its mode does not converge.
+
+        It is ``None`` if the user chose the approximation, or if there is none.
+
+        :param args: positional arguments of the model.
+        :param kwargs: keyword arguments of the model.
+        """
+        ...
+
     def approximation(
         self, draws: Mapping[str, Any], args: tuple, kwargs: Mapping[str, Any]
     ) -> dict[str, float]:

@@ -64,9 +64,11 @@ def prepare_model(
     if isinstance(model, partial):
         return _prepare_inside(model, args, kwargs, inspect)
     try:
-        return PreparedModel(model, inspect(model))
+        found = inspect(model)
     except (ValueError, TypeError) as error:
         reason = error
+    else:
+        return _with_values_of_all_rows(model, args, kwargs, inspect, found)
     if isinstance(model, handlers.condition) and model.data:
         try:
             return prepare_model(given_data(model), args, kwargs, inspect)
@@ -98,6 +100,30 @@ def prepare_model(
         # continuous sites are not integrated out without being asked for: their draws
         # would be missing, and a quadrature has an error
         raise (reason if local.continuous else left) from None
+
+
+def _with_values_of_all_rows(
+    model: Any,
+    args: tuple,
+    kwargs: Mapping[str, Any],
+    inspect: Callable[[Callable], Inspected],
+    found: Inspected,
+) -> PreparedModel:
+    """A model that runs on rows of its arguments, with the numbers of all of them.
+
+    ``np.mean(x)`` and some other functions run on the rows of a batch as well, but mean
+    the number of all rows.
+
+    :param found: the result of the inspection of the model as it is.
+    """
+    if found[0].slices is not None:
+        reading, known = _reading(model, args, kwargs)
+        if known is not None and known.reads:
+            try:
+                return PreparedModel(reading, inspect(reading), values=known.digest)
+            except (ValueError, TypeError):  # such as the sum of each row, along axis 1
+                pass
+    return PreparedModel(model, found)
 
 
 def _prepare_inside(

@@ -22,6 +22,7 @@ from numpyro_minibatch.batch import full
 from numpyro_minibatch.control_variate._problem import (
     Chosen,
     NeverFinite,
+    NoCenter,
     Problem,
     Refused,
 )
@@ -120,11 +121,22 @@ def _setting(kernel: Any, static: Static, arrays: list[Any]) -> Hashable | None:
 
 def _refined(kernel: Any, static: Static, arrays: list[Any], init: Any) -> Any:
     """The result of a set-up whose model is approximated well enough."""
-    prepared = _surveyed(kernel, static, arrays, init)
+    try:
+        prepared = _surveyed(kernel, static, arrays, init)
+    except NoCenter:
+        model = kernel._prepared_model
+        finer = None
+        if isinstance(model, Approximated):
+            finer = model.finer(*static.join(arrays))
+        if finer is None:
+            raise
+        # the gradient of a coarse approximation is not that of its values
+        kernel._learn(refined=finer)
+        prepared = _surveyed(kernel, static, arrays, init)
     if isinstance(kernel._prepared_model, Approximated) and prepared.starts is not None:
         error = _approximation(kernel, prepared, *static.join(arrays))
         finer = kernel._prepared_model.refined(error)
-        if finer is not None:
+        if finer not in (None, kernel._sampled_model):
             kernel._learn(refined=finer)
             prepared = _surveyed(kernel, static, arrays, init)
             error = _approximation(kernel, prepared, *static.join(arrays))
@@ -141,7 +153,7 @@ def _surveyed(kernel: Any, static: Static, arrays: list[Any], init: Any) -> Any:
     except Refused as refused:
         model = kernel._sampled_model
         if isinstance(model, Approximated):
-            raise Refused(f"{refused} {model.approximation_advice}") from None
+            raise type(refused)(f"{refused} {model.approximation_advice}") from None
         raise
 
 
