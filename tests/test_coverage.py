@@ -11,6 +11,7 @@ import numpyro.distributions as dist
 import pytest
 from jax import random
 from numpyro.infer import MCMC
+from numpyro.infer.util import log_density
 from scipy.stats import beta as beta_distribution
 from scipy.stats import chisquare
 
@@ -18,6 +19,7 @@ from benchmarks.coverage.calibration import PROBLEMS, SETTINGS
 from benchmarks.coverage.calibration import ranks as ranks_of
 from benchmarks.coverage.families import FAMILIES, truth
 from numpyro_minibatch import AMAGOLD
+from numpyro_minibatch._internal.precision import double
 
 slow = pytest.mark.slow
 
@@ -42,6 +44,26 @@ def test_quadrature_does_not_depend_on_the_grid(name):
     for parameter, values in fine.items():
         off = [values[k] - coarse[parameter][k] for k in ("mean", "sd", "q5", "q95")]
         assert np.abs(off).max() < 1e-3 * values["sd"]
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name != "groups"])
+def test_densities_by_hand_are_those_of_the_models(name):
+    """Up to a constant, at random parameters; those of groups are integrated out."""
+    family, rng = FAMILIES[name], np.random.default_rng(7)
+    data = family.data(0)
+    differences = []
+    with double():
+        for _ in range(3):
+            at = {
+                parameter: rng.normal() if kind == "linear" else rng.uniform(0.2, 0.8)
+                for parameter, (kind, *_) in family.axes.items()
+            }
+            found, _ = log_density(family.model, data, {}, at)
+            values = [np.asarray(value) for value in at.values()]
+            differences.append(
+                float(found) - float(family.log_posterior(data, *values))
+            )
+    assert np.ptp(differences) < 1e-3
 
 
 # simulation-based calibration: many data sets at once, one chain for each ---

@@ -15,7 +15,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from scipy.interpolate import CubicSpline
-from scipy.special import gammaln
+from scipy.special import betaln, gammaln
 from scipy.stats import nbinom, norm
 from scipy.stats import t as student
 
@@ -336,6 +336,103 @@ def _cauchy_density(data: Any, m: np.ndarray) -> np.ndarray:
     return total
 
 
+# wide tails and posteriors that the data hardly bound ---
+
+
+def _normal(y: Any) -> None:
+    m = numpyro.sample("m", dist.Normal(0, 10))
+    s = numpyro.sample("s", dist.HalfCauchy(5.0))
+    with numpyro.plate("data", len(y)) as i:
+        numpyro.sample("obs", dist.Normal(m * jnp.ones(len(i)), s), obs=y[i])
+
+
+def _normal_density(data: Any, m: Any, s: Any) -> np.ndarray:
+    total = -(m**2) / 200 - np.log1p(s**2 / 25)
+    for value in np.asarray(data[0], float):
+        total = total - np.log(s) - 0.5 * ((value - m) / s) ** 2
+    return total
+
+
+def _zeros(y: Any) -> None:
+    gate = numpyro.sample("gate", dist.Uniform(0, 1))
+    rate = numpyro.sample("rate", dist.Gamma(2.0, 1.0))
+    with numpyro.plate("data", len(y)) as i:
+        obs = dist.ZeroInflatedPoisson(gate * jnp.ones(len(i)), rate=rate)
+        numpyro.sample("obs", obs, obs=y[i])
+
+
+def _zeros_density(data: Any, gate: Any, rate: Any) -> np.ndarray:
+    y = np.asarray(data[0], float)
+    total = (
+        np.log(rate) - rate + (y == 0).sum() * np.log(gate + (1 - gate) * np.exp(-rate))
+    )
+    for value in y[y > 0]:
+        total = total + np.log1p(-gate) - rate + value * np.log(rate)
+    return total
+
+
+def _beta(y: Any) -> None:
+    mean = numpyro.sample("mean", dist.Uniform(0, 1))
+    size = numpyro.sample("size", dist.HalfCauchy(20.0))
+    with numpyro.plate("data", len(y)) as i:
+        ones = jnp.ones(len(i))
+        numpyro.sample(
+            "obs", dist.Beta(mean * size * ones, (1 - mean) * size), obs=y[i]
+        )
+
+
+def _beta_density(data: Any, mean: Any, size: Any) -> np.ndarray:
+    a, b, y = mean * size, (1 - mean) * size, np.asarray(data[0], float)
+    rows = (a - 1) * np.log(y).sum() + (b - 1) * np.log1p(-y).sum()
+    return rows - len(y) * betaln(a, b) - np.log1p(size**2 / 400)
+
+
+def _location(y: Any) -> None:
+    m = numpyro.sample("m", dist.Normal(0, 10))
+    with numpyro.plate("data", len(y)) as i:
+        numpyro.sample("obs", dist.StudentT(2.0, m * jnp.ones(len(i)), 1.0), obs=y[i])
+
+
+def _location_density(data: Any, m: np.ndarray) -> np.ndarray:
+    total = -(m**2) / 200
+    for value in np.asarray(data[0], float):
+        total = total + student.logpdf(value - m, 2)
+    return total
+
+
+def _separated(x: Any, y: Any) -> None:
+    b = numpyro.sample("b", dist.Normal(0, 5))
+    with numpyro.plate("data", len(y)) as i:
+        numpyro.sample("obs", dist.Bernoulli(logits=b * x[i]), obs=y[i])
+
+
+def _separated_density(data: Any, b: np.ndarray) -> np.ndarray:
+    total = -(b**2) / 50
+    for value in np.abs(np.asarray(data[0], float)):
+        total = total - np.logaddexp(0, -value * b)
+    return total
+
+
+def _make_separated(rng: np.random.Generator) -> tuple[np.ndarray, ...]:
+    x = rng.normal(size=25).astype(np.float32)
+    return x, (x > 0).astype(np.float32)
+
+
+def _log_normal(y: Any) -> None:
+    median = numpyro.sample("median", dist.HalfNormal(5.0))
+    s = numpyro.sample("s", dist.HalfNormal(1.0))
+    with numpyro.plate("data", len(y)) as i:
+        location = jnp.log(median) * jnp.ones(len(i))
+        numpyro.sample("obs", dist.LogNormal(location, s), obs=y[i])
+
+
+def _log_normal_density(data: Any, median: Any, s: Any) -> np.ndarray:
+    total = -(median**2) / 50 - s**2 / 2
+    for value in np.log(np.asarray(data[0], float)):
+        total = total - np.log(s) - 0.5 * ((value - np.log(median)) / s) ** 2
+    return total
+
+
 def _one(draw: Callable[[np.random.Generator], np.ndarray]) -> Callable:
     return lambda rng: (np.asarray(draw(rng), np.float32),)
 
@@ -438,5 +535,47 @@ FAMILIES = {
         _one(lambda rng: rng.standard_cauchy(7)),
         _cauchy_density,
         {"m": ("linear", -45.0, 45.0)},
+    ),
+    "normal": Family(
+        "mean and standard deviation of 5 normal rows",
+        _normal,
+        _one(lambda rng: rng.normal(size=5)),
+        _normal_density,
+        {"m": ("linear", -60.0, 60.0), "s": ("log", -4.0, 7.0)},
+    ),
+    "zeros": Family(
+        "share of structural zeros and rate, 60 counts",
+        _zeros,
+        _one(lambda rng: (rng.uniform(size=60) < 0.25) * rng.poisson(1.2, 60)),
+        _zeros_density,
+        {"gate": ("logit", -12.0, 12.0), "rate": ("log", -7.0, 4.0)},
+    ),
+    "beta": Family(
+        "mean and precision of 12 beta rows",
+        _beta,
+        _one(lambda rng: rng.beta(0.5, 4.0, 12).clip(1e-4)),
+        _beta_density,
+        {"mean": ("logit", -7.0, 5.0), "size": ("log", -3.0, 8.0)},
+    ),
+    "location": Family(
+        "location of 5 Student-t rows, 2 degrees of freedom",
+        _location,
+        _one(lambda rng: rng.standard_t(2.0, 5)),
+        _location_density,
+        {"m": ("linear", -45.0, 45.0)},
+    ),
+    "separated": Family(
+        "logistic slope, 25 rows that are separated",
+        _separated,
+        _make_separated,
+        _separated_density,
+        {"b": ("linear", -10.0, 40.0)},
+    ),
+    "lognormal": Family(
+        "median and scale of 6 log-normal rows",
+        _log_normal,
+        _one(lambda rng: np.exp(rng.normal(size=6))),
+        _log_normal_density,
+        {"median": ("log", -6.0, 4.0), "s": ("log", -3.0, 3.0)},
     ),
 }
