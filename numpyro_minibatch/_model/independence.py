@@ -35,7 +35,7 @@ from numpyro_minibatch._model.layout import Layout
 from numpyro_minibatch._model.values import function_of
 from numpyro_minibatch.target import Target
 
-__all__ = ["check_rows"]
+__all__ = ["check_rows", "known_by"]
 
 # models whose rows were compared before, with what was known of them; it holds no data
 _CHECKED: WeakKeyDictionary[Any, set[Hashable]] = WeakKeyDictionary()
@@ -73,7 +73,7 @@ def check_rows(
     static, arrays = Static.split(args, kwargs)
     if not any(size > 2 for _, size in layout.plates):
         return  # a batch of two rows is all of them
-    key = _known_by(model, static, arrays, layout)
+    key = known_by(model, static, arrays, layout.plates, layout.slices)
     try:
         checked = _CHECKED.setdefault(model, set())
     except TypeError:  # it cannot be referred to weakly
@@ -112,12 +112,14 @@ def _untraced(fn: Callable[[], Any]) -> Any:
         return pool.submit(fn).result()
 
 
-def _known_by(model: Any, static: Static, arrays: list[Any], layout: Layout) -> Any:
-    """The key of a verdict: the model's code and the shapes of its arguments."""
+def known_by(
+    model: Any, static: Static, arrays: list[Any], plates: Hashable, slices: Hashable
+) -> Any:
+    """The key of what is known of a model: its code and the shapes of its arguments."""
     shapes = tuple((x.shape, str(x.dtype)) for x in arrays)
     content: Hashable = known_content()
     function = function_of(model)
     if content is None and isinstance(function, FunctionType):
         # flags and numbers that the model reads from its surroundings
         content = tuple((name, id(value)) for name, value in surroundings(function))
-    return static, shapes, layout.plates, layout.slices, content, is_double()
+    return static, shapes, plates, slices, content, is_double()

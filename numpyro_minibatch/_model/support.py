@@ -10,9 +10,10 @@ contains neither the search nor the quadrature of marginalized rows.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +25,7 @@ from numpyro.distributions.distribution import ExpandedDistribution, Independent
 from numpyro.infer import init_to_uniform
 
 from numpyro_minibatch._internal.static import Static
+from numpyro_minibatch._model.independence import known_by
 from numpyro_minibatch._model.start import find_nan, listed
 from numpyro_minibatch.target import ModelTarget, Target
 
@@ -46,15 +48,24 @@ _MOVES = {
 }
 
 
-class _Observed(NamedTuple):
-    """An observed site of a model.
+# Observed sites of models that ran before. A second run need not trace the model.
+_KNOWN: WeakKeyDictionary[Any, dict[Hashable, list[_Observed]]] = WeakKeyDictionary()
+_MOST_KNOWN = 64  # of each model
 
+
+class _Observed(NamedTuple):
+    """An observed site of a model, and where its values are.
+
+    :param name: of the site.
     :param support: of its distribution, without event dimensions.
     :param plates: the axis of each of its plates, from the right.
+    :param array: the number of the array among the arguments that has its values.
     """
 
+    name: str
     support: Any
     plates: dict[str, int]
+    array: int
 
 
 def check_support(who: str, target: Target) -> None:
@@ -73,10 +84,12 @@ def check_support(who: str, target: Target) -> None:
     model: Any = target.model
     while getattr(model, "marginalizes", False):
         model = model.fn
-    target = replace(target, model=model)
     static, arrays = Static.split(target.args, target.kwargs)
     if any(isinstance(x, jax.core.Tracer) for x in arrays):
         return
+    plates = tuple(sorted(target.sizes.items()))
+    key = known_by(model, static, arrays, plates, target.slices)
+    target = replace(target, model=model)
 
     def observed(arrays: list[Any], key: Array) -> dict[str, Any]:
         args, kwargs = static.join(arrays)
@@ -84,7 +97,20 @@ def check_support(who: str, target: Target) -> None:
 
     try:
         with warnings.catch_warnings(action="ignore"):  # the run gives them as well
-            outside = _outside(observed, arrays)
+            try:
+                known = _KNOWN.setdefault(model, {})
+            except TypeError:  # it cannot be referred to weakly
+                known = {}
+            if key not in known:
+                sites = _observed_sites(observed, arrays)
+                if len(known) >= _MOST_KNOWN:
+                    known.clear()
+                known[key] = sites
+            outside = {
+                site.name: site
+                for site in known[key]
+                if not _all_inside(site.support, arrays[site.array])
+            }
             if not outside:
                 return
             never = _never_finite(observed, arrays, outside)
@@ -122,11 +148,14 @@ def _observed(target: ModelTarget, key: Array) -> dict[str, Any]:
     }
 
 
-def _outside(
+def _observed_sites(
     observed: Callable[..., dict[str, Any]], arrays: list[Any]
-) -> dict[str, _Observed]:
-    """The observed sites with values outside of a support that is known beforehand."""
-    sites: dict[str, _Observed] = {}
+) -> list[_Observed]:
+    """The observed sites with a support that is known beforehand, and their data.
+
+    Data that are no argument are not checked.
+    """
+    sites: dict[str, tuple[Any, dict[str, int]]] = {}
 
     def run(arrays: list[Any], key: Array) -> list[Any]:
         sites.clear()
@@ -143,26 +172,29 @@ def _outside(
             if masked or not fixed or fn.support.event_dim or fn.event_dim:
                 continue
             frames = {f.name: f.dim for f in site["cond_indep_stack"]}
-            sites[name] = _Observed(fn.support, frames)
+            sites[name] = fn.support, frames
             values.append(site["value"])
         return values
 
     key = jax.eval_shape(lambda: jax.random.key(0))
     closed = jax.make_jaxpr(run)(arrays, key)
-    known = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
-    known |= dict(zip(closed.jaxpr.invars, arrays, strict=False))
-    found = {}
+    places = {variable: k for k, variable in enumerate(closed.jaxpr.invars)}
+    found = []
     for (name, site), out in zip(sites.items(), closed.jaxpr.outvars, strict=True):
-        data = known.get(_source(closed.jaxpr, out))
-        if _is_in_memory(data) and not np.all(site.support(np.asarray(data))):
-            found[name] = site
+        place = places.get(_source(closed.jaxpr, out))
+        if place is not None and place < len(arrays):
+            found.append(_Observed(name, *site, place))
     return found
 
 
-def _is_in_memory(data: Any) -> bool:
+def _all_inside(support: Any, data: Any) -> bool:
+    """Whether data in memory are within a support; others are not read."""
     if isinstance(data, jax.Array):
-        return data.is_fully_addressable
-    return isinstance(data, np.ndarray) and not isinstance(data, np.memmap)
+        if not data.is_fully_addressable:
+            return True
+    elif not isinstance(data, np.ndarray) or isinstance(data, np.memmap):
+        return True
+    return bool(np.all(support(np.asarray(data))))
 
 
 def _source(jaxpr: Any, variable: Any) -> Any:
