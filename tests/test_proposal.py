@@ -87,6 +87,17 @@ class OneTurn(Proposal):
         return proposal.surrogate_hmc().propose(key, z, step_size, at)
 
 
+class Longer(Proposal):
+    """The move of ``surrogate_hmc`` where trajectories are longer."""
+
+    uses_surrogate = True
+    adapts_step_size = False
+
+    def propose(self, key: Any, z: Any, step_size: Any, context: Any) -> Proposed:
+        at = context._replace(num_steps=2, long=True)
+        return proposal.surrogate_hmc().propose(key, z, step_size, at)
+
+
 PROPOSALS = {
     "random_walk": (proposal.random_walk(), 0.8),
     "langevin": (proposal.langevin(), 0.7),
@@ -97,6 +108,7 @@ PROPOSALS = {
         proposal.surrogate_hmc(3, 0.9, independent=0.5),
         123.0,
     ),
+    "surrogate_hmc, longer": (Longer(), 123.0),
     "delayed_random_walk": (proposal.delayed_random_walk(), 0.8),
     "independence": (proposal.independence(), 123.0),
     "student_t": (proposal.student_t(), 123.0),
@@ -491,23 +503,24 @@ def test_a_quarter_of_a_period_forgets_the_start() -> None:
 @pytest.mark.parametrize(
     "settings, here, expected",
     [
-        ({}, (4, 1), (4, 0.39)),
-        ({}, (16, 1), (16, 0.0975)),  # the number of steps from the set-up
-        ({}, (12, 3), (12, 0.39)),  # and the number of quarters
-        ({"num_steps": 6}, (16, 1), (6, 0.26)),  # a quarter of a period either way
-        ({"num_steps": 6}, (12, 3), (6, 0.26)),
-        ({"step_size": 0.2}, (16, 1), (8, 0.2)),
-        ({"step_size": 5.0}, (16, 3), (1, 5.0)),
-        ({"num_steps": 3, "step_size": 0.9}, (16, 1), (3, 0.9)),
+        ({}, 4, (4, 0.39)),
+        ({}, 16, (16, 0.0975)),  # the number of steps from the set-up
+        ({"num_steps": 6}, 16, (6, 0.26)),  # a quarter of a period either way
+        ({"step_size": 0.2}, 16, (8, 0.2)),
+        ({"step_size": 5.0}, 16, (1, 5.0)),
+        ({"num_steps": 3, "step_size": 0.9}, 16, (3, 0.9)),
     ],
 )
 def test_the_length_of_a_trajectory(
-    settings: dict[str, Any], here: tuple[int, int], expected: tuple[int, float]
+    settings: dict[str, Any], here: int, expected: tuple[int, float]
 ) -> None:
     choice: Any = proposal.surrogate_hmc(**settings)
-    num_steps, quarters = here
-    at = context()._replace(num_steps=num_steps, quarters=quarters)
+    at = context()._replace(num_steps=here, long=True)
     found = choice.trajectory(at)
+    # longer, if the set-up chooses their length
+    times = 1 if settings else 3
+    assert choice.evaluations(at) == times * expected[0] + 1
+    assert choice.evaluations(at._replace(long=False)) == expected[0] + 1
     assert found == pytest.approx(expected)
 
 

@@ -22,7 +22,6 @@ from numpyro_minibatch.control_variate._tails import (
     nonnegative_fit,
     squares_inefficiency,
 )
-from numpyro_minibatch.proposal import TRAJECTORY_LENGTH
 
 slow = pytest.mark.slow
 
@@ -203,7 +202,7 @@ def normal_posterior(draws: np.ndarray) -> _posterior.SurrogatePosterior:
         True,
         1.0,
         0,
-        1,
+        False,
         0.0,
     )
 
@@ -235,12 +234,13 @@ def test_steps_are_short_enough_where_variances_are_made(
         accepted = np.where(far & ~many, 1 - rejected, 0.99)
         return accepted, rng.normal(size=draws.shape)
 
-    assert trajectories(draws, ends) == (expected, 1, 0.0)
+    found = trajectories(draws, ends)
+    assert (found.num_steps, found.stuck) == (expected, 0.0)
 
 
 def trajectories(
     draws: np.ndarray, ends: Callable[..., tuple[np.ndarray, np.ndarray]]
-) -> tuple[int, int, float]:
+) -> _posterior._Trajectories:
     """The choice of trajectories that end where a function says."""
     problem: Any = SimpleNamespace(compiled=lambda _: ends, dtype=jnp.float32)
     expansion: Any = None
@@ -250,31 +250,19 @@ def trajectories(
 
 
 @pytest.mark.parametrize(
-    ("one", "three", "expected"),
-    [
-        ((0.0, 0.7), (0.0, 0.4), 3),  # the slower of two parameters mixes better
-        ((0.0, 0.4), (0.0, 0.7), 1),
-        ((0.0, 0.7), (0.9, 0.0), 1),  # not if the other one becomes slower
-        ((0.1, 0.1), (0.0, 0.0), 1),  # nearly independent already
-    ],
+    ("kept", "long"), [((0.0, 0.0), False), ((0.05, 0.05), False), ((0.0, 0.3), True)]
 )
-def test_trajectories_are_as_long_as_the_slowest_square_asks_for(
-    one: tuple[float, float], three: tuple[float, float], expected: int
+def test_trajectories_are_longer_unless_squares_are_nearly_independent(
+    kept: tuple[float, float], long: bool
 ) -> None:
     """Each number is the correlation of the squares of a parameter."""
     rng = np.random.default_rng(2)
     draws = rng.normal(size=(20_000, 2))
     noise = rng.normal(size=draws.shape)
-
-    def ends(*args: Any) -> tuple[np.ndarray, np.ndarray]:
-        # of all steps together, in quarters
-        length = args[-1] * np.asarray(args[-2], float).mean() / TRAJECTORY_LENGTH
-        kept = np.sqrt(one if length < 2 else three)
-        z = kept * draws + np.sqrt(1 - kept**2) * noise
-        return np.ones(len(draws)), z
-
-    quarters = trajectories(draws, ends)[1]
-    assert quarters == expected
+    part = np.sqrt(kept)
+    z = part * draws + np.sqrt(1 - part**2) * noise
+    found = trajectories(draws, lambda *_: (np.ones(len(draws)), z))
+    assert found == (1, long, 0.0)
 
 
 def test_long_trajectories_that_stick_are_not_used() -> None:
@@ -282,11 +270,13 @@ def test_long_trajectories_that_stick_are_not_used() -> None:
     draws = rng.normal(size=(2000, 1))
 
     def ends(*args: Any) -> tuple[np.ndarray, np.ndarray]:
-        long = args[-1] > 1
-        stick = long & (np.arange(len(draws)) < 20)
-        return np.where(stick, 0.0, 1.0), draws * (not long)
+        stick = (args[-1] > 1) & (np.arange(len(draws)) < sticking)
+        return np.where(stick, 0.0, 1.0), draws
 
-    assert trajectories(draws, ends) == (1, 1, 0.0)
+    sticking = 20
+    assert trajectories(draws, ends) == (1, False, 0.0)
+    sticking = 0
+    assert trajectories(draws, ends) == (1, True, 0.0)
 
 
 def test_few_rows_are_all_exact_where_representatives_do_not_suffice() -> None:

@@ -19,6 +19,7 @@ from numpyro_minibatch.control_variate._problem import Problem, Refused, double
 from numpyro_minibatch.proposal import (
     HEAVY_DF,
     JITTER,
+    LONGER,
     TRAJECTORY_LENGTH,
     ProposalContext,
     Whitening,
@@ -46,11 +47,7 @@ _STUCK = 0.001  # largest share of draws at which it may stick
 # largest mean probability of a rejection, with draws weighted by their share in the
 # variance of the squares
 _LOST = 0.1
-# If squares are less efficient than this after a quarter of a period, trajectories of
-# three quarters are tried, and kept if they are so many times as efficient.
-_SLOW = 0.8
-_LONG = 3
-_FASTER = 1.05
+_KEPT = 0.11  # correlation of successive squares above which there may be a wide tail
 _FEW_DRAWS = 200  # smallest effective number of draws after resampling
 _STEPS_TO_START = 100  # at most, to the starting point of NUTS
 _NEARLY = 0.1  # gain of the log density below which the steps end
@@ -67,8 +64,9 @@ class SurrogatePosterior(NamedTuple):
     :param draws: draws from it, ``(K, D)``.
     :param gaussian: whether it is normal, up to differences too small for a decision.
     :param rhat: the largest R-hat of its draws; 1 where they are independent.
-    :param num_steps: the number of steps of a trajectory; 0 if it is normal.
-    :param quarters: how many quarters of a period such a trajectory is long.
+    :param num_steps: the number of steps for a quarter of a period of its dynamics; 0
+        if it is normal.
+    :param long: whether trajectories should be longer than that.
     :param stuck: the share of its draws from which trajectories are rarely accepted.
     """
 
@@ -79,7 +77,7 @@ class SurrogatePosterior(NamedTuple):
     gaussian: bool
     rhat: float
     num_steps: int
-    quarters: int
+    long: bool
     stuck: float
 
 
@@ -87,7 +85,7 @@ class _Trajectories(NamedTuple):
     """The trajectories that suit a surrogate; see :class:`SurrogatePosterior`."""
 
     num_steps: int
-    quarters: int
+    long: bool
     stuck: float
 
 
@@ -133,7 +131,7 @@ def surrogate_posterior(
             values = problem.compiled(_log_densities)(wide, some)
         misfit = np.asarray(values) + 0.5 * np.square(normal[:few]).sum(1)
         if np.std(misfit) < 0.1:
-            normal_moves = _Trajectories(0, 1, 0.0)
+            normal_moves = _Trajectories(0, False, 0.0)
             return SurrogatePosterior(
                 expansion, center, root, draws, True, 1.0, *normal_moves
             )
@@ -487,9 +485,9 @@ def _trajectories(
 
     A quarter of a period forgets the start where the surrogate is normal. Where scales
     vary, a trajectory crosses a wide tail in several quarters of the average period.
-    Three quarters rotate normal parameters by a right angle as well. The correlation of
-    successive squares decides. It hardly shows a slow tail, which only a few draws are
-    in, so a small gain is enough.
+    The correlation of successive squares hardly shows a slow tail, which only a few
+    draws are in, so that it does not say which length is better. It says where the
+    surrogate is so close to normal that there is no such tail.
     """
     mean, sd = draws.mean(0), draws.std(0)
     squares = np.square((draws - mean) / sd) - 1
@@ -508,28 +506,23 @@ def _trajectories(
         accepted, z = ends(expansion, *data, steps, np.int32(num_steps))
         return np.asarray(accepted, np.float64), np.asarray(z, np.float64)
 
-    def efficiency(num_steps: int, quarters: int) -> tuple[float, float]:
-        """Of the slowest square, and the share of draws that stick."""
-        accepted, z = followed(num_steps, quarters, stretch)
-        after = np.where(accepted[:, None] > 0, np.square((z - mean) / sd) - 1, 0.0)
-        after = accepted[:, None] * after + (1 - accepted)[:, None] * squares
-        kept = (squares * after).mean(0) / np.square(squares).mean(0)
-        slowest = float(np.clip(kept, 0.0, 1.0).max())
-        return (1 - slowest) / (1 + slowest), float((accepted < _HELD).mean())
-
     for num_steps in _NUM_STEPS:
         accepted, _ = followed(num_steps, 1, np.ones(len(draws)))
         stuck = float((accepted < _HELD).mean())
         if stuck <= _STUCK and ((1 - accepted) @ weights).max() <= _LOST:
             break
     else:
-        return _Trajectories(num_steps, 1, stuck)
-    short, _ = efficiency(num_steps, 1)
-    if short < _SLOW:
-        long, stuck_of_long = efficiency(_LONG * num_steps, _LONG)
-        if long > _FASTER * short and stuck_of_long <= _STUCK:
-            return _Trajectories(_LONG * num_steps, _LONG, stuck_of_long)
-    return _Trajectories(num_steps, 1, stuck)
+        return _Trajectories(num_steps, False, stuck)
+    accepted, z = followed(num_steps, 1, stretch)
+    after = np.where(accepted[:, None] > 0, np.square((z - mean) / sd) - 1, 0.0)
+    after = accepted[:, None] * after + (1 - accepted)[:, None] * squares
+    kept = (squares * after).mean(0) / np.square(squares).mean(0)
+    if kept.max() > _KEPT:
+        accepted, _ = followed(LONGER * num_steps, LONGER, stretch)
+        stuck_of_long = float((accepted < _HELD).mean())
+        if stuck_of_long <= _STUCK:
+            return _Trajectories(num_steps, True, max(stuck, stuck_of_long))
+    return _Trajectories(num_steps, False, stuck)
 
 
 def _ends_of_trajectories(

@@ -67,7 +67,6 @@ class PosteriorOfModes(NamedTuple):
         expansions = Expansions.of(
             [part.expansion for part in parts], self.modes, self.prior
         )
-        quarters = max(part.quarters for part in parts)
         posterior = SurrogatePosterior(
             expansions,  # type: ignore[arg-type]
             starts.mean(0),
@@ -75,8 +74,8 @@ class PosteriorOfModes(NamedTuple):
             draws,
             all(part.gaussian for part in parts),
             max(part.rhat for part in parts),
-            quarters * max(part.num_steps // part.quarters for part in parts),
-            quarters,
+            max(part.num_steps for part in parts),
+            False,  # moves within a mode have one length
             max(part.stuck for part in parts),
         )
         return posterior, starts

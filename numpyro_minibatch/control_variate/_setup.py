@@ -65,6 +65,7 @@ from numpyro_minibatch.control_variate._tails import (
     with_representatives,
 )
 from numpyro_minibatch.control_variate._taylor import Form
+from numpyro_minibatch.proposal import LONGER
 
 __all__ = ["Plan", "Prepared", "Surrogate", "prepare"]
 
@@ -103,7 +104,7 @@ class Plan(NamedTuple):
     :param scheme: how rows are drawn, bound to the plates.
     :param num_steps: steps of a trajectory on the surrogate; none where its dynamics
         are known in closed form.
-    :param quarters: quarters of a period that such a trajectory is long.
+    :param long: whether trajectories are longer than a quarter of a period.
     :param over_relaxed: whether draws of it may be over-relaxed there.
     """
 
@@ -111,7 +112,7 @@ class Plan(NamedTuple):
     form: Form
     scheme: Scheme
     num_steps: int
-    quarters: int
+    long: bool
     over_relaxed: bool
 
 
@@ -435,8 +436,8 @@ def _outcome(
         "coordinates": coordinates,
         "gaussian": posterior.gaussian,
         "surrogate_rhat": posterior.rhat,
-        "surrogate_num_steps": posterior.num_steps,
-        "surrogate_quarters": posterior.quarters,
+        "surrogate_num_steps": posterior.num_steps * (LONGER if posterior.long else 1),
+        "surrogate_long": posterior.long,
         "surrogate_stuck": posterior.stuck,
         "over_relaxed": over_relaxed,
         "other_mode": other_mode,
@@ -460,7 +461,7 @@ def _outcome(
             pilot.form,
             pilot.scheme,
             posterior.num_steps,
-            posterior.quarters,
+            posterior.long,
             over_relaxed,
         ),
         surrogate,

@@ -20,6 +20,7 @@ from numpyro_minibatch.proposal._normals import Modes as Modes
 from numpyro_minibatch.proposal._normals import PriorAtModes as PriorAtModes
 from numpyro_minibatch.proposal._on_surrogate import HEAVY_DF as HEAVY_DF
 from numpyro_minibatch.proposal._on_surrogate import JITTER as JITTER
+from numpyro_minibatch.proposal._on_surrogate import LONGER as LONGER
 from numpyro_minibatch.proposal._on_surrogate import (
     TRAJECTORY_LENGTH as TRAJECTORY_LENGTH,
 )

@@ -29,10 +29,10 @@ class ProposalContext(NamedTuple):
         control variate.
     :param log_surrogate: log density of the surrogate at a position, a scalar, up to
         a constant; only with a control variate.
-    :param num_steps: the number of steps of a trajectory on the surrogate, short enough
-        to be accepted in its tails, too; 0 if the surrogate is normal with mean
-        ``center`` and the whitening's covariance.
-    :param quarters: how many quarters of a period such a trajectory is long.
+    :param num_steps: the number of steps for a quarter of a period of the surrogate's
+        dynamics that are short enough to be accepted in its tails, too; 0 if the
+        surrogate is normal with mean ``center`` and the whitening's covariance.
+    :param long: whether trajectories should be longer, up to three quarters.
     :param over_relaxed: whether the target is so close to a normal surrogate that
         over-relaxed moves, to the other side of its centre, are accepted from the tails
         as well.
@@ -47,7 +47,7 @@ class ProposalContext(NamedTuple):
     center: Array | None = None
     log_surrogate: Callable[[Array], Array] | None = None
     num_steps: int = 4
-    quarters: int = 1
+    long: bool = False
     over_relaxed: bool = False
     num_rows: int = 0
     modes: Modes | None = None

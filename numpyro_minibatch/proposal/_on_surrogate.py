@@ -81,6 +81,15 @@ def accept_on_surrogate(
 
 #: length of a trajectory, about a quarter of a period, ``pi / 2``
 TRAJECTORY_LENGTH = 1.56
+#: where scales vary, trajectories have so many times as many steps
+LONGER = 3
+# The size of these steps is uniform from this share of the other's size. In a wide tail
+# the period depends on the energy; lengths that vary little could be half of it, and
+# then squares hardly mix.
+_SHORTEST = 0.4
+# This share of these trajectories has steps ``LONGER`` times shorter. They leave places
+# where other steps are too long.
+_FINE = 0.125
 #: Cosine of one rotation on a normal surrogate close to the target, which is the
 #: correlation of successive draws. Below zero the errors of successive draws cancel in
 #: their mean, whose variance is ``(1 + cos) / (1 - cos)`` times that of independent
@@ -215,17 +224,23 @@ class _SurrogateHMC(Proposal):
 
     def trajectory(self, context: ProposalContext) -> tuple[int, float]:
         """The number of steps and their length; 0 if a rotation is the exact flow."""
-        num_steps, step_size, quarters = self.num_steps, self.step_size, 1
+        num_steps, step_size = self.num_steps, self.step_size
         if num_steps is None:
-            num_steps, quarters = context.num_steps, context.quarters
+            num_steps = context.num_steps
             if step_size is not None:
                 num_steps = max(1, round(TRAJECTORY_LENGTH / step_size))
         if step_size is None:
-            step_size = quarters * TRAJECTORY_LENGTH / max(num_steps, 1)
+            step_size = TRAJECTORY_LENGTH / max(num_steps, 1)
         return num_steps, step_size
+
+    def _is_longer(self, context: ProposalContext) -> bool:
+        """Whether trajectories are longer than a quarter of a period."""
+        return context.long and self.num_steps is None and self.step_size is None
 
     def evaluations(self, context: ProposalContext) -> int:
         num_steps, _ = self.trajectory(context)
+        if self._is_longer(context):
+            num_steps *= LONGER
         return num_steps + 1 if num_steps else 0
 
     def propose(
@@ -247,22 +262,26 @@ class _SurrogateHMC(Proposal):
         share = self.independent
         if share is None:
             share = _INDEPENDENT if z.size <= _MOST_FOR_INDEPENDENT else 0.0
-        # erf(x / sqrt(2)) of a normal x is uniform on (-1, 1)
         extra = 1 + int(HEAVY_DF) if share else 0
-        noise = normal(key, z.size + 3 + extra, z.dtype)
+        longer = self._is_longer(context)
+        noise = normal(key, z.size + 3 + extra + longer, z.dtype)
         momentum, noise = noise[: z.size], noise[z.size :]
-        for_step, for_accept, for_draw = noise[0], noise[1:3], noise[3:]
+        for_step, for_accept, for_draw = noise[0], noise[1:3], noise[3 : 3 + extra]
         step = jnp.asarray(length, z.dtype)
-        if self.jitter:
-            uniform = jax.scipy.special.erf(for_step * np.sqrt(0.5).item())
-            step = step * (1.0 + self.jitter * uniform)
+        low, high = 1.0 - self.jitter, 1.0 + self.jitter
+        if longer:
+            num_steps, low = LONGER * num_steps, _SHORTEST
+        if low < high:
+            step = step * (low + (high - low) * _uniform(for_step))
+        if longer:
+            step = jnp.where(_uniform(noise[-1]) < _FINE, step / LONGER, step)
         if not share:
             z_new, after, logs = follow(z, momentum, step, num_steps, context)
             log_ratio = log_metropolis_ratio(momentum, after, logs)
             return accept_on_surrogate(z, z_new, logs, log_ratio, for_accept)
         # the choice does not depend on the position: a mixture of two kernels that are
         # reversible with respect to the surrogate
-        draws = jax.scipy.special.erf(for_draw[0] * np.sqrt(0.5).item()) < 2 * share - 1
+        draws = _uniform(for_draw[0]) < share
         drawn, log_q_ratio = _student_t(
             z, momentum, jnp.square(for_draw[1:]).sum(), HEAVY_DF, context
         )
@@ -275,6 +294,11 @@ class _SurrogateHMC(Proposal):
             log_metropolis_ratio(momentum, after, logs),
         )
         return accept_on_surrogate(z, z_new, logs, log_ratio, for_accept)
+
+
+def _uniform(noise: Array) -> Array:
+    """A uniform number, of a normal one."""
+    return 0.5 + 0.5 * jax.scipy.special.erf(noise * np.sqrt(0.5).item())
 
 
 def _student_t(
@@ -400,12 +424,14 @@ def surrogate_hmc(
 
     The length of a trajectory is measured in the standard deviations of the whitening.
     On a normal surrogate a quarter of a period, about ``pi / 2`` in all, forgets the
-    start. Where scales vary, a trajectory crosses a wide tail more slowly, and the
-    set-up chooses three quarters if successive squares are then less correlated. It
-    halves the step until trajectories are rejected from hardly any draw of the
-    surrogate: steps that are too long for the tails keep the chain out of them, and the
-    acceptance rate does not show it. If the surrogate is too far from the target for
-    trajectories to pay, :func:`delayed_random_walk` is the better choice.
+    start. Where the set-up finds successive squares correlated, scales vary, and a
+    trajectory crosses a wide tail more slowly. There it takes three times as many steps,
+    whose size is uniform from 0.4 to 1.1 of that of a quarter, or, in one of eight
+    trajectories, a third of that. The set-up halves the step until trajectories are
+    rejected from hardly any draw of the surrogate: steps that are too long for the
+    tails keep the chain out of them, and the acceptance rate does not show it. If the
+    surrogate is too far from the target for trajectories to pay,
+    :func:`delayed_random_walk` is the better choice.
 
     Where the set-up finds the surrogate normal, there is neither a trajectory nor a
     first stage. One rotation is the exact flow, and the minibatch decides on the whole
@@ -431,13 +457,13 @@ def surrogate_hmc(
 
     :param num_steps: the number of steps; each evaluates the surrogate's gradient, as
         does the start. By default it follows from ``step_size`` if that is given, and
-        otherwise from the set-up: none, or 1, 2, 4, ..., 64 for each quarter of a
-        period.
+        otherwise from the set-up: none, or 1, 2, 4, ..., 64, or three times as many.
     :param step_size: length of a step, in the whitened coordinates. By default the
-        steps together make a quarter of a period, or three where the set-up finds that
-        they pay and ``num_steps`` is not given.
+        steps together make a quarter of a period, or up to three where scales vary and
+        ``num_steps`` is not given.
     :param jitter: relative half width of the uniform distribution around ``step_size``
-        from which a trajectory draws its own, in ``[0, 1)``. Without jitter, a
+        from which a trajectory draws its own, in ``[0, 1)``; for longer trajectories,
+        only the upper half. Without jitter, a
         coordinate whose scale is half of that in the whitening is mirrored and never
         mixes. A single rotation on a normal surrogate has no jitter.
     :param independent: the share of the moves that are independent draws, in ``[0,

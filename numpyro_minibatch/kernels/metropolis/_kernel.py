@@ -524,10 +524,10 @@ class MinibatchMH(SteppedKernel, AdaptedKernel, MinibatchKernel):
             log_surrogate=surrogate(expansion),
             # at another temperature the surrogate is wider than in the set-up: never a
             # single rotation, and steps short enough for its flatter slopes
-            num_steps=max(self._run.plan.num_steps, 4 * self._run.plan.quarters)
+            num_steps=max(self._run.plan.num_steps, 4)
             if self._moved
             else self._run.plan.num_steps,
-            quarters=self._run.plan.quarters,
+            long=self._run.plan.long,
             over_relaxed=self._run.plan.over_relaxed,
             num_rows=expansion.num_exact,
             modes=expansion.modes if several else None,
