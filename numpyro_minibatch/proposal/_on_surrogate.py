@@ -425,10 +425,10 @@ def surrogate_hmc(
     The length of a trajectory is measured in the standard deviations of the whitening.
     On a normal surrogate a quarter of a period, about ``pi / 2`` in all, forgets the
     start. Where the set-up finds successive squares correlated, scales vary, and a
-    trajectory crosses a wide tail more slowly. There it takes three times as many steps,
-    whose size is uniform from 0.4 to 1.1 of that of a quarter, or, in one of eight
-    trajectories, a third of that. The set-up halves the step until trajectories are
-    rejected from hardly any draw of the surrogate: steps that are too long for the
+    trajectory crosses a wide tail more slowly. There it takes three times as many
+    steps. Their size is uniform from 0.4 to 1.1 of that of a quarter, or, in one of
+    eight trajectories, a third of that. The set-up halves the step until trajectories
+    are rejected from hardly any draw of the surrogate: steps that are too long for the
     tails keep the chain out of them, and the acceptance rate does not show it. If the
     surrogate is too far from the target for trajectories to pay,
     :func:`delayed_random_walk` is the better choice.
