@@ -16,6 +16,7 @@ from numpyro.infer.util import log_density
 from numpyro_minibatch import MinibatchMH, marginalize
 from numpyro_minibatch._internal.precision import double, in_this_precision
 from numpyro_minibatch._model.numpy_calls import ReadsValues
+from numpyro_minibatch._model.replay import Program
 from numpyro_minibatch.target import ModelTarget
 
 SCALE = np.array([1.0, 2.0, 3.0])
@@ -128,6 +129,26 @@ def test_without_copies_it_fails():
     with pytest.raises((TypeError, ValueError)), double():
         jax.jit(lambda x: x * scale)(jnp.ones(3, jnp.float64))
     del program
+
+
+@pytest.mark.skipif(jax.config.jax_enable_x64, reason="one precision only")
+def test_data_that_were_constants_of_a_program_have_the_present_precision():
+    """NUTS on another model of the same arrays makes them constants."""
+    x = np.array([1.0, 2.0, 3.0])
+
+    def model(x):
+        b = numpyro.sample("b", dist.Normal(0.0, 1.0))
+        with numpyro.plate("rows", len(x)):
+            numpyro.sample("y", dist.Normal(b, 1.0), obs=x)
+
+    kept = jax.jit(lambda b: b * x)
+    kept(jnp.ones(3, jnp.float32))
+    with double():
+        target = ModelTarget(model=model, args=(x,), sizes={"rows": 3})
+        found = Program(target, lambda target, b: target.args[0] * b)(jnp.float64(2.0))
+    assert found.dtype == jnp.float64
+    np.testing.assert_array_equal(found, 2.0 * x)
+    del kept
 
 
 def test_what_contains_no_array_is_not_copied():

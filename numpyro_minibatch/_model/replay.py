@@ -18,6 +18,7 @@ import numpy as np
 from jax import Array
 from numpyro.infer import init_to_uniform
 
+from numpyro_minibatch._internal.precision import is_double
 from numpyro_minibatch._model.dataflow import inputs_used
 from numpyro_minibatch.host_rows import HostRows, find_rows, map_rows
 from numpyro_minibatch.target import ModelTarget, Target
@@ -122,11 +123,16 @@ class Program:
         self._with_arrays = with_arrays
         self._compiled = jax.jit(with_arrays)
         self._arrays = [leaves[place] for place in places]
+        self._on_device: dict[bool, list[Array]] = {}
 
     def __call__(self, *inputs: Any) -> Any:
         """The value of ``fn`` at ``inputs``."""
+        arrays = self._on_device.get(is_double())
+        if arrays is None:
+            arrays = [_in_this_precision(x) for x in self._arrays]
+            self._on_device[is_double()] = arrays
         try:
-            return self._compiled(self._arrays, *inputs)
+            return self._compiled(arrays, *inputs)
         except jax.errors.JAXTypeError:
             # a model may take its shapes from the values of its data
             return self._plain(*inputs)
@@ -137,6 +143,17 @@ class Program:
             jax.eval_shape(self._with_arrays, self._arrays, *inputs)
         except jax.errors.JAXTypeError:
             self._plain(*inputs)
+
+
+def _in_this_precision(x: Any) -> Array:
+    """A NumPy array as one of JAX, in the present precision.
+
+    JAX remembers the identity of NumPy arrays that were constants of a program, and
+    would pass their numbers in the precision of that program.
+    """
+    if not isinstance(x, np.ndarray):
+        return x
+    return jnp.asarray(x, jax.dtypes.canonicalize_dtype(x.dtype))
 
 
 def _is_numeric(leaf: Any) -> bool:
