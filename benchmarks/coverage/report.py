@@ -175,19 +175,19 @@ families at most 8%. The exception is the standard deviations of the five normal
 (12%; NUTS 14%). Both densities fall with about the sixth power there, so the error of a
 standard deviation, a fourth moment, is hard to estimate from any draws. Ratios of
 reported to true effective sample sizes of squares are at most 1.34 on 18 families. The
-two others are the five normal rows and the hierarchy (2.7), where excursions into a tail
-are so rare that most runs have none. The intervals of means are too wide where
+two others are the five normal rows and the hierarchy (2.7), where excursions into a
+tail are so rare that most runs have none. The intervals of means are too wide where
 trajectories make successive draws negatively correlated.
 
 At these lengths the hierarchy is too hard for AMAGOLD and NUTS, and nearly all of their
 runs give advice: large standard deviations of the groups are visited too rarely. On the
-other families AMAGOLD's intervals are right, except for standard deviations of the Cauchy
-location (12%) and of the five normal rows (16%, with a ratio of 4.3). In one of eight
-draws its steps are a third of the adapted size
-([decision 34](decisions/0034-some-trajectories-take-shorter-steps.md)). Without these
-draws, 14% of the intervals for a quantile of the gamma family missed, and reported
-effective sample sizes of squares were 2.4 times the true ones. Chains share the random
-lengths of AMAGOLD's trajectories, so its true ESS is conditional on them."""
+other families AMAGOLD's intervals are right, except for standard deviations of the
+Cauchy location (12%) and of the five normal rows (16%, with a ratio of 4.3). In one of
+eight draws its steps are a third of the adapted size ([decision
+34](decisions/0034-some-trajectories-take-shorter-steps.md)). Without these draws, 14%
+of the intervals for a quantile of the gamma family missed, and reported effective
+sample sizes of squares were 2.4 times the true ones. Chains share the random lengths of
+AMAGOLD's trajectories, so its true ESS is conditional on them."""
 
 CALIBRATION = """## Simulation-based calibration
 
