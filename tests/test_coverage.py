@@ -18,7 +18,7 @@ from scipy.stats import chisquare
 from benchmarks.coverage.calibration import PROBLEMS, SETTINGS
 from benchmarks.coverage.calibration import ranks as ranks_of
 from benchmarks.coverage.families import FAMILIES, truth
-from numpyro_minibatch import AMAGOLD
+from numpyro_minibatch import AMAGOLD, MinibatchMH, sample
 from numpyro_minibatch._internal.precision import double
 
 slow = pytest.mark.slow
@@ -64,6 +64,36 @@ def test_densities_by_hand_are_those_of_the_models(name):
                 float(found) - float(family.log_posterior(data, *values))
             )
     assert np.ptp(differences) < 1e-3
+
+
+@slow
+@pytest.mark.filterwarnings("ignore:.*a minibatch does not pay")
+@pytest.mark.parametrize("name", ["zeros", "location"])
+def test_longer_trajectories_sample_skewed_posteriors(name):
+    """Of 64 chains from the default start, with a tolerance from their scatter."""
+    family = FAMILIES[name]
+    data = [jnp.asarray(x) for x in family.data(0)]
+    kernel = MinibatchMH(family.model, control_variate="taylor2")
+    result = sample(
+        kernel,
+        *data,
+        num_warmup=500,
+        num_samples=1000,
+        num_chains=64,
+        seed=2,
+        progress=False,
+    )
+    kernel.init(random.key(0), 0, None, tuple(data), {})
+    assert kernel.pilot["surrogate_long"]
+    for parameter, known in truth(family, family.data(0)).items():
+        draws = np.asarray(result.posterior[parameter].values, np.float64)
+        white = (draws - known["mean"]) / known["sd"]
+        below = (draws < known["q5"]) - 0.05
+        above = (draws > known["q95"]) - 0.05
+        for values in (white, white**2 - 1, below, above):
+            of_chains = values.mean(1)
+            error = of_chains.std(ddof=1) / np.sqrt(len(of_chains))
+            assert abs(of_chains.mean()) < 4 * error
 
 
 # simulation-based calibration: many data sets at once, one chain for each ---

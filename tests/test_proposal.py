@@ -76,28 +76,21 @@ def context(root: str = "dense") -> ProposalContext:
     )
 
 
-class OneTurn(Proposal):
-    """The move of ``surrogate_hmc`` if the set-up finds the surrogate normal."""
+@dataclass(frozen=True)
+class WithSetUp(Proposal):
+    """The move of ``surrogate_hmc`` after a set-up with these results."""
 
+    results: tuple[tuple[str, Any], ...]
     uses_surrogate = True
     adapts_step_size = False
 
     def propose(self, key: Any, z: Any, step_size: Any, context: Any) -> Proposed:
-        at = context._replace(num_steps=0, over_relaxed=True)
+        at = context._replace(**dict(self.results))
         return proposal.surrogate_hmc().propose(key, z, step_size, at)
 
 
-class Longer(Proposal):
-    """The move of ``surrogate_hmc`` where trajectories are longer."""
-
-    uses_surrogate = True
-    adapts_step_size = False
-
-    def propose(self, key: Any, z: Any, step_size: Any, context: Any) -> Proposed:
-        at = context._replace(num_steps=2, long=True)
-        return proposal.surrogate_hmc().propose(key, z, step_size, at)
-
-
+ONE_TURN = WithSetUp((("num_steps", 0), ("over_relaxed", True)))
+LONGER = WithSetUp((("num_steps", 2), ("long", True)))
 PROPOSALS = {
     "random_walk": (proposal.random_walk(), 0.8),
     "langevin": (proposal.langevin(), 0.7),
@@ -108,7 +101,7 @@ PROPOSALS = {
         proposal.surrogate_hmc(3, 0.9, independent=0.5),
         123.0,
     ),
-    "surrogate_hmc, longer": (Longer(), 123.0),
+    "surrogate_hmc, longer": (LONGER, 123.0),
     "delayed_random_walk": (proposal.delayed_random_walk(), 0.8),
     "independence": (proposal.independence(), 123.0),
     "student_t": (proposal.student_t(), 123.0),
@@ -116,7 +109,7 @@ PROPOSALS = {
     "pcn": (proposal.preconditioned_crank_nicolson(), 0.6),
     "pcn, fixed": (proposal.preconditioned_crank_nicolson(0.7), 123.0),
     "pcn, long": (proposal.preconditioned_crank_nicolson(), 1.7),
-    "one turn": (OneTurn(), 123.0),
+    "one turn": (ONE_TURN, 123.0),
     "mixture": (
         proposal.mixture(
             {

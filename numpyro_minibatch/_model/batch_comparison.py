@@ -117,7 +117,8 @@ def unusual_rows(
         sizes = [x.size for x in arrays if size in np.shape(x) and size > 1]
         # of more data than can be looked through quickly, some rows
         read = max(1, int(size * min(1.0, _MOST_READ / max(sum(sizes), 1))))
-        some = slice(None) if read == size else np.sort(rng.choice(size, read, False))
+        # with repetitions, which need no permutation of all numbers
+        some = slice(None) if read == size else np.sort(rng.integers(size, size=read))
         rows = [
             _extremes(np.moveaxis(np.asarray(x), x.shape.index(size), 0)[some])
             for x in arrays

@@ -462,10 +462,10 @@ def surrogate_hmc(
         steps together make a quarter of a period, or up to three where scales vary and
         ``num_steps`` is not given.
     :param jitter: relative half width of the uniform distribution around ``step_size``
-        from which a trajectory draws its own, in ``[0, 1)``; for longer trajectories,
-        only the upper half. Without jitter, a
+        from which a trajectory draws its own, in ``[0, 1)``. Without jitter, a
         coordinate whose scale is half of that in the whitening is mirrored and never
-        mixes. A single rotation on a normal surrogate has no jitter.
+        mixes. The steps of longer trajectories begin at 0.4 in any case. A single
+        rotation on a normal surrogate has no jitter.
     :param independent: the share of the moves that are independent draws, in ``[0,
         1)``. By default 0.2 with at most 16 parameters, and otherwise 0, because too
         few would be accepted. Moves on a normal surrogate are a rotation, of
