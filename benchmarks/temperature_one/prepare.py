@@ -108,6 +108,7 @@ def prepare(name: str, cache: Path, num_draws: int, seconds: float) -> None:
     info = {
         "how": found.how,
         "ess": found.ess,
+        "errors": found.errors(),
         "seconds": time.perf_counter() - start,
         "laplace_bias": off,
     }

@@ -30,6 +30,7 @@ class Reference(NamedTuple):
     :param mean: posterior means.
     :param sd: posterior standard deviations.
     :param mcse: Monte Carlo standard errors of the means, in the same units.
+    :param mcse_sd: Monte Carlo standard errors of the standard deviations.
     :param ess: the smallest effective sample size.
     """
 
@@ -37,7 +38,12 @@ class Reference(NamedTuple):
     mean: np.ndarray
     sd: np.ndarray
     mcse: np.ndarray
+    mcse_sd: np.ndarray
     ess: float
+
+    def errors(self) -> tuple[float, float]:
+        """The largest errors, in standard deviations: of means, and of those."""
+        return float((self.mcse / self.sd).max()), float((self.mcse_sd / self.sd).max())
 
 
 def importance(
@@ -78,10 +84,12 @@ def importance(
     off = np.asarray(fn(center + w @ root.T)) - mean
     excess = (weight - 1)[:, None]
     shift = (excess * off).mean(0)
-    variance = variance + (excess * (off**2 - variance)).mean(0) - shift**2
+    squares = excess * (off**2 - variance)
+    sd = (variance + squares.mean(0) - shift**2) ** 0.5
     mcse = (excess * off).std(0) / num_draws**0.5
+    mcse_sd = squares.std(0) / num_draws**0.5 / (2 * sd)
     how = f"importance sampling from the Laplace approximation, k-hat {khat:.2f}"
-    return Reference(how, mean + shift, variance**0.5, mcse, float(ess))
+    return Reference(how, mean + shift, sd, mcse, mcse_sd, float(ess))
 
 
 def pareto_shape(weight: np.ndarray) -> float:
@@ -150,7 +158,7 @@ def hmc(
 
 
 def nuts(
-    model: Callable[..., Any], args: Arrays, num_draws: int = 5000
+    model: Callable[..., Any], args: Arrays, num_draws: int = 20_000
 ) -> dict[str, np.ndarray]:
     """Four chains of a long NUTS run: the sites' values, ``(4, draws, ...)``."""
     kernel = NUTS(model, dense_mass=True, target_accept_prob=0.9)
@@ -169,8 +177,9 @@ def nuts(
 def _moments(how: str, draws: np.ndarray) -> Reference:
     """The moments of ``draws``, shape ``(chains, draws, quantities)``."""
     ess = [float(az.ess(draws[..., j], method="mean")) for j in range(draws.shape[2])]
+    spread = [float(az.mcse(draws[..., j], method="sd")) for j in range(len(ess))]
     mean, sd = draws.mean((0, 1)), draws.std((0, 1))
-    return Reference(how, mean, sd, sd / np.sqrt(ess), min(ess))
+    return Reference(how, mean, sd, sd / np.sqrt(ess), np.array(spread), min(ess))
 
 
 def from_draws(sites: dict[str, np.ndarray], names: tuple[str, ...]) -> Reference:

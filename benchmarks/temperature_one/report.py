@@ -70,9 +70,10 @@ fast: a method that returns the normal approximation at the mode accepts every p
   of NUTS, those with four chains with the faster of one and four chains, if both were
   run.
 - **bias**: the largest error of a posterior mean, in posterior standard deviations of a
-  reference run. **noise** is the largest Monte Carlo standard error of those means;
-  with 20 quantities, an exact method is expected to have a bias of about two and a half
-  times the noise.
+  reference, which is the same for all methods of a problem. **noise** is the largest
+  Monte Carlo standard error of those means, without the error of the reference, which
+  stands above each table. With 20 quantities, an exact method is expected to have a
+  bias of about two and a half times both errors together.
 - **accepted**: the fraction of accepted moves, or the mean acceptance probability. It
   does not indicate bias: HMCECS accepts nearly all moves on the data in which its
   batches miss the important rows.
@@ -159,6 +160,12 @@ def page(results: dict[Key, dict[str, Any]], side_by_side_tables: list[str]) -> 
         reference = next((r["reference"] for r in found if "reference" in r), None)
         if reference:
             text = f"Reference: {reference['how']}, ESS {number(reference['ess'])}."
+            if "errors" in reference:
+                means, sds = reference["errors"]
+                text += (
+                    f" Its largest Monte Carlo standard errors are {means:.4f} standard "
+                    f"deviations for means and {sds:.2%} for standard deviations."
+                )
             if reference["laplace_bias"] is not None:
                 text += (
                     " The Laplace approximation itself has bias "

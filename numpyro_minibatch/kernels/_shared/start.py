@@ -46,7 +46,8 @@ class Within(NamedTuple):
     def drawn(self, key: Array) -> Any:
         """One of the draws."""
         count = len(jax.tree.leaves(self.draws)[0])
-        chosen = jax.random.randint(key, (), 0, count)
+        # not randint, which takes three times as long to compile
+        chosen = jnp.int32(count * jax.random.uniform(key))
         return jax.tree.map(lambda x: jnp.asarray(x)[chosen], self.draws)
 
     def is_known(self, surrogate: Any) -> bool:
@@ -111,9 +112,8 @@ def _start(
     args, kwargs = static.join(arrays)
     target = kernel.make_target(args, kwargs)
     key, init_key = jax.random.split(key)
-    start_key = jax.random.fold_in(init_key, 1)
     if within is not None and within.radius is None:
-        init = within.drawn(start_key)
+        init = within.drawn(init_key)  # and then no other start is drawn
     if within is not None and within.is_known(surrogate):
         z = init
         log_density = jnp.zeros(())
@@ -123,6 +123,7 @@ def _start(
         )
     distance = None
     if within is not None and within.radius is not None:
+        start_key = jax.random.fold_in(init_key, 1)
         distance, z = _moved_within(within, surrogate, start_key, z)
     flat, unravel = ravel_pytree(z)
     reader = kernel.reader(target, unravel, surrogate)
