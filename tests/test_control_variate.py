@@ -1328,11 +1328,13 @@ def test_moves_have_the_scale_of_the_posterior_of_all_rows():
         tau = numpyro.sample("tau", dist.HalfNormal(1).expand([2]).to_event(1))
         with numpyro.plate("groups", groups):
             z = numpyro.sample("z", dist.Normal(0, 1).expand([2]).to_event(1))
-        effects = mu + z * tau
         s = numpyro.sample("s", dist.HalfNormal(1))
         with numpyro.plate("data", size) as i:
-            mean = effects[group[i], 0] + effects[group[i], 1] * x[i]
-            numpyro.sample("y", dist.Normal(mean, s), obs=y[i])
+            # of each row: a value of each group would be a coordinate
+            effects = mu + z[group[i]] * tau
+            numpyro.sample(
+                "y", dist.Normal(effects[:, 0] + effects[:, 1] * x[i], s), obs=y[i]
+            )
 
     kernel = MinibatchMH(slopes, control_variate="taylor2", batch=batch.full())
     data = x, jnp.asarray(group), y.astype(np.float32)
@@ -1481,18 +1483,18 @@ def test_refusals_say_cause_number_limit_and_what_works(monkeypatch):
 def test_a_poor_expansion_is_refused():
     """A likelihood whose parameter makes a funnel."""
 
-    def poor(y):
+    def poor(x, y):
         a = numpyro.sample("a", dist.Normal(0, 1))
         b = numpyro.sample("b", dist.Normal(0, 1))
         with numpyro.plate("data", len(y)) as idx:
-            numpyro.sample("obs", dist.Normal(a * b, 1.0), obs=y[idx])
+            numpyro.sample("obs", dist.Normal(a * x[idx] * b, 1.0), obs=y[idx])
 
     y = 0.5 + random.normal(random.key(0), (3000,))
     # with representative rows the surrogate would be the posterior
     variate = control_variate.taylor2(exact_rows=0)
     kernel = MinibatchMH(poor, control_variate=variate)
     with pytest.raises(ValueError, match="does not hold over the posterior"):
-        kernel.init(random.key(0), 10, None, (y,), {})
+        kernel.init(random.key(0), 10, None, (jnp.ones(3000), y), {})
 
 
 def posterior_of(kernel, data, **settings):
