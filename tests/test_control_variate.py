@@ -988,13 +988,49 @@ def test_coordinates_may_be_values_without_a_name():
     np.testing.assert_allclose(by_phi, right, rtol=1e-6)
 
 
+def by_row(group, y):
+    """Two effects of each group, scaled and shifted after the rows are taken."""
+    mu = numpyro.sample("mu", dist.Normal(0, 2).expand([2]).to_event(1))
+    tau = numpyro.sample("tau", dist.HalfNormal(1).expand([2]).to_event(1))
+    with numpyro.plate("groups", GROUPS):
+        eta = numpyro.sample("eta", dist.Normal(0, 1).expand([2]).to_event(1))
+        other = numpyro.sample("other", dist.Normal(0, 1))
+    with numpyro.plate("data", len(y)) as idx:
+        theta = mu + tau * eta[group[idx]]
+        theta = theta[:, 0] + theta[:, 1] * idx / len(y)
+        logits = theta + jnp.exp(-tau[0]) * other[idx % GROUPS] / 2.0
+        numpyro.sample("obs", dist.Bernoulli(logits=logits), obs=y[idx])
+
+
+def test_effects_are_coordinates_if_rows_of_them_are_taken_first():
+    """``mu + tau * eta[group]`` has the effects ``(mu + tau * eta)[group]``."""
+    found = coordinates_of(by_row)
+    assert found.computed and not found.latents
+    target = ModelTarget(model=by_row, args=hierarchy_data(50), sizes={"data": 50})
+    rng = np.random.default_rng(0)
+    shapes = {"mu": 2, "tau": 2, "eta": (GROUPS, 2), "other": GROUPS}
+    z = {name: jnp.asarray(rng.normal(size=shape)) for name, shape in shapes.items()}
+    phi = found.of(target, z)
+    assert sorted(x.size for x in phi.values()) == [GROUPS, 2 * GROUPS]
+    (theta,) = [x for x in phi.values() if x.size == 2 * GROUPS]
+    np.testing.assert_allclose(theta, z["mu"] + jnp.exp(z["tau"]) * z["eta"], rtol=1e-5)
+    rows = {"data": jnp.array([3, 41, 7])}
+    rest = jax.tree.map(jnp.zeros_like, z)
+    np.testing.assert_allclose(
+        found.rows(target, phi, rest, rows)["data"],
+        target.rows(z, rows)["data"],
+        rtol=1e-5,
+    )
+
+
 def plain(group, y):
     """Values of other shapes, none of which are fewer than the parameters."""
     b = numpyro.sample("b", dist.Normal(0, 1).expand([GROUPS]).to_event(1))
     scale = numpyro.sample("scale", dist.LogNormal(0, 1))
     centred = jnp.cumsum(b - b.mean())
     with numpyro.plate("data", len(y)) as idx:
-        probs = jax.nn.sigmoid(centred[group[idx]] / scale + 0.1 * b[0])
+        slope = centred[group[idx]] * idx / len(y)
+        probs = jax.nn.sigmoid(slope / scale + 0.1 * b[0])
         numpyro.sample("obs", dist.Bernoulli(probs), obs=y[idx])
 
 
@@ -1331,7 +1367,7 @@ def test_moves_have_the_scale_of_the_posterior_of_all_rows():
         s = numpyro.sample("s", dist.HalfNormal(1))
         with numpyro.plate("data", size) as i:
             # of each row: a value of each group would be a coordinate
-            effects = mu + z[group[i]] * tau
+            effects = mu + (z[group[i]] * (1 + 0 * x[i])[:, None]) * tau
             numpyro.sample(
                 "y", dist.Normal(effects[:, 0] + effects[:, 1] * x[i], s), obs=y[i]
             )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -15,13 +15,31 @@ from numpyro_minibatch.target import Position, Target
 
 __all__ = ["Computed"]
 
+# work on each entry that can be done before or after the entries of rows are taken
+_ELEMENTWISE = {
+    "add",
+    "div",
+    "exp",
+    "expm1",
+    "log",
+    "log1p",
+    "logistic",
+    "max",
+    "min",
+    "mul",
+    "neg",
+    "sub",
+    "tanh",
+}
+
 
 class Computed(NamedTuple):
     """The last values through which the parameters enter the rows.
 
     A non-centred hierarchy computes the effects ``mu + tau * eta`` and then takes the
     effect of each row. Such a value serves as a coordinate of the expansion if it has
-    fewer elements than the values that it is computed from.
+    fewer elements than the values that it is computed from. If the model first takes
+    the rows, ``tau * eta[group]``, the order is exchanged.
 
     :param closed: the jaxpr of the log likelihood of rows, as a function of the
         position and of the indices of the rows.
@@ -40,6 +58,8 @@ class Computed(NamedTuple):
         """Trace the log likelihood of the rows ``indices``."""
         trace = jax.make_jaxpr(target.rows, return_shape=True)
         closed, shapes = trace(z, indices)
+        before = _before_gathers(closed, len(z))
+        closed = jax.make_jaxpr(before)(*jax.tree.leaves((z, indices)))
         names = sorted(z)  # the order of the leaves of a dict
         given = dict(zip(closed.jaxpr.invars, names, strict=False))
         variables = _last_values(closed.jaxpr, list(given))
@@ -83,6 +103,126 @@ class Computed(NamedTuple):
         part = part_of(jaxpr, jaxpr.constvars, [*inputs], free, [*outputs])
         part = part.replace(eqns=needed_equations(part))
         return jax.core.eval_jaxpr(part, self.closed.consts, *given)
+
+
+class _Taken(NamedTuple):
+    """Rows of a value of the parameters, which are not taken yet.
+
+    :param value: a value with an entry for each group.
+    :param groups: the groups of the rows.
+    :param eqn: the equation that takes them.
+    """
+
+    value: Array
+    groups: Array
+    eqn: Any
+
+    def rows(self) -> Array:
+        """The rows."""
+        params = dict(self.eqn.params)
+        return self.eqn.primitive.bind(self.value, self.groups, **params)
+
+
+def _before_gathers(closed: Any, number: int) -> Callable[..., list[Array]]:
+    """The function of a jaxpr, with elementwise work done before rows are taken.
+
+    :param number: how many of its inputs are the position.
+    """
+    jaxpr = closed.jaxpr
+    live = needed_equations(jaxpr)
+    of_position, of_rows = _dependence(jaxpr, jaxpr.invars[:number], live)
+    used = {_key(x) for eqn in live for x in eqn.invars} | set(map(_key, jaxpr.outvars))
+
+    def fn(*inputs: Array) -> list[Array]:
+        env: dict[Any, Any] = dict(zip(jaxpr.constvars, closed.consts, strict=True))
+        env |= dict(zip(jaxpr.invars, inputs, strict=True))
+        narrow: dict[Any, tuple[Array, tuple[int, ...]]] = {}  # before broadcasting
+
+        def read(atom: Any) -> Any:
+            found = atom.val if hasattr(atom, "val") else env[atom]
+            return found.rows() if isinstance(found, _Taken) else found
+
+        def as_wide(atom: Any, like: Array) -> Array | None:
+            """A value of the parameters, as wide as one with entries of groups."""
+            if hasattr(atom, "val") or not atom.aval.shape:
+                free = hasattr(atom, "val") or atom not in of_rows
+                return jnp.broadcast_to(read(atom), like.shape) if free else None
+            if atom in narrow and atom not in of_rows:
+                value, axes = narrow[atom]
+                if 0 not in axes and len(atom.aval.shape) == like.ndim:
+                    return jax.lax.broadcast_in_dim(value, like.shape, axes)
+            return None
+
+        def exchanged(eqn: Any) -> _Taken | None:
+            """The rows of an elementwise value, to be taken after it is computed."""
+            taken = [x for x in eqn.invars if isinstance(env.get(_key(x)), _Taken)]
+            if eqn.primitive.name not in _ELEMENTWISE or len(taken) != 1:
+                return None
+            own = env[taken[0]]
+            wide = [
+                own.value if x is taken[0] else as_wide(x, own.value)
+                for x in eqn.invars
+            ]
+            if any(x is None for x in wide):
+                return None
+            return own._replace(value=eqn.primitive.bind(*wide, **eqn.params))
+
+        for eqn in live:
+            if _takes_rows(eqn) and eqn.invars[0] in of_position - of_rows:
+                if _key(eqn.invars[1]) not in of_position:
+                    value, groups = map(read, eqn.invars)
+                    env[eqn.outvars[0]] = _Taken(value, groups, eqn)
+                    continue
+            later = exchanged(eqn)
+            if later is not None:
+                env[eqn.outvars[0]] = later
+                continue
+            if eqn.primitive.name == "broadcast_in_dim" and len(eqn.invars) == 1:
+                axes = eqn.params["broadcast_dimensions"]
+                narrow[eqn.outvars[0]] = read(eqn.invars[0]), axes
+            inside = list(dict.fromkeys(x for x in eqn.invars if _key(x) is not None))
+            out = [v for v in eqn.outvars if v in used]
+            one = part_of(jaxpr, [], inside, [eqn], out)
+            found = jax.core.eval_jaxpr(one, [], *map(read, inside))
+            env.update(zip(out, found, strict=True))
+        return [read(atom) for atom in jaxpr.outvars]
+
+    return fn
+
+
+def _key(atom: Any) -> Any:
+    """A variable, or ``None`` for a number, which has no hash."""
+    return None if hasattr(atom, "val") else atom
+
+
+def _takes_rows(eqn: Any) -> bool:
+    """Whether an equation is ``x[groups]``, with entries of the first axis."""
+    if eqn.primitive.name != "gather" or hasattr(eqn.invars[0], "val"):
+        return False
+    (value, groups), (out,) = eqn.invars, eqn.outvars
+    numbers, shape = eqn.params["dimension_numbers"], value.aval.shape
+    return (
+        numbers.collapsed_slice_dims == (0,)
+        and numbers.start_index_map == (0,)
+        and not numbers.operand_batching_dims
+        and numbers.offset_dims == tuple(range(1, len(shape)))
+        and tuple(eqn.params["slice_sizes"]) == (1, *shape[1:])
+        and len(groups.aval.shape) == 2
+        and len(out.aval.shape) == len(shape)
+    )
+
+
+def _dependence(
+    jaxpr: Any, position: Sequence[Any], live: Sequence[Any]
+) -> tuple[set[Any], set[Any]]:
+    """The variables that depend on the position, and those that depend on rows."""
+    of_position = set(position)
+    of_rows = set(jaxpr.invars) - of_position
+    for eqn in live:
+        for those in of_position, of_rows:
+            if any(_key(v) in those for v in eqn.invars):
+                those.update(eqn.outvars)
+    return of_position, of_rows
 
 
 def _last_values(jaxpr: Any, position: Sequence[Any]) -> list[Any]:

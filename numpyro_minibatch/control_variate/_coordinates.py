@@ -18,12 +18,17 @@ from numpyro_minibatch.target import ModelTarget, Target
 __all__ = ["choose_coordinates"]
 
 
-def choose_coordinates(target: Target, example: Any, taylor: Taylor) -> Coordinates:
+def choose_coordinates(
+    target: Target, example: Any, taylor: Taylor, follows: bool = True
+) -> Coordinates:
     """Choose the coordinates of the expansion.
 
     :param target: the target.
     :param example: a position.
     :param taylor: the control variate; the user may have chosen its sites.
+    :param follows: whether moves follow the surrogate. Others need the scales of a
+        posterior that is nearly normal, which an expansion in values that the model
+        computes does not ensure.
     :raises Refused: the sites do not determine the likelihood of a row.
     """
     sites = taylor.sites
@@ -76,7 +81,7 @@ def choose_coordinates(target: Target, example: Any, taylor: Taylor) -> Coordina
     # the deterministic sites have fewer elements and determine the likelihood
     if size(latents, deterministic) < size(plain, set()):
         return Coordinates(tuple(sorted(latents)), tuple(sorted(deterministic)))
-    if taylor.center is None and taylor.modes == 1:
+    if follows and taylor.center is None and taylor.modes == 1:
         unnamed = _computed(target, example, size(plain, set()))
         if unnamed is not None:
             return unnamed
