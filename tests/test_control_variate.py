@@ -217,7 +217,7 @@ def test_residuals_and_polynomial_are_the_likelihood(order, form):
     expansion = Expansion(
         center, jax.grad(total)(center), jax.hessian(total)(center), total(center)
     )
-    coordinates = choose_coordinates(target, z, None)
+    coordinates = choose_coordinates(target, z, control_variate.taylor2())
     evaluate = expand(target, coordinates, order, form, expansion, unravel)
     for seed, scale in [(0, 0.02), (1, 0.2)]:
         flat = center + scale * np.random.default_rng(seed).normal(size=3)
@@ -948,7 +948,95 @@ def coordinates_of(fn, sites=None):
     latents = [
         n for n, s in sites_.items() if s["type"] == "sample" and not s["is_observed"]
     ]
-    return choose_coordinates(target, target.unconstrain(sites_, latents), sites)
+    z = target.unconstrain(sites_, latents)
+    return choose_coordinates(target, z, control_variate.taylor2(sites=sites))
+
+
+def unnamed(group, y):
+    """A non-centred hierarchy whose effects are no site, with two terms of a row."""
+    mu = numpyro.sample("mu", dist.Normal(0, 2))
+    tau = numpyro.sample("tau", dist.HalfNormal(1))
+    slope = numpyro.sample("slope", dist.Normal(0, 1))
+    with numpyro.plate("groups", GROUPS):
+        eta = numpyro.sample("eta", dist.Normal(0, 1))
+    theta = mu + tau * eta
+    logits = theta[group] + slope * (group - 2.0) ** 2
+    numpyro.sample("obs", dist.Bernoulli(logits=logits), obs=y)
+
+
+def test_coordinates_may_be_values_without_a_name():
+    """Effects that are no deterministic site are coordinates all the same."""
+    group, y = hierarchy_data(300)
+    kernel = MinibatchMH(unnamed, control_variate="taylor2")
+    kernel._setup((group, y), {})
+    z = {"mu": 0.3, "tau": -0.2, "slope": 0.1, "eta": jnp.linspace(-1.0, 1.0, GROUPS)}
+    z = jax.tree.map(jnp.asarray, z)
+    target = kernel.make_target((group, y), {})
+    taylor = control_variate.taylor2()
+    found = choose_coordinates(target, z, taylor)
+    assert found.computed and found.latents == ("slope",)
+    about = control_variate.taylor2(center={"slope": 0.0})
+    for chosen in about, control_variate.taylor2(modes=2):
+        assert not choose_coordinates(target, z, chosen).computed
+    phi = found.of(target, z)
+    theta = z["mu"] + jnp.exp(z["tau"]) * z["eta"]
+    assert set(phi) == {"slope", *found.values}
+    np.testing.assert_allclose(phi[found.values[0]], theta, rtol=1e-6)
+    rows = {"data": jnp.arange(7)}
+    (right,) = target.rows(z, rows).values()
+    (by_phi,) = found.rows(target, phi, jax.tree.map(jnp.zeros_like, z), rows).values()
+    np.testing.assert_allclose(by_phi, right, rtol=1e-6)
+
+
+def by_row(group, y):
+    """Two effects of each group, scaled and shifted after the rows are taken."""
+    mu = numpyro.sample("mu", dist.Normal(0, 2).expand([2]).to_event(1))
+    tau = numpyro.sample("tau", dist.HalfNormal(1).expand([2]).to_event(1))
+    with numpyro.plate("groups", GROUPS):
+        eta = numpyro.sample("eta", dist.Normal(0, 1).expand([2]).to_event(1))
+        other = numpyro.sample("other", dist.Normal(0, 1))
+    with numpyro.plate("data", len(y)) as idx:
+        theta = mu + tau * eta[group[idx]]
+        theta = theta[:, 0] + theta[:, 1] * idx / len(y)
+        logits = theta + jnp.exp(-tau[0]) * other[idx % GROUPS] / 2.0
+        numpyro.sample("obs", dist.Bernoulli(logits=logits), obs=y[idx])
+
+
+def test_effects_are_coordinates_if_rows_of_them_are_taken_first():
+    """``mu + tau * eta[group]`` has the effects ``(mu + tau * eta)[group]``."""
+    found = coordinates_of(by_row)
+    assert found.computed and not found.latents
+    target = ModelTarget(model=by_row, args=hierarchy_data(50), sizes={"data": 50})
+    rng = np.random.default_rng(0)
+    shapes = {"mu": 2, "tau": 2, "eta": (GROUPS, 2), "other": GROUPS}
+    z = {name: jnp.asarray(rng.normal(size=shape)) for name, shape in shapes.items()}
+    phi = found.of(target, z)
+    assert sorted(x.size for x in phi.values()) == [GROUPS, 2 * GROUPS]
+    (theta,) = [x for x in phi.values() if x.size == 2 * GROUPS]
+    np.testing.assert_allclose(theta, z["mu"] + jnp.exp(z["tau"]) * z["eta"], rtol=1e-5)
+    rows = {"data": jnp.array([3, 41, 7])}
+    rest = jax.tree.map(jnp.zeros_like, z)
+    np.testing.assert_allclose(
+        found.rows(target, phi, rest, rows)["data"],
+        target.rows(z, rows)["data"],
+        rtol=1e-5,
+    )
+
+
+def plain(group, y):
+    """Values of other shapes, none of which are fewer than the parameters."""
+    b = numpyro.sample("b", dist.Normal(0, 1).expand([GROUPS]).to_event(1))
+    scale = numpyro.sample("scale", dist.LogNormal(0, 1))
+    centred = jnp.cumsum(b - b.mean())
+    with numpyro.plate("data", len(y)) as idx:
+        slope = centred[group[idx]] * idx / len(y)
+        probs = jax.nn.sigmoid(slope / scale + 0.1 * b[0])
+        numpyro.sample("obs", dist.Bernoulli(probs), obs=y[idx])
+
+
+@pytest.mark.parametrize("fn", [hierarchy(True), plain])
+def test_values_without_a_name_are_fewer_than_those_before(fn):
+    assert not coordinates_of(fn).computed
 
 
 def test_coordinates_are_those_that_the_likelihood_depends_on():
@@ -1276,11 +1364,13 @@ def test_moves_have_the_scale_of_the_posterior_of_all_rows():
         tau = numpyro.sample("tau", dist.HalfNormal(1).expand([2]).to_event(1))
         with numpyro.plate("groups", groups):
             z = numpyro.sample("z", dist.Normal(0, 1).expand([2]).to_event(1))
-        effects = mu + z * tau
         s = numpyro.sample("s", dist.HalfNormal(1))
         with numpyro.plate("data", size) as i:
-            mean = effects[group[i], 0] + effects[group[i], 1] * x[i]
-            numpyro.sample("y", dist.Normal(mean, s), obs=y[i])
+            # of each row: a value of each group would be a coordinate
+            effects = mu + (z[group[i]] * (1 + 0 * x[i])[:, None]) * tau
+            numpyro.sample(
+                "y", dist.Normal(effects[:, 0] + effects[:, 1] * x[i], s), obs=y[i]
+            )
 
     kernel = MinibatchMH(slopes, control_variate="taylor2", batch=batch.full())
     data = x, jnp.asarray(group), y.astype(np.float32)
@@ -1429,18 +1519,18 @@ def test_refusals_say_cause_number_limit_and_what_works(monkeypatch):
 def test_a_poor_expansion_is_refused():
     """A likelihood whose parameter makes a funnel."""
 
-    def poor(y):
+    def poor(x, y):
         a = numpyro.sample("a", dist.Normal(0, 1))
         b = numpyro.sample("b", dist.Normal(0, 1))
         with numpyro.plate("data", len(y)) as idx:
-            numpyro.sample("obs", dist.Normal(a * b, 1.0), obs=y[idx])
+            numpyro.sample("obs", dist.Normal(a * x[idx] * b, 1.0), obs=y[idx])
 
     y = 0.5 + random.normal(random.key(0), (3000,))
     # with representative rows the surrogate would be the posterior
     variate = control_variate.taylor2(exact_rows=0)
     kernel = MinibatchMH(poor, control_variate=variate)
     with pytest.raises(ValueError, match="does not hold over the posterior"):
-        kernel.init(random.key(0), 10, None, (y,), {})
+        kernel.init(random.key(0), 10, None, (jnp.ones(3000), y), {})
 
 
 def posterior_of(kernel, data, **settings):
@@ -1580,6 +1670,24 @@ def test_a_search_without_an_end_is_an_error():
     kernel = MinibatchMH(absolute, control_variate="taylor2")
     with pytest.raises(ValueError, match="has kinks.*AMAGOLD"):
         kernel.init(random.key(0), 10, None, (jnp.linspace(-1.0, 2.0, 2001),), {})
+
+
+def test_kinks_are_the_reason_for_steps_much_longer_than_the_posterior():
+    """Second derivatives of a regression to a quantile vanish, but for its scale."""
+    rng = np.random.default_rng(21)
+    x = jnp.asarray(rng.uniform(0, 3, 1000))
+    y = 1 + x + (0.3 + 0.4 * x) * rng.normal(size=1000)
+
+    def quantile(x, y):
+        a = numpyro.sample("a", dist.Normal(0, 5))
+        b = numpyro.sample("b", dist.Normal(0, 5))
+        s = numpyro.sample("s", dist.HalfNormal(2))
+        fn = dist.AsymmetricLaplaceQuantile(a + b * x, s, 0.9)
+        numpyro.sample("obs", fn, obs=y)
+
+    kernel = MinibatchMH(quantile, control_variate="taylor2")
+    with pytest.raises(ValueError, match="has kinks.*AMAGOLD"):
+        kernel.init(random.key(0), 10, None, (x, y), {})
 
 
 def test_the_gradient_ends_a_search_whose_values_have_errors():
@@ -1814,7 +1922,10 @@ def test_center_of_a_known_mode(grid):
     _, (mode, _) = grid
     target = ModelTarget(model=model, args=DATA, sizes={"data": N})
     problem = problem_of(model, *DATA, example={"beta": np.zeros(2)})
-    assert choose_coordinates(target, problem.example, None) == problem.coordinates
+    assert (
+        choose_coordinates(target, problem.example, control_variate.taylor2())
+        == problem.coordinates
+    )
     starts = np.random.default_rng(0).uniform(-2, 2, (3, 2))
     found = find_center(problem, starts, control_variate.taylor2())
     # the data are in single precision, the search is not

@@ -10,6 +10,7 @@ __all__ = [
     "inputs_used",
     "inspect_flow",
     "needed_equations",
+    "part_of",
     "sizes_of_scan",
 ]
 
@@ -241,6 +242,23 @@ def needed_equations(jaxpr: Any) -> list[Any]:
             kept.append(eqn)
             needed.update(v for v in eqn.invars if not _is_literal(v))
     return kept[::-1]
+
+
+def part_of(
+    jaxpr: Any, constvars: Any, invars: list[Any], eqns: list[Any], outvars: list[Any]
+) -> Any:
+    """Some equations of a jaxpr, with other inputs and outputs."""
+    # a jaxpr needs as many names as inputs and outputs
+    names = jaxpr.debug_info._replace(
+        arg_names=("",) * len(invars), result_paths=("",) * len(outvars)
+    )
+    return jaxpr.replace(
+        constvars=list(constvars),
+        invars=invars,
+        eqns=eqns,
+        outvars=list(outvars),
+        debug_info=names,
+    )
 
 
 def _live_equations(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import jax
@@ -412,19 +413,27 @@ def _more_than_curvature(
     """The change of the gradient that second derivatives do not explain, relative.
 
     Without kinks, it vanishes with the length of the step. The gradients of many rows
-    with one kink each change in proportion to it.
+    with one kink each change in proportion to it, until the step has passed most of the
+    kinks. A step can be much longer than that, because the curvature that determines it
+    leaves the kinks out. So parts of it are compared, until the change is proportional
+    over two decades.
 
-    :return: zero if the change is not proportional to the length of the step.
+    :return: zero if the change is not proportional to the length of a part.
     """
     _, gradient, hessian = objective(start)
     explained = float(step @ hessian @ step)
-    more = [
-        float((objective(start + t * step)[1] - gradient) @ step) / t - explained
-        for t in (1e-2, 1e-3)
-    ]
-    if not (np.isfinite(more).all() and explained > 0 and more[1] > 0.3 * more[0] > 0):
-        return 0.0
-    return more[1] / explained
+    more: list[float] = []
+    for t in 10.0 ** -np.arange(2.0, 8.0):
+        change = float((objective(start + t * step)[1] - gradient) @ step)
+        more.append(change / t - explained)
+        if not np.isfinite(more[-1]):
+            return 0.0
+        if len(more) == 2 and explained > 0 and more[1] > 0.3 * more[0] > 0:
+            return more[1] / explained
+        ratios = [y / x if x > 0 else np.inf for x, y in pairwise(more[-3:])]
+        if len(ratios) == 2 and all(0.25 < ratio < 4.0 for ratio in ratios):
+            return more[-1] / max(abs(explained), 1e-300)
+    return 0.0
 
 
 def not_definite(smallest: float) -> str:

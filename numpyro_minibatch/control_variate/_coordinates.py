@@ -9,23 +9,29 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_minibatch._model.dataflow import inputs_used
+from numpyro_minibatch.control_variate._computed import Computed
 from numpyro_minibatch.control_variate._expand import Coordinates
 from numpyro_minibatch.control_variate._problem import Refused
+from numpyro_minibatch.control_variate._taylor import Taylor
 from numpyro_minibatch.target import ModelTarget, Target
 
 __all__ = ["choose_coordinates"]
 
 
 def choose_coordinates(
-    target: Target, example: Any, sites: tuple[str, ...] | None
+    target: Target, example: Any, taylor: Taylor, follows: bool = True
 ) -> Coordinates:
     """Choose the coordinates of the expansion.
 
     :param target: the target.
     :param example: a position.
-    :param sites: the sites that the user chose, or ``None``.
+    :param taylor: the control variate; the user may have chosen its sites.
+    :param follows: whether moves follow the surrogate. Others need the scales of a
+        posterior that is nearly normal, which an expansion in values that the model
+        computes does not ensure.
     :raises Refused: the sites do not determine the likelihood of a row.
     """
+    sites = taylor.sites
     if not isinstance(target, ModelTarget):
         if sites is not None:
             raise Refused(
@@ -75,4 +81,28 @@ def choose_coordinates(
     # the deterministic sites have fewer elements and determine the likelihood
     if size(latents, deterministic) < size(plain, set()):
         return Coordinates(tuple(sorted(latents)), tuple(sorted(deterministic)))
+    if follows and taylor.center is None and taylor.modes == 1:
+        unnamed = _computed(target, example, size(plain, set()))
+        if unnamed is not None:
+            return unnamed
     return Coordinates() if plain == every else Coordinates(tuple(sorted(plain)))
+
+
+def _computed(target: ModelTarget, example: Any, size: int) -> Coordinates | None:
+    """The values that the model computes from its parameters, if they are fewer.
+
+    :param size: the number of elements of the latent sites that rows depend on.
+    """
+    found = []
+    for number in (1, 2):  # those of a batch are the same values
+        rows = {
+            name: jax.device_put(np.zeros(number, np.int32)) for name in target.sizes
+        }
+        computed = Computed.of(target, example, rows)
+        shapes = [v.aval.shape for v in computed.variables]
+        found.append((computed.names, shapes))
+    if computed.size >= size or found[0] != found[1]:
+        return None
+    latents = [name for name in computed.names if name in example]
+    values = [name for name in computed.names if name not in example]
+    return Coordinates(tuple(sorted(latents)), tuple(sorted(values)), computed=True)

@@ -14,6 +14,7 @@ from jax import Array
 from jax.flatten_util import ravel_pytree
 from jax.typing import ArrayLike
 
+from numpyro_minibatch.control_variate._computed import Computed
 from numpyro_minibatch.control_variate._taylor import Form
 from numpyro_minibatch.estimate import Weights
 from numpyro_minibatch.proposal import Modes, PriorAtModes
@@ -356,15 +357,21 @@ class Coordinates:
     :param latents: latent sites, in their unconstrained coordinates; ``None`` for the
         whole position.
     :param values: deterministic sites, by their values.
+    :param computed: whether ``values`` are not sites but what the model computes from
+        its parameters, the :class:`Computed`.
     """
 
     latents: tuple[str, ...] | None = None
     values: tuple[str, ...] = ()
+    computed: bool = False
 
     def of(self, target: Target, z: Position) -> Any:
         """The coordinates of the position ``z``."""
         if self.latents is None:
             return z
+        if self.computed:
+            one = {name: jnp.zeros(1, jnp.int32) for name in target.plates}
+            return Computed.of(target, z, one).values(z, one)
         chosen = {name: z[name] for name in self.latents}
         if self.values:
             assert isinstance(target, ModelTarget)
@@ -379,6 +386,8 @@ class Coordinates:
         """
         if self.latents is None:
             return target.rows(phi, indices)
+        if self.computed:
+            return Computed.of(target, z, indices).rows(phi, indices)
         rest = {**z, **{name: phi[name] for name in self.latents}}
         return target.rows(rest, indices, {name: phi[name] for name in self.values})
 

@@ -53,6 +53,7 @@ _KEPT = 0.11
 _FEW_DRAWS = 200  # smallest effective number of draws after resampling
 _STEPS_TO_START = 100  # at most, to the starting point of NUTS
 _NEARLY = 0.1  # gain of the log density below which the steps end
+_FAR = 10.0  # distance over which no proper prior is constant
 _BLOCK = 64  # draws at which a program evaluates the surrogate
 _JUDGING = 56  # draws that judge whether the posterior is normal
 
@@ -175,6 +176,7 @@ def starting_point(
     :param problem: the target and its coordinates.
     :param expansion: the expansion about the centre, in double precision.
     :param start: a flat position of finite density.
+    :raises Refused: the density is the same along a direction.
     """
     latents = problem.coordinates.latents
     if latents is None:
@@ -210,6 +212,15 @@ def starting_point(
             else:
                 break
             flat = flat + shrink * step
+        if len(free):
+            here, _, curvature = at(flat)
+            eigenvalues, vectors = np.linalg.eigh(curvature)
+            least = np.abs(eigenvalues).argmin()
+            ends = [float(at(flat + t * vectors[:, least])[0]) for t in (-_FAR, _FAR)]
+            with np.errstate(invalid="ignore"):
+                change = np.ptp([*ends, here])
+            if change <= 1e-9 * max(abs(float(here)), 1.0):
+                raise Refused(not_definite(eigenvalues[least]))
     return flat
 
 

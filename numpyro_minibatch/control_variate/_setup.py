@@ -182,7 +182,7 @@ def _prepared(problem: Problem, chosen: Chosen, needs: Needs) -> Prepared:
     taylor = chosen.taylor
     check_exact_rows(problem, taylor, needs)
     target = problem.target_of(problem.arrays)
-    coordinates = choose_coordinates(target, problem.example, taylor.sites)
+    coordinates = choose_coordinates(target, problem.example, taylor, needs.follows)
     problem = replace(problem, coordinates=coordinates)
     positions = _positions(problem, chosen.start)
     phi = problem.in_coordinates(positions)

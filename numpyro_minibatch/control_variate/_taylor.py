@@ -166,7 +166,9 @@ def taylor2(
 
     If the likelihood depends on deterministic sites that have fewer elements than the
     latent sites that determine them (the effects of a non-centred hierarchical model),
-    it is expanded in the deterministic sites, whatever is sampled.
+    it is expanded in the deterministic sites, whatever is sampled. Values that the
+    model computes without naming them are used in the same way by kernels whose moves
+    follow the surrogate, unless ``center`` or several ``modes`` are given.
 
     :param sites: latent sites (expanded in their unconstrained coordinates) and
         deterministic sites (in their values) that determine the likelihood of every

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 from jax import Array
 
-from numpyro_minibatch._model.dataflow import needed_equations
+from numpyro_minibatch._model.dataflow import needed_equations, part_of
 
 __all__ = ["Split"]
 
@@ -52,9 +52,9 @@ class Split:
         border = list(
             dict.fromkeys(x for x in read if _is_variable(x) and x not in depends)
         )
-        first = _part(jaxpr, jaxpr.constvars, [], before, border)
+        first = part_of(jaxpr, jaxpr.constvars, [], before, border)
         known = jax.core.eval_jaxpr(first, closed.consts)
-        rest = _part(jaxpr, [], [*border, *jaxpr.invars], after, jaxpr.outvars)
+        rest = part_of(jaxpr, [], [*border, *jaxpr.invars], after, jaxpr.outvars)
         return cls(list(known), rest)
 
     def __call__(self, x: Array) -> Array:
@@ -68,20 +68,3 @@ class Split:
 
 def _is_variable(atom: Any) -> bool:
     return not hasattr(atom, "val")
-
-
-def _part(
-    jaxpr: Any, constvars: Any, invars: list[Any], eqns: list[Any], outvars: list[Any]
-) -> Any:
-    """Some equations of a jaxpr, with other inputs and outputs."""
-    # a jaxpr needs as many names as inputs and outputs
-    names = jaxpr.debug_info._replace(
-        arg_names=("",) * len(invars), result_paths=("",) * len(outvars)
-    )
-    return jaxpr.replace(
-        constvars=list(constvars),
-        invars=invars,
-        eqns=eqns,
-        outvars=list(outvars),
-        debug_info=names,
-    )
