@@ -201,6 +201,8 @@ def _takes_rows(eqn: Any) -> bool:
         return False
     (value, groups), (out,) = eqn.invars, eqn.outvars
     numbers, shape = eqn.params["dimension_numbers"], value.aval.shape
+    if eqn.params["fill_value"] is not None:
+        return False  # work on what stands for a missing entry cannot be exchanged
     return (
         numbers.collapsed_slice_dims == (0,)
         and numbers.start_index_map == (0,)

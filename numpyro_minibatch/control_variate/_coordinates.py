@@ -77,11 +77,13 @@ def choose_coordinates(
         return count + sum(int(np.prod(values[n].shape)) for n in deterministic)
 
     plain = used(())[0]
-    latents, deterministic = used(tuple(values))
-    # the deterministic sites have fewer elements and determine the likelihood
-    if size(latents, deterministic) < size(plain, set()):
-        return Coordinates(tuple(sorted(latents)), tuple(sorted(deterministic)))
-    if follows and taylor.center is None and taylor.modes == 1:
+    if values:
+        latents, deterministic = used(tuple(values))
+        # the deterministic sites have fewer elements and determine the likelihood
+        if size(latents, deterministic) < size(plain, set()):
+            return Coordinates(tuple(sorted(latents)), tuple(sorted(deterministic)))
+    # an effect is computed from at least two sites, its scale among them
+    if follows and len(plain) > 1 and taylor.center is None and taylor.modes == 1:
         unnamed = _computed(target, example, size(plain, set()))
         if unnamed is not None:
             return unnamed
@@ -99,9 +101,11 @@ def _computed(target: ModelTarget, example: Any, size: int) -> Coordinates | Non
             name: jax.device_put(np.zeros(number, np.int32)) for name in target.sizes
         }
         computed = Computed.of(target, example, rows)
+        if computed.size >= size:
+            return None
         shapes = [v.aval.shape for v in computed.variables]
         found.append((computed.names, shapes))
-    if computed.size >= size or found[0] != found[1]:
+    if found[0] != found[1]:
         return None
     latents = [name for name in computed.names if name in example]
     values = [name for name in computed.names if name not in example]
