@@ -371,6 +371,7 @@ MODELS = [
         "a batch size for plate 'data', which has 40 rows",
         "batch_size={'data': 4}",
         "subsample_size",
+        'control_variate="taylor2"',
     ),
     refuse(
         "an empty batch_size",

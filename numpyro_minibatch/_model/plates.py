@@ -151,7 +151,8 @@ def _needs_batch_size(who: str, plate: str, size: int) -> str:
         f"{who} needs a batch size for plate {plate!r}, which has {size} rows: pass "
         f"batch_size={{{plate!r}: {_rows_of_batch(size)}}}, or batch_size="
         f"{_rows_of_batch(size)} if the model has no other data. A subsample_size of "
-        "the plate in the model sets it, too."
+        'the plate in the model sets it, too. With control_variate="taylor2" the '
+        "set-up chooses it."
     )
 
 
