@@ -163,7 +163,7 @@ def page(results: dict[Key, dict[str, Any]], side_by_side_tables: list[str]) -> 
             if "errors" in reference:
                 means, sds = reference["errors"]
                 text += (
-                    f" Its largest Monte Carlo standard errors are {means:.4f} standard "
+                    f" Its largest Monte Carlo standard errors: {means:.4f} standard "
                     f"deviations for means and {sds:.2%} for standard deviations."
                 )
             if reference["laplace_bias"] is not None:
