@@ -366,6 +366,32 @@ def test_a_heavy_tail_is_seen(tail: str) -> None:
         assert found["quadrature_sd_elsewhere"] < 1e-3
 
 
+def test_a_second_mode_that_matters_is_refused() -> None:
+    """Nodes at one of two modes, whose masses depend on a parameter."""
+
+    def model(y: Any) -> None:
+        w = numpyro.sample("w", dist.Beta(2.0, 2.0))
+        with numpyro.plate("data", len(y)) as idx:
+            both = dist.Normal(jnp.array([-4.0, 4.0]), 0.5)
+            which = dist.Categorical(probs=jnp.stack([w, 1 - w]))
+            a = numpyro.sample("a", dist.MixtureSameFamily(which, both))
+            numpyro.sample("y", dist.Normal(a, 20.0), obs=y[idx])
+
+    def by_component(y: Any) -> None:
+        w = numpyro.sample("w", dist.Beta(2.0, 2.0))
+        with numpyro.plate("data", len(y)) as idx:
+            k = numpyro.sample("k", dist.Bernoulli(1 - w))
+            a = numpyro.sample("a", dist.Normal(8.0 * k - 4.0, 0.5))
+            numpyro.sample("y", dist.Normal(a, 20.0), obs=y[idx])
+
+    y = jnp.asarray(20.0 * np.random.default_rng(0).normal(size=100))
+    draws = {"w": np.linspace(0.3, 0.5, 8)}
+    with pytest.raises(ValueError, match="write the component as a discrete"):
+        marginalize(model).approximation(draws, (y,), {})
+    found = marginalize(by_component).approximation(draws, (y,), {})
+    assert found["quadrature_sd_elsewhere"] < 1e-3
+
+
 def test_the_rows_with_the_largest_error_are_measured() -> None:
     """Four of 60,000 rows have a count of zero, between those of a fixed distance."""
     y = np.full(60_000, 40.0)
