@@ -1423,6 +1423,7 @@ class Sums:
 
     def __init__(self, sd, number, noise=0.0, integrals=False):
         self.sd, self.noise, self.integrals = sd, noise, integrals
+        self.row_size = 11 if integrals else 1
         self.problem = Problem(None, [], {"data": number}, Weights(), {})
 
     def sums(self, draws):

@@ -606,6 +606,22 @@ def test_parts_that_use_no_rows_do_not_integrate_them() -> None:
     np.testing.assert_allclose(target.constrain(z)["s"], 1.0)
 
 
+def test_the_size_of_a_row_counts_all_nodes_and_states() -> None:
+    def model(y: Any) -> None:
+        s = numpyro.sample("s", dist.HalfNormal(1.0))
+        with numpyro.plate("data", len(y)) as idx:
+            k = numpyro.sample("k", dist.Bernoulli(0.3))
+            u = numpyro.sample("u", dist.Normal(0.0, s).expand([3]).to_event(1))
+            numpyro.sample("y", dist.Normal(k + u.sum(-1), 1.0), obs=y[idx])
+
+    def size(num_nodes: int | None) -> int:
+        of = marginalize(model, num_nodes=num_nodes)
+        return ModelTarget(model=of, args=(np.ones(7),), sizes={"data": 7}).row_size
+
+    assert size(None) == 2 * 7**3
+    assert size(9) == 2 * 9**3
+
+
 def check(model: Callable, *args: Any) -> None:
     """Check that the rows of a model are independent of their batch."""
     layout, _ = inspect_model("MINT", model, args, {}, 4)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -28,7 +29,11 @@ from numpyro_minibatch import (
     marginalize,
     recover_marginals,
 )
+from numpyro_minibatch._internal.passes import chunk_of
 from numpyro_minibatch._internal.precision import double
+from numpyro_minibatch.control_variate._center import newton
+from numpyro_minibatch.control_variate._row_sums import Some
+from numpyro_minibatch.control_variate._setup import Prepared, _positions
 from numpyro_minibatch.inference_data import (
     as_inference_data,
     get_group,
@@ -292,6 +297,55 @@ def test_a_coarse_quadrature_is_refined_unless_it_was_chosen() -> None:
     assert marginalize(overdispersed, num_nodes=5).refined(coarse) is None
 
 
+def test_the_second_set_up_searches_from_the_first_posterior(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One search in place of four, and another mode stays known."""
+    asked = []
+
+    def surveyed(*args: Any) -> Any:
+        asked.append(args[4])
+        return before._replace(report={"other_mode": 0.0, "quadrature_nodes": 15})
+
+    starts = {"b": np.array([[1.0, 2.0], [3.0, 4.0]]), "s": np.array([5.0, 7.0])}
+    fields = dict.fromkeys(Prepared._fields, None)
+    before = Prepared(**fields | {"starts": starts, "report": {"other_mode": 6.0}})
+    monkeypatch.setattr(survey, "_surveyed", surveyed)
+    kernel = MinibatchMH(marginalize(overdispersed), control_variate="taylor2")
+    found = survey._surveyed_again(kernel, None, [], None, before)
+    np.testing.assert_array_equal(asked[0], [2.0, 3.0, 6.0])
+    assert found.report == {"other_mode": 6.0, "quadrature_nodes": 15}
+    positions = _positions(SimpleNamespace(near=asked[0]), None)
+    np.testing.assert_array_equal(positions, asked)
+
+
+def test_the_set_up_reads_fewer_rows_if_they_have_many_nodes() -> None:
+    def some(row_size: int) -> int:
+        target = SimpleNamespace(row_size=row_size)
+        problem = SimpleNamespace(
+            arrays=[], plates={"data": 5000}, target_of=lambda _: target
+        )
+        return len(Some.of(problem).rows["data"])
+
+    assert [some(n) for n in (1, 11, 81, 343, 3375)] == [5000, 2000, 2000, 495, 250]
+    assert [chunk_of(8192, n) for n in (1, 11, 81, 343)] == [8192, 1024, 1024, 512]
+
+
+def test_a_search_on_some_rows_does_not_converge_further_than_necessary() -> None:
+    """The gradient of the quadrature is not that of its value, so steps are linear."""
+    read = []
+
+    def objective(x: np.ndarray) -> list[np.ndarray]:
+        read.append(x)
+        return [0.5 * x @ x, 0.7 * x, np.eye(1)]
+
+    far, _ = newton(objective, np.array([3.0]), near=1e-2)
+    first = len(read)
+    exact, _ = newton(objective, np.array([3.0]))
+    assert abs(exact[0]) < 1e-3 < abs(far[0]) < 0.2
+    assert len(read) - first > first
+
+
 @pytest.mark.slow
 def test_the_set_up_takes_as_many_nodes_as_suffice() -> None:
     """The default number of nodes is too coarse here, but the posterior is right."""
@@ -364,6 +418,32 @@ def test_a_heavy_tail_is_seen(tail: str) -> None:
         assert y[found["quadrature_row_elsewhere"]] == 0
     else:
         assert found["quadrature_sd_elsewhere"] < 1e-3
+
+
+def test_a_second_mode_that_matters_is_refused() -> None:
+    """Nodes at one of two modes, whose masses depend on a parameter."""
+
+    def model(y: Any) -> None:
+        w = numpyro.sample("w", dist.Beta(2.0, 2.0))
+        with numpyro.plate("data", len(y)) as idx:
+            both = dist.Normal(jnp.array([-4.0, 4.0]), 0.5)
+            which = dist.Categorical(probs=jnp.stack([w, 1 - w]))
+            a = numpyro.sample("a", dist.MixtureSameFamily(which, both))
+            numpyro.sample("y", dist.Normal(a, 20.0), obs=y[idx])
+
+    def by_component(y: Any) -> None:
+        w = numpyro.sample("w", dist.Beta(2.0, 2.0))
+        with numpyro.plate("data", len(y)) as idx:
+            k = numpyro.sample("k", dist.Bernoulli(1 - w))
+            a = numpyro.sample("a", dist.Normal(8.0 * k - 4.0, 0.5))
+            numpyro.sample("y", dist.Normal(a, 20.0), obs=y[idx])
+
+    y = jnp.asarray(20.0 * np.random.default_rng(0).normal(size=100))
+    draws = {"w": np.linspace(0.3, 0.5, 8)}
+    with pytest.raises(ValueError, match="write the component as a discrete"):
+        marginalize(model).approximation(draws, (y,), {})
+    found = marginalize(by_component).approximation(draws, (y,), {})
+    assert found["quadrature_sd_elsewhere"] < 1e-3
 
 
 def test_the_rows_with_the_largest_error_are_measured() -> None:

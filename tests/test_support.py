@@ -140,3 +140,39 @@ def test_only_observations_that_are_finite_nowhere_are_refused(
     check(bounded, y, mask=np.array([True, True, False, True]))
     check(bounded, y + 40.0, fixed=False)  # infinite at the start, not elsewhere
     check(bounded, np.abs(y))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_rows_with_covariates_that_are_not_numbers_are_named_first(
+    value: float,
+) -> None:
+    """Before a program with the integrals of the rows is compiled."""
+    y, shift = np.ones(N, np.float32), np.zeros(N, np.float32)
+    shift[[3, 17]] = value
+    kernel = MinibatchMH(marginalize(shifted), control_variate="taylor2", batch_size=20)
+    before = len(_compiled)
+    with pytest.raises(ValueError, match=r"rows \[3, 17\].*args\[0\]: 2 of 40 values"):
+        kernel.init(jax.random.key(0), 10, None, (shift, y), {})
+    assert not {"_every", "_derivatives"} & set(map(str, _compiled[before:]))
+    assert len(_compiled) - before < 5
+
+
+def test_covariates_that_are_not_numbers_are_accepted_where_they_do_not_matter() -> (
+    None
+):
+    def masked(shift: Any, y: Any, mask: Any) -> None:
+        s = numpyro.sample("s", dist.LogNormal(0.0, 1.0))
+        with numpyro.plate("data", len(y)) as idx, handlers.mask(mask=mask[idx]):
+            a = numpyro.sample("a", dist.Normal(0.0, s))
+            numpyro.sample("y", dist.Poisson(jnp.exp(a + shift[idx])), obs=y[idx])
+
+    y, shift = np.ones(4, np.float32), np.array([0.0, np.nan, 0.0, 0.0], np.float32)
+
+    def check(mask: Any) -> None:
+        args = shift, y, np.array(mask)
+        target = ModelTarget(model=marginalize(masked), args=args, sizes={"data": 4})
+        check_support("MINT", target)
+
+    check([True, False, True, True])
+    with pytest.raises(ValueError, match=r"rows \[1\]\) is not finite"):
+        check([True, True, True, True])

@@ -40,6 +40,9 @@ __all__ = [
 
 AXIS = "rows of a pass"  # of a mesh; a name that no other axis is likely to have
 _LEAST = 1024  # rows of a chunk, however large a row is
+# The same for large rows. Smaller chunks are not faster, but passes over some rows fill
+# whole chunks, and these rows are few if a row is large.
+_LEAST_LARGE, _LARGE = 512, 128
 
 
 def chunk_of(rows: int, row_size: int) -> int:
@@ -48,7 +51,10 @@ def chunk_of(rows: int, row_size: int) -> int:
     :param rows: for rows of one likelihood each.
     :param row_size: likelihoods of a row.
     """
-    return rows if row_size <= 1 else min(rows, max(_LEAST, rows // row_size))
+    if row_size <= 1:
+        return rows
+    least = _LEAST if row_size < _LARGE else _LEAST_LARGE
+    return min(rows, max(least, rows // row_size))
 
 
 def num_devices() -> int:

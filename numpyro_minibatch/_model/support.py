@@ -1,10 +1,11 @@
-"""Observations outside of the support of their distribution, found before a run.
+"""Rows that are nowhere finite because of their data, found before a run.
 
 A row that is nowhere finite would otherwise be noticed only after the search for a
 mode, or at the start of the chain, when several programs have been compiled. Here NumPy
-compares the data with the supports, which compiles nothing. Only if a value is outside
-of one, a program that evaluates the observed sites alone computes its density. It
-contains neither the search nor the quadrature of marginalized rows.
+compares the data with the supports and looks for NaN and infinite values, which
+compiles nothing. Only if there is one, a program that evaluates the observed sites
+alone computes their density. It contains neither the search nor the quadrature of
+marginalized rows.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from numpyro_minibatch._model.independence import known_by
 from numpyro_minibatch._model.start import find_nan, listed
 from numpyro_minibatch.target import ModelTarget, Target
 
-__all__ = ["check_support"]
+__all__ = ["check_support", "not_finite"]
 
 _POSITIONS = 12
 _MOST_LISTED = 5
@@ -57,7 +58,8 @@ class _Observed(NamedTuple):
     """An observed site of a model, and where its values are.
 
     :param name: of the site.
-    :param support: of its distribution, without event dimensions.
+    :param support: of its distribution, without event dimensions; ``None`` if it does
+        not matter.
     :param plates: the axis of each of its plates, from the right.
     :param array: the number of the array among the arguments that has its values.
     """
@@ -71,9 +73,10 @@ class _Observed(NamedTuple):
 def check_support(who: str, target: Target) -> None:
     """Raise if observations of a model have a density nowhere.
 
-    These are values outside of a support whose density is finite at no position. A row
-    that is finite at some position is accepted, and so are values outside of a support
-    with a finite density, which a user's own distribution may have.
+    These are values outside of a support, or rows of data with NaN or infinite values,
+    whose density is finite at no position. A row that is finite at some position is
+    accepted, and so are values outside of a support with a finite density, which a
+    user's own distribution may have, and NaN in rows that are masked.
 
     :param who: the kernel's name, for the messages.
     :param target: the target; only that of a model is checked.
@@ -90,6 +93,7 @@ def check_support(who: str, target: Target) -> None:
     plates = tuple(sorted(target.sizes.items()))
     key = known_by(model, static, arrays, plates, target.slices)
     target = replace(target, model=model)
+    strange: list[str] = []
 
     def observed(arrays: list[Any], key: Array) -> dict[str, Any]:
         args, kwargs = static.join(arrays)
@@ -112,7 +116,9 @@ def check_support(who: str, target: Target) -> None:
                 if not _all_inside(site.support, arrays[site.array])
             }
             if not outside:
-                return
+                if not (strange := not_finite(target.args, target.kwargs)):
+                    return
+                outside = _all_sites(observed, arrays)
             never = _never_finite(observed, arrays, outside)
     except (KeyError, RuntimeError, TypeError, ValueError):
         return  # later checks explain what is wrong with the model
@@ -124,6 +130,13 @@ def check_support(who: str, target: Target) -> None:
                 others = tuple(k for k in range(wrong.ndim) if k != axis)
                 (found,) = np.nonzero(wrong.any(others))
                 rows[plate] = found[:_MOST_LISTED].tolist()
+        if strange and rows and all(rows.values()):
+            raise ValueError(
+                f"{who}: the log likelihood of some rows ({listed(rows)}) is not "
+                f"finite at any of {_POSITIONS} positions, and there are NaN or "
+                f"infinite values among the data ({'; '.join(strange)}). Drop those "
+                "rows, or mask them with numpyro.handlers.mask."
+            )
         if rows and all(rows.values()):
             why = f"outside of the support of its distribution ({outside[name].support}"
             if is_nan:
@@ -189,12 +202,45 @@ def _observed_sites(
 
 def _all_inside(support: Any, data: Any) -> bool:
     """Whether data in memory are within a support; others are not read."""
-    if isinstance(data, jax.Array):
-        if not data.is_fully_addressable:
-            return True
-    elif not isinstance(data, np.ndarray) or isinstance(data, np.memmap):
+    if not _in_memory(data):
         return True
     return bool(np.all(support(np.asarray(data))))
+
+
+def _in_memory(data: Any) -> bool:
+    """Whether data are an array in memory; others are not read."""
+    if isinstance(data, jax.Array):
+        return data.is_fully_addressable
+    return isinstance(data, np.ndarray) and not isinstance(data, np.memmap)
+
+
+def not_finite(args: tuple, kwargs: Mapping[str, Any]) -> list[str]:
+    """The arguments with NaN or infinite values, described."""
+    found = []
+    for path, leaf in jax.tree_util.tree_flatten_with_path((args, kwargs))[0]:
+        if not _in_memory(leaf) or not jnp.issubdtype(leaf.dtype, np.floating):
+            continue
+        count = int(np.sum(~np.isfinite(np.asarray(leaf))))
+        if count:
+            which = ("args", "kwargs")[path[0].idx]
+            where = jax.tree_util.keystr(path[1:])
+            found.append(f"{which}{where}: {count} of {np.size(leaf)} values")
+    return found
+
+
+def _all_sites(
+    observed: Callable[..., dict[str, Any]], arrays: list[Any]
+) -> dict[str, _Observed]:
+    """All observed sites, whose supports do not matter."""
+    sites: dict[str, _Observed] = {}
+
+    def run(arrays: list[Any], key: Array) -> None:
+        for name, site in observed(arrays, key).items():
+            frames = {f.name: f.dim for f in site["cond_indep_stack"]}
+            sites[name] = _Observed(name, None, frames, -1)
+
+    jax.eval_shape(run, arrays, jax.eval_shape(lambda: jax.random.key(0)))
+    return sites
 
 
 def _source(jaxpr: Any, variable: Any) -> Any:
@@ -236,7 +282,9 @@ def _never_finite(
                 fn, value = run[name]["fn"], run[name]["value"]
                 log_prob = fn.log_prob(value)
                 shapes = log_prob.shape, fn.event_shape
-                inside = _by_element(site.support(value), *shapes).all(-1)
+                inside = jnp.zeros(log_prob.shape, bool)
+                if site.support is not None:
+                    inside = _by_element(site.support(value), *shapes).all(-1)
                 nan = _by_element(value != value, *shapes).any(-1)
                 found[name] = jnp.isfinite(log_prob), inside, nan
             return found

@@ -38,6 +38,10 @@ _NEWTON_DIM = 32  # above this a Hessian costs more than a program without one
 _MAX_DIM = 2_000  # above this a Hessian is too large to keep and to factorise
 _PRIOR_DRAWS = 400  # whose quartiles give the ridge its width
 _VAGUE = 1e-4  # precision of the ridge where the prior has no scale
+_NEAR = 1e-8  # gain of a last step, a ten-thousandth of a posterior sd
+# The same on a part of the rows. If rows are integrals, steps converge linearly at the
+# end, because the gradient is not that of the quadrature, and each takes long.
+_NEAR_OF_SOME = 1e-2
 _CLOSE = 0.02  # a decrement from which on the gradient decides: 0.2 standard deviations
 _STARTS = 4  # searches from different starts, to see whether there are several modes
 
@@ -209,7 +213,9 @@ class Density:
 
     def _by_newton(self, start: np.ndarray) -> Optimum:
         try:
-            end, _ = newton(self.curved, start)
+            # the end of a search on a part of the rows is only a start for all rows
+            close = _NEAR if self.sums.some.are_all else _NEAR_OF_SOME
+            end, _ = newton(self.curved, start, near=close)
         except Refused:
             return Optimum(start, np.inf, False)
         return Optimum(end, float(self.curved(end)[0]), True)
@@ -317,6 +323,7 @@ def newton(
     metric: np.ndarray | None = None,
     longest: float = np.inf,
     largest: float = np.inf,
+    near: float = _NEAR,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Newton's method with backtracking; the optimum and the Hessian there.
 
@@ -330,6 +337,7 @@ def newton(
     :param longest: the largest length of a step. A longer one from a point of negative
         curvature could end at another optimum.
     :param largest: value above which an optimum does not matter.
+    :param near: the gain of a step by the quadratic model below which the search ends.
     :raises Refused: the steps do not converge, end where the curvature is not that of
         an optimum, or would end above ``largest`` if they gained twice what the
         quadratic model says.
@@ -366,8 +374,7 @@ def newton(
         decrement = step.decrement
         if step.maximum and value - decrement > largest:
             raise Refused(f"the optimum is above {largest:.6g}")
-        # 1e-8: a ten-thousandth of a posterior standard deviation
-        if decrement < 1e-8:
+        if decrement < near:
             if not step.maximum:
                 raise Refused(not_definite(step.smallest))
             return start, hessian

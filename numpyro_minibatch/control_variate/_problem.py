@@ -142,6 +142,8 @@ class Problem:
     :param mesh: devices that share the passes over all rows; ``None`` for one.
     :param placed: the data on each of them.
     :param on_host: whether rows stay in host memory or in files.
+    :param near: a flat position near the mode, known from another set-up, from which
+        the search for the mode starts; ``None`` for several starts.
     :param identity: a key for everything but the data, so that compiled programs are
         found again for other data of the same shapes; ``None`` if there is no such key.
     """
@@ -156,6 +158,7 @@ class Problem:
     mesh: Mesh | None = None
     placed: list[Any] | None = None
     on_host: bool = False
+    near: np.ndarray | None = None
     identity: Hashable = None
 
     def over_rows(self, fn: Callable, *static: Hashable) -> Program:
@@ -210,7 +213,7 @@ class Problem:
         key = fn, static, mesh
         if key not in self._programs:
             # without the data, which the stored program would keep in memory
-            bare = replace(self, arrays=[], placed=None)
+            bare = replace(self, arrays=[], placed=None, near=None)
             shared = passes.shared(partial(fn, bare, *static), mesh)
             self._programs[key] = _Compiled(shared)
         return self._programs[key]

@@ -330,9 +330,14 @@ class ResidualScan:
         return [draws[k : k + few] for k in range(0, len(draws), few)]
 
     @cached_property
+    def row_size(self) -> int:
+        """The number of likelihood evaluations per row."""
+        return self.problem.target_of(self.problem.arrays).row_size
+
+    @property
     def integrals(self) -> bool:
         """Whether rows are integrals."""
-        return self.problem.target_of(self.problem.arrays).row_size > 1
+        return self.row_size > 1
 
     def _by_chunks(self, name: str, num_rows: int) -> bool:
         """Whether some rows of a plate are read by the program for all rows.

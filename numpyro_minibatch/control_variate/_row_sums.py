@@ -42,7 +42,8 @@ __all__ = [
 ]
 
 _SUBSAMPLE = 10_000  # rows that are some
-_SUBSAMPLE_INTEGRALS = 2_000  # if rows are integrals
+# if rows are integrals: as many as take so many evaluations, within these limits
+_EVALUATIONS, _FEWEST_INTEGRALS, _MOST_INTEGRALS = 170_000, 250, 2_000
 _MOST_POLYNOMIALS = 2**24  # numbers of the polynomials of all rows that are kept
 
 
@@ -59,8 +60,10 @@ class Some(NamedTuple):
     @classmethod
     def of(cls, problem: Problem) -> Some:
         """Rows chosen at random, the same ones for equal plates."""
-        integrals = problem.target_of(problem.arrays).row_size > 1
-        most = _SUBSAMPLE_INTEGRALS if integrals else _SUBSAMPLE
+        size = problem.target_of(problem.arrays).row_size
+        most = _SUBSAMPLE
+        if size > 1:
+            most = min(max(_EVALUATIONS // size, _FEWEST_INTEGRALS), _MOST_INTEGRALS)
         rng = np.random.default_rng(20)
         rows = {}
         for name, size in problem.plates.items():

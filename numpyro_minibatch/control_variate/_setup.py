@@ -391,6 +391,8 @@ def _positions(problem: Problem, start: Any) -> np.ndarray:
 
     A start that the user chose is one of them, so that another mode there is found.
     """
+    if problem.near is not None:
+        return problem.near[None]
     size = sum(np.size(x) for x in jax.tree.leaves(problem.example))
     # the box that NumPyro starts chains in
     positions = np.random.default_rng(40).uniform(-2, 2, size=(_STARTS, size))

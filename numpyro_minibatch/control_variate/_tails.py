@@ -64,6 +64,8 @@ _KNOTS = np.array([-4.5, -3.0, -1.5, 0.0, 1.5, 3.0, 4.5])  # standard deviations
 _GRID = np.linspace(-4.5, 4.5, 151)
 _MOST_VALUES = 2**22  # largest number of residuals computed at the knots
 _FEWEST_ROWS, _MOST_ROWS = 512, 2048  # of the sample that stands in for all rows
+# if rows are integrals: evaluations at a knot, and the fewest of these rows
+_EVALUATIONS, _FEWEST_INTEGRALS = 160_000, 480
 _WIDTHS = (1.0, 1.5, 2.0)  # scales of the draws for the fit of representatives
 _FITTING = 768  # number of such draws
 _JUDGING = 64  # draws of the surrogate that judge the representatives
@@ -139,6 +141,8 @@ def measure_tails(
     points = posterior.location + _KNOTS[:, None] * along[:, None]
     flat = points.reshape(-1, points.shape[-1])
     few = np.clip(_MOST_VALUES // len(flat), _FEWEST_ROWS, _MOST_ROWS)
+    if pilot.scan.integrals:
+        few = min(few, max(_EVALUATIONS // pilot.scan.row_size, _FEWEST_INTEGRALS))
     rows, multiples = _standing_in(problem, pilot, int(few))
     residuals = pilot.scan.of_rows(flat, rows).reshape(*points.shape[:2], -1)
     expansion = posterior.expansion.cast(problem.dtype)

@@ -29,6 +29,7 @@ __all__ = ["ACCURACY", "ADVISED", "QuadratureError", "quadrature_error", "set_up
 ACCURACY = 1e-4  # of the log likelihood of a row
 REFUSED = 0.5  # limit of ``spread``: the error of means in posterior sds
 ADVISED = 0.05
+_ELSEWHERE = 0.5  # log likelihood of a row that points elsewhere must add to refuse it
 
 _TRIED = {1: (7, 11, 15, 21, 31, 45), 2: (5, 7, 9, 13, 17, 25), 3: (5, 7, 9, 11, 15)}
 _FINE = {1: 81, 2: 41, 3: 19}
@@ -173,6 +174,19 @@ def set_up_error(
                 else ", and if that is refused as well, sample the model with its "
                 "latent sites, by NumPyro's NUTS."
             )
+        )
+    if error.elsewhere > _ELSEWHERE and error.spread_elsewhere > REFUSED:
+        raise ValueError(
+            "the quadrature misses a part of some rows of plate "
+            f"{', '.join(plates)}: points further from the mode change the log "
+            f"likelihood of row {error.row_elsewhere} by {error.elsewhere:.2g}, and "
+            f"that of all rows by {error.spread_elsewhere:.2g} (standard deviation "
+            f"between posterior draws; {REFUSED:g} is the limit). The density of a "
+            "row's latent variables has a second mode or a heavy tail, which more "
+            "nodes at the mode do not reach. If the modes are those of components, "
+            "write the component as a discrete latent site of the row: each of its "
+            "states has nodes of its own. Otherwise sample the model with its latent "
+            "sites, by NumPyro's NUTS."
         )
     return {
         "quadrature_sd": error.spread,

@@ -40,6 +40,7 @@ from numpyro_minibatch.marginal._row_sites import (
 from numpyro_minibatch.marginal._sites import (
     Level,
     Local,
+    canonical,
     find_levels,
     find_sites,
     indexable,
@@ -82,19 +83,27 @@ class RowsMarginalized:
         models = self.chain(args, kwargs)
         return (models[-1] if models else self.fn)(*args, **kwargs)
 
-    @property
-    def row_size(self) -> int:
-        """About how many likelihood evaluations one marginal likelihood takes."""
-        return self.num_nodes or NODES[1]
+    def row_size(self, args: tuple, kwargs: Mapping[str, Any]) -> int:
+        """About how many likelihood evaluations one marginal likelihood takes.
+
+        :param args: positional arguments of the model.
+        :param kwargs: keyword arguments of the model.
+        """
+        found = [self.num_nodes or NODES[1]]
+        for level in self.levels(args, kwargs):
+            if level.chain is None:
+                nodes = self.num_nodes or NODES[max(level.dimensions, 1)]
+                found.append(level.states * nodes**level.dimensions)
+        return max(found)
 
     def levels(self, args: tuple, kwargs: Mapping[str, Any]) -> tuple[Level, ...]:
         """The sites to integrate out, by level, the innermost plates first."""
         static, arrays = Static.split(args, kwargs)
-        shapes = tuple((x.shape, str(x.dtype)) for x in arrays)
+        shapes = tuple((x.shape, str(canonical(x.dtype))) for x in arrays)
         known = _LEVELS.setdefault(self, {})
         key = static, shapes
-        if key not in known:
-            known[key] = self._find_levels(args, kwargs)
+        if key not in known:  # only then are arrays copied
+            known[key] = self._find_levels(*jax.tree.map(indexable, (args, kwargs)))
         return known[key]
 
     def _find_levels(self, args: tuple, kwargs: Mapping[str, Any]) -> tuple[Level, ...]:

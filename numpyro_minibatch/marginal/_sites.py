@@ -21,6 +21,7 @@ from numpyro_minibatch._model.sites import MOST_DIMENSIONS
 from numpyro_minibatch.marginal._scans import SameTypes
 
 __all__ = [
+    "canonical",
     "Chain",
     "Found",
     "Level",
@@ -134,8 +135,12 @@ def indexable(leaf: Any) -> Any:
         return leaf
     # a new array of the present precision: JAX remembers constants by the identity of
     # their arrays, also between traces in single and in double precision
-    dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
-    return np.array(leaf, dtype).view(_Indexable)
+    return np.array(leaf, canonical(leaf.dtype)).view(_Indexable)
+
+
+def canonical(dtype: Any) -> Any:
+    """The type that JAX gives to numbers of a type, in the present precision."""
+    return jax.dtypes.canonicalize_dtype(dtype, allow_extended_dtype=True)
 
 
 def run_hidden(

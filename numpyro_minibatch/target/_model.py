@@ -173,7 +173,8 @@ class ModelTarget(Target):
     @property
     def row_size(self) -> int:
         """The model's own value, if it has one, as marginalized models do."""
-        return int(getattr(self.model, "row_size", 1))
+        count = getattr(self.model, "row_size", None)
+        return 1 if count is None else int(count(self.args, self.kwargs))
 
     def __hash__(self) -> int:
         return id(self)  # arrays among the arguments have no hash

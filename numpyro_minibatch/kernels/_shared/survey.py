@@ -18,6 +18,7 @@ from numpyro.util import find_stack_level
 from numpyro_minibatch._internal import passes
 from numpyro_minibatch._internal.static import Seen, Static
 from numpyro_minibatch._model.content import content_of, known_content
+from numpyro_minibatch._model.support import not_finite
 from numpyro_minibatch.batch import full
 from numpyro_minibatch.control_variate._problem import (
     Chosen,
@@ -138,20 +139,51 @@ def _refined(kernel: Any, static: Static, arrays: list[Any], init: Any) -> Any:
         finer = kernel._prepared_model.refined(error)
         if finer not in (None, kernel._sampled_model):
             kernel._learn(refined=finer)
-            prepared = _surveyed(kernel, static, arrays, init)
+            prepared = _surveyed_again(kernel, static, arrays, init, prepared)
             error = _approximation(kernel, prepared, *static.join(arrays))
         prepared = prepared._replace(report=prepared.report | error)
     return prepared
 
 
-def _surveyed(kernel: Any, static: Static, arrays: list[Any], init: Any) -> Any:
+def _surveyed_again(
+    kernel: Any, static: Static, arrays: list[Any], init: Any, before: Any
+) -> Any:
+    """The result of a set-up after one with a coarser approximation.
+
+    Its search for the mode starts from the middle of the posterior that is known. The
+    searches from several starts found out before whether there is another mode.
+
+    :param before: the result of the set-up with the coarser approximation.
+    """
+    if kernel.control_variate is None or kernel.control_variate.modes > 1:
+        return _surveyed(kernel, static, arrays, init)
+    leaves = jax.tree.leaves(before.starts)
+    near = np.concatenate([np.mean(x, 0, dtype=float).ravel() for x in leaves])
+    prepared = _surveyed(kernel, static, arrays, init, near)
+    other = {n: x for n, x in before.report.items() if n == "other_mode"}
+    return prepared._replace(report=prepared.report | other)
+
+
+def _surveyed(
+    kernel: Any,
+    static: Static,
+    arrays: list[Any],
+    init: Any,
+    near: np.ndarray | None = None,
+) -> Any:
     """The result of one set-up with the current approximation of the model."""
     try:
-        return kernel._survey(_problem(kernel, static, arrays, init), init)
+        problem = replace(_problem(kernel, static, arrays, init), near=near)
+        return kernel._survey(problem, init)
     except NeverFinite:  # values outside of a support, not a matter of accuracy
         raise
     except Refused as refused:
         model = kernel._sampled_model
+        if strange := not_finite(*static.join(arrays)):
+            raise type(refused)(
+                f"{refused} There are NaN or infinite values among the data "
+                f"({'; '.join(strange)}), which may be the reason."
+            ) from None
         if isinstance(model, Approximated):
             raise type(refused)(f"{refused} {model.approximation_advice}") from None
         raise
