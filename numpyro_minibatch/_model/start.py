@@ -315,25 +315,33 @@ def listed(rows: Mapping[str, list[int]]) -> str:
     return "; ".join(f"plate {plate!r}, rows {which}" for plate, which in rows.items())
 
 
-def find_nan(args: Any) -> list[str]:
-    """The arrays in a model's ``(args, kwargs)`` that contain NaN, described."""
+def find_nan(args: Any, *, infinite: bool = False) -> list[str]:
+    """The arrays in a model's ``(args, kwargs)`` that contain NaN, described.
+
+    Data on devices of other processes are not read.
+
+    :param args: positional and keyword arguments of a model.
+    :param infinite: whether infinite values count, too.
+    """
     found = []
     for path, leaf in jax.tree_util.tree_flatten_with_path(args)[0]:
         if isinstance(leaf, jax.core.Tracer) or not isinstance(
             leaf, np.ndarray | Array
         ):
             continue
+        if isinstance(leaf, Array) and not leaf.is_fully_addressable:
+            continue
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             continue
         values = np.asarray(leaf)
-        # the minimum is NaN if any value is, and needs no memory
-        if (
-            np.issubdtype(values.dtype, np.floating)
-            and values.size
-            and np.isnan(values.min())
-        ):
+        if not np.issubdtype(values.dtype, np.floating) or not values.size:
+            continue
+        # both are NaN if any value is, and need no memory
+        ends = [values.min()] + [values.max()] * infinite
+        wrong = (lambda x: ~np.isfinite(x)) if infinite else np.isnan
+        if np.any(wrong(np.array(ends))):
             kind = ("args", "kwargs")[path[0].idx]
             where = jax.tree_util.keystr(path[1:])
-            count = int(np.isnan(values).sum())
+            count = int(wrong(values).sum())
             found.append(f"{kind}{where}: {count} of {values.size} values")
     return found

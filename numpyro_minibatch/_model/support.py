@@ -30,7 +30,7 @@ from numpyro_minibatch._model.independence import known_by
 from numpyro_minibatch._model.start import find_nan, listed
 from numpyro_minibatch.target import ModelTarget, Target
 
-__all__ = ["check_support", "not_finite"]
+__all__ = ["check_support"]
 
 _POSITIONS = 12
 _MOST_LISTED = 5
@@ -116,7 +116,8 @@ def check_support(who: str, target: Target) -> None:
                 if not _all_inside(site.support, arrays[site.array])
             }
             if not outside:
-                if not (strange := not_finite(target.args, target.kwargs)):
+                strange = find_nan((target.args, target.kwargs), infinite=True)
+                if not strange:
                     return
                 outside = _all_sites(observed, arrays)
             never = _never_finite(observed, arrays, outside)
@@ -202,30 +203,12 @@ def _observed_sites(
 
 def _all_inside(support: Any, data: Any) -> bool:
     """Whether data in memory are within a support; others are not read."""
-    if not _in_memory(data):
+    if isinstance(data, jax.Array):
+        if not data.is_fully_addressable:
+            return True
+    elif not isinstance(data, np.ndarray) or isinstance(data, np.memmap):
         return True
     return bool(np.all(support(np.asarray(data))))
-
-
-def _in_memory(data: Any) -> bool:
-    """Whether data are an array in memory; others are not read."""
-    if isinstance(data, jax.Array):
-        return data.is_fully_addressable
-    return isinstance(data, np.ndarray) and not isinstance(data, np.memmap)
-
-
-def not_finite(args: tuple, kwargs: Mapping[str, Any]) -> list[str]:
-    """The arguments with NaN or infinite values, described."""
-    found = []
-    for path, leaf in jax.tree_util.tree_flatten_with_path((args, kwargs))[0]:
-        if not _in_memory(leaf) or not jnp.issubdtype(leaf.dtype, np.floating):
-            continue
-        count = int(np.sum(~np.isfinite(np.asarray(leaf))))
-        if count:
-            which = ("args", "kwargs")[path[0].idx]
-            where = jax.tree_util.keystr(path[1:])
-            found.append(f"{which}{where}: {count} of {np.size(leaf)} values")
-    return found
 
 
 def _all_sites(

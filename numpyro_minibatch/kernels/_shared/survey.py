@@ -18,7 +18,7 @@ from numpyro.util import find_stack_level
 from numpyro_minibatch._internal import passes
 from numpyro_minibatch._internal.static import Seen, Static
 from numpyro_minibatch._model.content import content_of, known_content
-from numpyro_minibatch._model.support import not_finite
+from numpyro_minibatch._model.start import find_nan
 from numpyro_minibatch.batch import full
 from numpyro_minibatch.control_variate._problem import (
     Chosen,
@@ -179,7 +179,7 @@ def _surveyed(
         raise
     except Refused as refused:
         model = kernel._sampled_model
-        if strange := not_finite(*static.join(arrays)):
+        if strange := find_nan(static.join(arrays), infinite=True):
             raise type(refused)(
                 f"{refused} There are NaN or infinite values among the data "
                 f"({'; '.join(strange)}), which may be the reason."
