@@ -16,6 +16,7 @@ import pytest
 import scipy.stats
 from jax import random
 from jax.flatten_util import ravel_pytree
+from numpyro.diagnostics import effective_sample_size
 from numpyro.infer import MCMC, init_to_value
 
 from numpyro_minibatch import (
@@ -1671,6 +1672,38 @@ def test_a_search_without_an_end_is_an_error():
     kernel = MinibatchMH(absolute, control_variate="taylor2")
     with pytest.raises(ValueError, match="has kinks.*AMAGOLD"):
         kernel.init(random.key(0), 10, None, (jnp.linspace(-1.0, 2.0, 2001),), {})
+
+
+def test_kinks_of_the_prior_do_not_matter():
+    """A coefficient whose prior has its peak within the posterior.
+
+    The truth is a sum over a grid.
+    """
+    rng = np.random.default_rng(4)
+    x = rng.normal(size=1500)
+    y = (rng.random(1500) < 1 / (1 + np.exp(-0.05 * x))).astype(int)
+
+    def shrunk(x, y):
+        b = numpyro.sample("b", dist.Laplace(0, 0.03))
+        numpyro.sample("obs", dist.Bernoulli(logits=b * x), obs=y)
+
+    kernel = MinibatchMH(shrunk, control_variate="taylor2")
+    mcmc = MCMC(kernel, num_warmup=200, num_samples=1500, progress_bar=False)
+    mcmc.run(random.key(1), x, y)
+    draws = np.asarray(mcmc.get_samples()["b"], float)
+    assert kernel.pilot["coordinates"].latents == ("b",)
+    grid = np.linspace(-0.4, 0.4, 4001)
+    logits = grid[:, None] * x
+    log_density = (y * logits - np.logaddexp(0, logits)).sum(1) - np.abs(grid) / 0.03
+    weights = np.exp(log_density - log_density.max())
+    weights /= weights.sum()
+    mean = weights @ grid
+    sd = np.sqrt(weights @ (grid - mean) ** 2)
+    assert abs(mean) < 2 * sd  # or the peak is far from the draws
+    ess = float(effective_sample_size(draws[None]))
+    assert ess > 200
+    assert abs(draws.mean() - mean) < 4 * sd / np.sqrt(ess)
+    assert abs(draws.std() / sd - 1) < 4 / np.sqrt(ess)
 
 
 def test_kinks_are_the_reason_for_steps_much_longer_than_the_posterior():

@@ -16,7 +16,9 @@ from jax.flatten_util import ravel_pytree
 from numpyro_minibatch._internal.progress import stage
 from numpyro_minibatch.control_variate._expand import Expansion
 from numpyro_minibatch.control_variate._problem import (
+    Kinks,
     NoCenter,
+    PriorKinks,
     Problem,
     Refused,
     double,
@@ -80,6 +82,7 @@ def find_center(
     :param meanwhile: called while other threads compile what the search needs.
     :raises Refused: the search does not converge, or ends where the curvature is not
         that of a maximum.
+    :raises PriorKinks: the prior has kinks, and the likelihood has none.
     """
     dim = starts.shape[1]
     if dim > _MAX_DIM:
@@ -113,7 +116,14 @@ def find_center(
             "{site: unconstrained value}), or bound the parameters by their priors."
         )
     stage("mode of all rows")
-    center, hessian = newton(density.of_all, best.x)
+    try:
+        center, hessian = newton(density.of_all, best.x)
+    except Kinks as kinks:
+        if problem.in_own_coordinates:
+            more = _more_than_curvature(density.of_rows, kinks.start, kinks.step)
+            if not more > 0.5:
+                raise PriorKinks(str(kinks)) from None
+        raise
     other_mode = _other_mode(density, ends, best, hessian)
     return found(center, other_mode)
 
@@ -182,6 +192,11 @@ class Density:
     def of_all(self, phi: np.ndarray) -> list[np.ndarray]:
         """The value, the gradient and the Hessian, from all rows."""
         return self._at(phi, None)
+
+    def of_rows(self, phi: np.ndarray) -> list[np.ndarray]:
+        """The same without the prior."""
+        rows = self.sums.at(phi, None).rows
+        return [np.asarray(-self.weight * r) for r in rows]
 
     def _at(
         self, phi: np.ndarray, some: Some | None, slopes: bool = False
@@ -400,12 +415,14 @@ def newton(
         start = trial
     more = _more_than_curvature(objective, start, step.step)
     if more > 0.5:
-        raise Refused(
+        raise Kinks(
             "the log likelihood has kinks, as that of dist.Laplace or of jnp.abs: "
             "along a step of the search for the centre, the gradient changes "
             f"{1 + more:.3g} times as much as second derivatives say, so that no "
             "expansion fits. Sample with AMAGOLD(model), which needs no second "
-            "derivatives, or with NUTS."
+            "derivatives, or with NUTS.",
+            start,
+            step.step,
         )
     raise NoCenter(
         "the search for the centre of the control variate did not converge "

@@ -33,7 +33,9 @@ __all__ = [
     "Chosen",
     "Needs",
     "NeverFinite",
+    "Kinks",
     "NoCenter",
+    "PriorKinks",
     "Problem",
     "Program",
     "Refused",
@@ -55,6 +57,24 @@ class NeverFinite(Refused):
 
 class NoCenter(Refused):
     """The search for the mode did not converge."""
+
+
+class Kinks(Refused):
+    """The search for the mode met kinks.
+
+    :param message: the reason.
+    :param start: where the search was, if a user does not see the error yet.
+    :param step: the step along which they are.
+    """
+
+    def __init__(self, message: str, start: Any = None, step: Any = None) -> None:
+        super().__init__(message)
+        self.start = start
+        self.step = step
+
+
+class PriorKinks(Refused):
+    """The kinks are those of the prior, which is not expanded."""
 
 
 class Chosen(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -54,6 +54,7 @@ from numpyro_minibatch.control_variate._problem import (
     Chosen,
     Needs,
     NeverFinite,
+    PriorKinks,
     Problem,
     Refused,
 )
@@ -64,7 +65,7 @@ from numpyro_minibatch.control_variate._tails import (
     measure_tails,
     with_representatives,
 )
-from numpyro_minibatch.control_variate._taylor import Form
+from numpyro_minibatch.control_variate._taylor import Form, Taylor
 from numpyro_minibatch.proposal import LONGER
 
 __all__ = ["Plan", "Prepared", "Surrogate", "prepare"]
@@ -153,6 +154,40 @@ def prepare(who: str, problem: Problem, chosen: Chosen, needs: Needs) -> Prepare
         raise type(error)(f"{who}: {error}") from None
 
 
+def _centred(
+    problem: Problem, positions: np.ndarray, taylor: Taylor
+) -> tuple[Problem, Center]:
+    """The centre, and the problem in the coordinates in which it was found.
+
+    A prior with kinks, as ``dist.Laplace`` has one at zero, stops the steps towards the
+    mode of the posterior. It is not expanded, so that it needs no derivatives. The same
+    coordinates by the names of their sites are not those of the prior: the centre is
+    then the mode of the likelihood with a ridge.
+    """
+
+    def of(problem: Problem) -> Center:
+        phi = problem.in_coordinates(positions)
+        return _searched(
+            problem,
+            positions,
+            lambda: find_center(
+                problem,
+                phi,
+                taylor,
+                lambda: compile_pilot(problem, taylor, phi.shape[1]),
+            ),
+        )
+
+    try:
+        return problem, of(problem)
+    except PriorKinks:
+        if not isinstance(problem.example, Mapping):
+            raise
+        by_name = Coordinates(tuple(sorted(problem.example)))
+        problem = replace(problem, coordinates=by_name)
+        return problem, of(problem)
+
+
 def _searched(
     problem: Problem, positions: np.ndarray, search: Callable[[], _Result]
 ) -> _Result:
@@ -200,16 +235,7 @@ def _prepared(problem: Problem, chosen: Chosen, needs: Needs) -> Prepared:
             return _with_modes(problem, chosen, needs, found)
     try:
         if found is None:
-            center = _searched(
-                problem,
-                positions,
-                lambda: find_center(
-                    problem,
-                    phi,
-                    taylor,
-                    lambda: compile_pilot(problem, taylor, phi.shape[1]),
-                ),
-            )
+            problem, center = _centred(problem, positions, taylor)
         else:
             expansion, known = found.modes[0][:2]
             center = Center(expansion, 0.0, found.about, known.hessian)
