@@ -77,6 +77,35 @@ def test_a_tail_that_is_never_left_is_infinitely_bad() -> None:
     assert squares_inefficiency(-0.5 * KNOTS**2, log_weight) > 100
 
 
+def test_weights_do_not_count_where_nothing_is_proposed() -> None:
+    """The surrogate ends between two knots, and the weight grows without bound."""
+    ended = np.where(abs(KNOTS) > 4, -3000.0, -0.5 * KNOTS**2)
+    log_weight = np.where(abs(KNOTS) > 4, 2900.0, 0.0)
+    assert squares_inefficiency(ended, log_weight) > 100
+
+
+def test_nuts_on_a_surrogate_goes_on_until_its_chains_agree(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The second part starts where the first one ended, and counts if it is better."""
+    starts = []
+
+    def nuts(problem: Any, expansion: Any, start: Any, seed: int) -> Any:
+        starts.append(start)
+        draws = np.random.default_rng(seed).normal(size=(4, 50, 2))
+        rhat = [1.3, 1.01][len(starts) - 1]
+        return (draws, np.zeros((4, 50), bool)), rhat
+
+    monkeypatch.setattr(_posterior, "_nuts_from", nuts)
+    draws, rhat = _posterior._by_nuts(SimpleNamespace(), None, np.zeros((4, 2)))
+    first, second = (
+        np.random.default_rng(seed).normal(size=(4, 50, 2)) for seed in (31, 32)
+    )
+    assert rhat == 1.01
+    np.testing.assert_array_equal(starts[1], first[:, -1])
+    np.testing.assert_array_equal(draws, second.reshape(-1, 2))
+
+
 # rows -------------------------------------------------------------------------------
 
 

@@ -39,6 +39,7 @@ __all__ = [
 ]
 
 _CHAINS = 4  # of NUTS on the surrogate
+_MIXED = 1.05  # R-hat above which these chains go on
 _POOL = 2000  # draws of the surrogate for all later stages
 _DIVERGING = 0.1  # largest share of divergent trajectories
 _NUM_STEPS = (1, 2, 4, 8, 16, 32, 64)  # numbers of steps of a trajectory to try
@@ -273,12 +274,13 @@ def _by_nuts(
     :param starts: a flat position for each chain.
     :raises Refused: trajectories diverge.
     """
-    positions = jnp.asarray(starts, problem.dtype)
-    draws, diverging = jax.tree.map(
-        np.asarray, problem.compiled(_nuts)(expansion, positions)
-    )
-    draws = draws.astype(np.float64)
-    within, between = draws.var(1, ddof=1).mean(0), draws.mean(1).var(0, ddof=1)
+    found, rhat = _nuts_from(problem, expansion, starts, 31)
+    if rhat > _MIXED and np.isfinite(found[0]).all():  # once more, from where it ended
+        again, better = _nuts_from(problem, expansion, found[0][:, -1], 32)
+        if better < rhat:
+            found, rhat = again, better
+    draws, diverging = found
+    within = draws.var(1, ddof=1).mean(0)
     draws = draws.reshape(-1, draws.shape[-1])
     share = diverging.mean()
     if not np.isfinite(draws).all() or not within.min() > 0:
@@ -306,12 +308,30 @@ def _by_nuts(
             f"posterior varies too much, as in a funnel. {form}, or use "
             "NumPyro's NUTS."
         )
-    rhat = np.sqrt(1 + between / within).max()
-    return draws, float(rhat)
+    return draws, rhat
+
+
+def _nuts_from(
+    problem: Problem, expansion: Expansion, starts: np.ndarray, seed: int
+) -> tuple[tuple[np.ndarray, np.ndarray], float]:
+    """Draws of chains, which trajectories diverged, and the largest R-hat."""
+    positions = jnp.asarray(starts, problem.dtype)
+    draws, diverging = jax.tree.map(
+        np.asarray, problem.compiled(_nuts)(expansion, positions, np.int32(seed))
+    )
+    draws = draws.astype(np.float64)
+    within, between = draws.var(1, ddof=1).mean(0), draws.mean(1).var(0, ddof=1)
+    with np.errstate(all="ignore"):
+        rhat = np.sqrt(1 + between / within).max()
+    return (draws, diverging), float(rhat)
 
 
 def _nuts(
-    problem: Problem, arrays: list[Any], expansion: Expansion, starts: Array
+    problem: Problem,
+    arrays: list[Any],
+    expansion: Expansion,
+    starts: Array,
+    seed: Array,
 ) -> tuple[Array, Array]:
     """Draws from NUTS after an equally long warmup, and which trajectories diverged."""
 
@@ -337,7 +357,7 @@ def _nuts(
         _, draws = jax.lax.scan(body, state, length=500)
         return draws
 
-    keys = jax.random.split(jax.random.key(31), len(starts))
+    keys = jax.random.split(jax.random.key(seed), len(starts))
     return jax.vmap(chain)(keys, starts)
 
 

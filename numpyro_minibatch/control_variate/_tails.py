@@ -209,8 +209,8 @@ def squares_inefficiency(log_surrogate: np.ndarray, log_weight: np.ndarray) -> f
     logs = on_grid(log_surrogate)
     proposed = np.exp(logs - logs.max())
     proposed /= proposed.sum()
-    weight = on_grid(log_weight)
-    target = proposed * np.exp(weight - weight[proposed > 0].max())
+    weight = np.where(proposed > 0, on_grid(log_weight), -np.inf)
+    target = proposed * np.exp(weight - weight.max())
     target /= target.sum()
     # a chain on the grid: its transition matrix, and the sum of its autocorrelations
     possible = (proposed > 0) & (target > 0)
