@@ -175,7 +175,7 @@ families at most 8%. The exception is the standard deviations of the five normal
 (12%; NUTS 14%). Both densities fall with about the sixth power there, so the error of a
 standard deviation, a fourth moment, is hard to estimate from any draws. Ratios of
 reported to true effective sample sizes of squares are at most 1.34 on 18 families. The
-two others are the five normal rows and the hierarchy (2.7), where excursions into a
+two others are the five normal rows and the hierarchy (2.1), where excursions into a
 tail are so rare that most runs have none. The intervals of means are too wide where
 trajectories make successive draws negatively correlated.
 
