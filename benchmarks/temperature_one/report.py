@@ -23,6 +23,7 @@ RESULTS = Path(__file__).parent / "results"
 DOCS = Path(__file__).parents[2] / "docs"
 Key = tuple[str, str, int]
 CHAINS = (1, 4)
+EARLIER = "\N{DAGGER}"  # after a bias from another reference
 LOWEST = 0.003  # bias at the left end of the figure
 COLOURS = {
     "nuts": "#000000",
@@ -81,9 +82,9 @@ fast: a method that returns the normal approximation at the mode accepts every p
   the reference.
 - **load**: the machine's load average at the start and end of the run. The machine has
   two cores; with a load above two, a run shared them with other processes, and its
-  speed is underestimated. The rows of MinibatchMH with four chains are newer than those
-  with one chain and with uniform batches, which have neither over-relaxed draws nor the
-  cheaper steps.
+  speed is underestimated. The rows of NUTS and MinibatchMH with four chains were
+  measured last, in November 2026; rows with one chain, with uniform batches and of
+  other packages are older. A dagger marks a bias from an earlier reference.
 
 The stochastic gradient samplers have no accept/reject step, so their step size
 determines their bias. All of them use the largest step size for which standard
@@ -96,8 +97,12 @@ percent on these cores.
 
 `kernel.pilot["sizes"]` gives the number of rows that MinibatchMH reads per
 accept/reject step, and ESS/row the effective draws per row read. With fewer than a
-thousand rows it reads all of them, as NUTS does; a draw is then a trajectory of fixed
-length, without a tree to build.
+thousand rows it reads all of them, as NUTS does; a draw is then a trajectory whose
+length does not depend on its course, without a tree to build. Where the scales of the
+posterior vary, as in the hierarchies, trajectories have three times as many steps, so
+that chains return from wide tails
+([decision 35](decisions/0035-longer-trajectories-where-scales-vary.md)). With 500 rows,
+which each step reads, this makes a draw five times as expensive.
 
 ```{{image}} {FIGURE}
 :alt: ESS per second against bias, a panel for each problem
@@ -118,13 +123,25 @@ def number(value: float) -> str:
     return f"{value:.3g}"
 
 
+def same(one: dict[str, Any], other: dict[str, Any] | None) -> bool:
+    """Whether two references are the same computation on the same draws."""
+    return other is not None and np.isclose(one["ess"], other["ess"], rtol=1e-6)
+
+
 def between(low: float, high: float, form: str) -> str:
     """A range with a hyphen at which a narrow column does not break."""
     return f"{low:{form}}\N{NON-BREAKING HYPHEN}{high:{form}}"
 
 
-def row(result: dict[str, Any], nuts: float | None) -> str:
-    """One line of a table."""
+def row(
+    result: dict[str, Any], nuts: float | None, reference: dict[str, Any] | None
+) -> str:
+    """One line of a table.
+
+    :param result: of one method.
+    :param nuts: the ESS/s of NUTS.
+    :param reference: that of the table.
+    """
     title = MODULES[result["method"]].title
     if result.get("chains", 1) > 1:
         title += f", {result['chains']} chains"
@@ -135,10 +152,12 @@ def row(result: dict[str, Any], nuts: float | None) -> str:
     ratio = "" if not nuts else number(result["ess_per_second"] / nuts)
     accept = result.get("accept")
     accepted = "" if accept is None else f"{accept:.3g}"
+    earlier = "" if same(result["reference"], reference) else EARLIER
     return (
         f"| {title} | {number(result['ess_per_second'])} | {ratio} "
-        f"| {result['ess_per_row']:.1e} | {accepted} | {result['bias']:.3f} "
-        f"| {result['bias_noise']:.3f} | {between(*result['sd_ratio'], '.2f')} "
+        f"| {result['ess_per_row']:.1e} | {accepted} "
+        f"| {result['bias']:.3f}{earlier} | {result['bias_noise']:.3f} "
+        f"| {between(*result['sd_ratio'], '.2f')} "
         f"| {first:.0f} s | {between(*result['load_average'], '.0f')} |"
     )
 
@@ -157,7 +176,10 @@ def page(results: dict[Key, dict[str, Any]], side_by_side_tables: list[str]) -> 
         ]
         nuts = {1: speeds[0], 4: max(speeds)}
         lines += ["", f"## {problem.title}", ""]
-        reference = next((r["reference"] for r in found if "reference" in r), None)
+        references = [r["reference"] for r in found if "reference" in r]
+        # the latest one states its errors
+        references.sort(key=lambda r: "errors" not in r)
+        reference = references[0] if references else None
         if reference:
             text = f"Reference: {reference['how']}, ESS {number(reference['ess'])}."
             if "errors" in reference:
@@ -177,7 +199,7 @@ def page(results: dict[Key, dict[str, Any]], side_by_side_tables: list[str]) -> 
             "| to first draw | load |",
             "|---|---|---|---|---|---|---|---|---|---|",
         ]
-        lines += [row(r, nuts[r.get("chains", 1)]) for r in found]
+        lines += [row(r, nuts[r.get("chains", 1)], reference) for r in found]
     return "\n".join(lines) + "\n"
 
 
