@@ -57,6 +57,7 @@ from numpyro_minibatch.control_variate._residuals import (
 from numpyro_minibatch.control_variate._row_sums import RowSums, Some
 from numpyro_minibatch.estimate import Weights
 from numpyro_minibatch.kernels._shared import survey
+from numpyro_minibatch.kernels._shared.start import Within
 from numpyro_minibatch.target import ModelTarget
 
 slow = pytest.mark.slow
@@ -1003,6 +1004,14 @@ def by_row(group, y):
         numpyro.sample("obs", dist.Bernoulli(logits=logits), obs=y[idx])
 
 
+def test_each_draw_of_the_surrogate_starts_as_many_chains():
+    draws = {"b": np.arange(7.0)}
+    keys = random.split(random.key(3), 7000)
+    found = np.asarray(jax.vmap(Within(draws).drawn)(keys)["b"])
+    counts = np.bincount(found.astype(int), minlength=7)
+    assert counts.sum() == 7000 and scipy.stats.chisquare(counts).pvalue > 1e-4
+
+
 def test_effects_are_coordinates_if_rows_of_them_are_taken_first():
     """``mu + tau * eta[group]`` has the effects ``(mu + tau * eta)[group]``."""
     found = coordinates_of(by_row)
@@ -1022,6 +1031,23 @@ def test_effects_are_coordinates_if_rows_of_them_are_taken_first():
         target.rows(z, rows)["data"],
         rtol=1e-5,
     )
+
+
+def missing(group, y):
+    """Groups beyond the last have no effect, whatever the scale and the mean are."""
+    mu = numpyro.sample("mu", dist.Normal(0, 2))
+    tau = numpyro.sample("tau", dist.HalfNormal(1))
+    with numpyro.plate("groups", GROUPS):
+        eta = numpyro.sample("eta", dist.Normal(0, 1))
+    with numpyro.plate("data", len(y)) as idx:
+        effects = eta.at[group[idx] + 1].get(mode="fill", fill_value=0.0)
+        logits = mu + tau * effects
+        numpyro.sample("obs", dist.Bernoulli(logits=logits), obs=y[idx])
+
+
+def test_work_is_not_exchanged_with_what_stands_for_missing_entries():
+    """The mean of a missing effect would be lost."""
+    assert not coordinates_of(missing).computed
 
 
 def plain(group, y):
@@ -1704,6 +1730,20 @@ def test_kinks_of_the_prior_do_not_matter():
     assert ess > 200
     assert abs(draws.mean() - mean) < 4 * sd / np.sqrt(ess)
     assert abs(draws.std() / sd - 1) < 4 / np.sqrt(ess)
+
+
+def test_kinks_of_the_prior_of_a_target_by_hand_are_the_reason():
+    """Without a model there are no draws of the prior for a ridge."""
+    noise = np.random.default_rng(6).normal(size=2000)
+    y = jnp.asarray(noise - noise.mean() + 0.01)  # the mode is at the kink
+    target = Target(
+        log_prior=lambda z: -50 * jnp.abs(z["b"]),
+        log_likelihood=lambda z, i: -0.5 * (y[i] - z["b"]) ** 2,
+        sizes=2000,
+    )
+    kernel = MinibatchMH(target=target, control_variate="taylor2")
+    with pytest.raises(ValueError, match="the log prior has kinks.*NumPyro model"):
+        kernel.init(random.key(0), 10, {"b": jnp.asarray(0.1)}, (), {})
 
 
 def test_kinks_are_the_reason_for_steps_much_longer_than_the_posterior():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -67,6 +67,7 @@ from numpyro_minibatch.control_variate._tails import (
 )
 from numpyro_minibatch.control_variate._taylor import Form, Taylor
 from numpyro_minibatch.proposal import LONGER
+from numpyro_minibatch.target import ModelTarget
 
 __all__ = ["Plan", "Prepared", "Surrogate", "prepare"]
 
@@ -181,8 +182,13 @@ def _centred(
     try:
         return problem, of(problem)
     except PriorKinks:
-        if not isinstance(problem.example, Mapping):
-            raise
+        if not isinstance(problem.target_of(problem.arrays), ModelTarget):
+            raise Refused(  # a ridge needs draws from the prior
+                "the log prior has kinks where the search for the centre ended, as "
+                "that of dist.Laplace has. Write the target as a NumPyro model, in "
+                "which the rows are expanded without the prior, or sample it with "
+                "AMAGOLD."
+            ) from None
         by_name = Coordinates(tuple(sorted(problem.example)))
         problem = replace(problem, coordinates=by_name)
         return problem, of(problem)
