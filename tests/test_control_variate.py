@@ -49,7 +49,7 @@ from numpyro_minibatch.control_variate import (
 from numpyro_minibatch.control_variate._center import find_center
 from numpyro_minibatch.control_variate._coordinates import choose_coordinates
 from numpyro_minibatch.control_variate._exact_rows import without
-from numpyro_minibatch.control_variate._problem import Chosen, Needs, Problem, double
+from numpyro_minibatch.control_variate._problem import Chosen, Problem, double
 from numpyro_minibatch.control_variate._residuals import (
     ResidualScan,
     Rows,
@@ -863,7 +863,8 @@ def test_draws_are_those_of_the_surrogate_with_its_rows():
     assert abs(new - mean) > 3 * slack
     assert changed.draws.mean() == pytest.approx(new, abs=slack)
     assert posterior.draws.mean() == pytest.approx(mean, abs=slack)
-    assert not changed.gaussian and changed.num_steps >= 1
+    assert not changed.gaussian
+    assert _posterior.trajectories(problem, changed).num_steps >= 1
     # far away, one draw would have all the weight, so NUTS samples it again
     far = before._replace(gradient=before.gradient + 600.0)
     changed = _posterior.refined(problem, posterior, far)
@@ -1508,7 +1509,7 @@ def test_refusals_say_cause_number_limit_and_what_works(monkeypatch):
     )
     expansion = Expansion(*(np.zeros((2,) * k) for k in (1, 1, 2)), np.zeros(()))
     posterior = _posterior.SurrogatePosterior(
-        expansion, np.zeros(2), np.eye(2), np.zeros((9, 2)), False, 1.0, 1, False, 0.0
+        expansion, np.zeros(2), np.eye(2), np.zeros((9, 2)), False, 1.0
     )
     with pytest.raises(ValueError) as error:
         _pilot.check_residuals(problem, chosen.taylor, posterior, pilot)
@@ -1826,12 +1827,12 @@ def test_a_surrogate_on_which_nothing_moves_is_refused():
     """As that of a network with 100 rows, of whose run all draws were equal."""
     expansion = Expansion(*(np.zeros((2,) * k) for k in (1, 1, 2)), np.zeros(()))
     posterior = _posterior.SurrogatePosterior(
-        expansion, np.zeros(2), np.eye(2), np.zeros((9, 2)), False, 4.05, 1, False, 0.97
+        expansion, np.zeros(2), np.eye(2), np.zeros((9, 2)), False, 4.05
     )
+    moves = _posterior.Trajectories(1, False, 0.97)
     with pytest.raises(ValueError, match=r"97% of the draws.*50% is the limit.*NUTS"):
-        _setup.check_moves(Needs(16, follows=True), posterior)
-    _setup.check_moves(Needs(16), posterior)  # other moves need no trajectories
-    _setup.check_moves(Needs(16, follows=True), posterior._replace(stuck=0.4))
+        _setup.check_moves(moves, posterior)
+    _setup.check_moves(moves._replace(stuck=0.4), posterior)
 
 
 def test_an_equal_kernel_finds_the_set_up_for_the_same_data(monkeypatch):

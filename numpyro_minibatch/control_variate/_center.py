@@ -92,7 +92,6 @@ def find_center(
             "control_variate.taylor2(sites=...), or sample at a temperature."
         )
     density = Density.of(problem, taylor, dim)
-    density.ahead(dim)
     meanwhile()
 
     def found(center: np.ndarray, other_mode: float) -> Center:
@@ -155,13 +154,18 @@ class Density:
     def of(cls, problem: Problem, taylor: Taylor, dim: int) -> Density:
         """The density of the posterior, or that of the likelihood with a ridge.
 
+        Other threads begin to compile its programs.
+
         :param dim: the number of coordinates of the expansion.
         """
+        sums = RowSums.of(problem, taylor, dim)
+        by_newton = taylor.modes == 1 and dim <= _NEWTON_DIM
+        sums.ahead(dim, slopes=not by_newton)
         return cls(
             weight=problem.weights.likelihood if problem.in_own_coordinates else 1.0,
-            sums=RowSums.of(problem, taylor, dim),
-            ridge=_ridge(problem, taylor),
-            by_newton=taylor.modes == 1 and dim <= _NEWTON_DIM,
+            sums=sums,
+            ridge=_ridge(problem, taylor),  # other threads go on compiling
+            by_newton=by_newton,
         )
 
     @property
@@ -173,13 +177,6 @@ class Density:
     def spread(self) -> float:
         """The width of the posterior of some rows relative to that of all rows."""
         return float(np.sqrt(self.share))
-
-    def ahead(self, dim: int) -> None:
-        """Compile the programs on other threads.
-
-        :param dim: the number of coordinates.
-        """
-        self.sums.ahead(dim, slopes=not self.by_newton)
 
     def of_some(self, phi: np.ndarray) -> list[np.ndarray]:
         """The value and the gradient, from some rows."""
@@ -268,8 +265,7 @@ def _ridge(problem: Problem, taylor: Taylor) -> tuple[Any, Any]:
         return 0.0, taylor.ridge or 0.0
     try:
         with double():
-            keys = jax.random.split(jax.random.key(21), _PRIOR_DRAWS)
-            draws = np.asarray(problem.compiled(_prior_of_phi)(keys))
+            draws = np.asarray(problem.compiled(_prior_of_phi)(np.int32(21)))
     except NotImplementedError:  # a prior that is improper says nothing of a scale
         return 0.0, _VAGUE
     lower, middle, upper = np.quantile(draws, [0.25, 0.5, 0.75], axis=0)
@@ -279,8 +275,9 @@ def _ridge(problem: Problem, taylor: Taylor) -> tuple[Any, Any]:
     return middle, np.where(known, np.where(known, scale, 1.0) ** -2.0, _VAGUE)
 
 
-def _prior_of_phi(problem: Problem, arrays: list[Any], keys: Array) -> Array:
+def _prior_of_phi(problem: Problem, arrays: list[Any], seed: Array) -> Array:
     """Draws of the coordinates from the prior, ``(K, d)``."""
+    keys = jax.random.split(jax.random.key(seed), _PRIOR_DRAWS)
     target = problem.target_of(arrays)
 
     def one(key: Array) -> Array:

@@ -115,7 +115,6 @@ def find_modes(problem: Problem, starts: np.ndarray, taylor: Taylor) -> FoundMod
     :raises Refused: no search ends in a mode.
     """
     density = Density.of(problem, taylor, starts.shape[1])
-    density.ahead(starts.shape[1])
     stage("modes of some rows")
     ends, ended = Ends(density), 0
     for start in random_starts(problem, starts.shape[1]):

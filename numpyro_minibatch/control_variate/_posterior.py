@@ -13,6 +13,7 @@ from jax.flatten_util import ravel_pytree
 from numpyro.infer.hmc import hmc
 
 from numpyro_minibatch._internal.progress import stage
+from numpyro_minibatch._internal.threads import compilers
 from numpyro_minibatch.control_variate._center import not_definite
 from numpyro_minibatch.control_variate._expand import Expansion, log_surrogate
 from numpyro_minibatch.control_variate._problem import Problem, Refused, double
@@ -29,16 +30,18 @@ from numpyro_minibatch.proposal import (
 
 __all__ = [
     "SurrogatePosterior",
+    "Trajectories",
     "flatten",
     "log_surrogate_at",
     "refined",
     "rounding_error",
     "starting_point",
     "surrogate_posterior",
+    "trajectories",
     "unflatten",
 ]
 
-_CHAINS = 4  # of NUTS on the surrogate
+_CHAINS, _NUTS_DRAWS = 4, 500  # of NUTS on the surrogate, after as many of warmup
 _MIXED = 1.05  # R-hat above which these chains go on
 _POOL = 2000  # draws of the surrogate for all later stages
 _DIVERGING = 0.1  # largest share of divergent trajectories
@@ -48,15 +51,31 @@ _STUCK = 0.001  # largest share of draws at which it may stick
 # largest mean probability of a rejection, with draws weighted by their share in the
 # variance of the squares
 _LOST = 0.1
-# Correlation of successive squares above which there may be a wide tail: as estimates
-# of their mean, they are then less than 0.8 times as efficient as independent ones.
-_KEPT = 0.11
+# Correlation of the squares at both ends of a trajectory above which there is a wide
+# tail: as estimates of their mean, they are then about half as efficient as independent
+# ones. Where unconstrained squares are below `_SCREEN`, sites are not looked at.
+_KEPT = 0.3
+_SCREEN = 0.11
 _FEW_DRAWS = 200  # smallest effective number of draws after resampling
 _STEPS_TO_START = 100  # at most, to the starting point of NUTS
 _NEARLY = 0.1  # gain of the log density below which the steps end
 _FAR = 10.0  # distance over which no proper prior is constant
 _BLOCK = 64  # draws at which a program evaluates the surrogate
 _JUDGING = 56  # draws that judge whether the posterior is normal
+
+
+class Trajectories(NamedTuple):
+    """The trajectories that suit a surrogate.
+
+    :param num_steps: the number of steps for a quarter of a period of its dynamics; 0
+        if it is normal.
+    :param long: whether trajectories should be longer than that.
+    :param stuck: the share of its draws from which trajectories are rarely accepted.
+    """
+
+    num_steps: int
+    long: bool
+    stuck: float
 
 
 class SurrogatePosterior(NamedTuple):
@@ -68,10 +87,6 @@ class SurrogatePosterior(NamedTuple):
     :param draws: draws from it, ``(K, D)``.
     :param gaussian: whether it is normal, up to differences too small for a decision.
     :param rhat: the largest R-hat of its draws; 1 where they are independent.
-    :param num_steps: the number of steps for a quarter of a period of its dynamics; 0
-        if it is normal.
-    :param long: whether trajectories should be longer than that.
-    :param stuck: the share of its draws from which trajectories are rarely accepted.
     """
 
     expansion: Expansion
@@ -80,17 +95,6 @@ class SurrogatePosterior(NamedTuple):
     draws: np.ndarray
     gaussian: bool
     rhat: float
-    num_steps: int
-    long: bool
-    stuck: float
-
-
-class _Trajectories(NamedTuple):
-    """The trajectories that suit a surrogate; see :class:`SurrogatePosterior`."""
-
-    num_steps: int
-    long: bool
-    stuck: float
 
 
 def surrogate_posterior(
@@ -98,6 +102,7 @@ def surrogate_posterior(
     expansion: Expansion,
     start: np.ndarray,
     known_hessian: np.ndarray | None = None,
+    moves: bool = False,
 ) -> SurrogatePosterior:
     """Draw from the posterior of the surrogate, without reading data.
 
@@ -109,6 +114,7 @@ def surrogate_posterior(
     :param start: where NUTS starts, flat.
     :param known_hessian: the Hessian of all that is not expanded at the centre, if it
         is already known.
+    :param moves: whether :func:`trajectories` of this surrogate will be needed.
     :raises Refused: it is not proper, or trajectories diverge.
     """
     stage("posterior of the surrogate")
@@ -135,24 +141,27 @@ def surrogate_posterior(
             values = problem.compiled(_log_densities)(wide, some)
         misfit = np.asarray(values) + 0.5 * np.square(normal[:few]).sum(1)
         if np.std(misfit) < 0.1:
-            normal_moves = _Trajectories(0, False, 0.0)
-            return SurrogatePosterior(
-                expansion, center, root, draws, True, 1.0, *normal_moves
-            )
+            return SurrogatePosterior(expansion, center, root, draws, True, 1.0)
         start = center
-    return _sampled(problem, expansion, start + 0.01 * normal[:_CHAINS])
+    return _sampled(problem, expansion, start + 0.01 * normal[:_CHAINS], moves)
 
 
 def _sampled(
-    problem: Problem, expansion: Expansion, starts: np.ndarray
+    problem: Problem, expansion: Expansion, starts: np.ndarray, moves: bool
 ) -> SurrogatePosterior:
     """Sample the posterior of a surrogate with NUTS."""
     cast = expansion.cast(problem.dtype)
+    if moves:  # both are compiled at once, on other threads
+        problem.compiled(_nuts).ahead(*_chain(problem, cast, starts[0], 0))
+        zeros = np.zeros((_CHAINS * _NUTS_DRAWS, starts.shape[1]))
+        at = zeros[0], np.outer(zeros[0], zeros[0]), zeros, zeros
+        problem.compiled(_ends_of_trajectories).ahead(
+            *_followed(problem, cast, at, zeros[:, 0], 1)
+        )
     draws, rhat = _by_nuts(problem, cast, starts)
     location, root = _scaled(draws)
-    moves = _trajectories(problem, cast, draws, location, root)
     draws = draws[np.random.default_rng(32).permutation(len(draws))]
-    return SurrogatePosterior(expansion, location, root, draws, False, rhat, *moves)
+    return SurrogatePosterior(expansion, location, root, draws, False, rhat)
 
 
 def _scaled(draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -315,10 +324,15 @@ def _nuts_from(
     problem: Problem, expansion: Expansion, starts: np.ndarray, seed: int
 ) -> tuple[tuple[np.ndarray, np.ndarray], float]:
     """Draws of chains, which trajectories diverged, and the largest R-hat."""
-    positions = jnp.asarray(starts, problem.dtype)
-    draws, diverging = jax.tree.map(
-        np.asarray, problem.compiled(_nuts)(expansion, positions, np.int32(seed))
-    )
+    chain = problem.compiled(_nuts)
+    seeds = np.random.SeedSequence(seed).generate_state(len(starts))
+    inputs = [
+        _chain(problem, expansion, *of_chain)
+        for of_chain in zip(starts, seeds, strict=True)
+    ]
+    first = chain(*inputs[0])
+    parts = [first, *compilers().map(lambda of_chain: chain(*of_chain), inputs[1:])]
+    draws, diverging = (np.stack(x) for x in zip(*parts, strict=True))
     draws = draws.astype(np.float64)
     within, between = draws.var(1, ddof=1).mean(0), draws.mean(1).var(0, ddof=1)
     with np.errstate(all="ignore"):
@@ -326,39 +340,44 @@ def _nuts_from(
     return (draws, diverging), float(rhat)
 
 
+def _chain(
+    problem: Problem, expansion: Expansion, start: np.ndarray, seed: int
+) -> tuple[Expansion, Array, np.uint32]:
+    """The arguments of a chain of :func:`_nuts`."""
+    return expansion, jnp.asarray(start, problem.dtype), np.uint32(seed)
+
+
 def _nuts(
     problem: Problem,
     arrays: list[Any],
     expansion: Expansion,
-    starts: Array,
+    start: Array,
     seed: Array,
 ) -> tuple[Array, Array]:
-    """Draws from NUTS after an equally long warmup, and which trajectories diverged."""
+    """Draws from NUTS after an equally long warmup, and which trajectories diverged.
 
-    def chain(key: Array, start: Array) -> Any:
-        init, step = hmc(
-            potential_fn=lambda z: -_log_density(problem, arrays, expansion, z),
-            algo="NUTS",
-        )
-        state = init(
-            start,
-            500,
-            dense_mass=len(start) <= 200,
-            target_accept_prob=0.9,
-            max_tree_depth=6,
-            rng_key=key,
-        )
+    One chain: the program of several vectorised ones takes twice as long to trace and
+    compile, and their trajectories all take the steps of the longest.
+    """
+    # compiled as one function, so that the model is traced once and not at every use
+    potential = jax.jit(lambda z: -_log_density(problem, arrays, expansion, z))
+    init, step = hmc(potential_fn=potential, algo="NUTS")
+    state = init(
+        start,
+        _NUTS_DRAWS,
+        dense_mass=len(start) <= 200,
+        target_accept_prob=0.9,
+        max_tree_depth=6,
+        rng_key=jax.random.key(seed),
+    )
 
-        def body(state: Any, _: None) -> Any:
-            state = step(state)
-            return state, (state.z, state.diverging)
+    def body(state: Any, _: None) -> Any:
+        state = step(state)
+        return state, (state.z, state.diverging)
 
-        state, _ = jax.lax.scan(body, state, length=500)
-        _, draws = jax.lax.scan(body, state, length=500)
-        return draws
-
-    keys = jax.random.split(jax.random.key(seed), len(starts))
-    return jax.vmap(chain)(keys, starts)
+    # one loop for warmup and draws, because each would be compiled separately
+    _, draws = jax.lax.scan(body, state, length=2 * _NUTS_DRAWS)
+    return jax.tree.map(lambda x: x[_NUTS_DRAWS:], draws)
 
 
 def _log_density(
@@ -464,16 +483,7 @@ def refined(
             return None
         location, root = _scaled(chosen)
     chosen = rng.permutation(chosen)
-    moves = _trajectories(problem, both[1], chosen, location, root)
-    return posterior._replace(
-        expansion=expansion,
-        location=location,
-        root=root,
-        draws=chosen,
-        gaussian=False,
-        rhat=rhat,
-        **moves._asdict(),
-    )
+    return SurrogatePosterior(expansion, location, root, chosen, False, rhat)
 
 
 def _heavier(posterior: SurrogatePosterior) -> tuple[np.ndarray, np.ndarray]:
@@ -502,13 +512,7 @@ def _log_weights(
     return jax.lax.map(one, draws, batch_size=100)
 
 
-def _trajectories(
-    problem: Problem,
-    expansion: Expansion,
-    draws: np.ndarray,
-    location: np.ndarray,
-    root: np.ndarray,
-) -> _Trajectories:
+def trajectories(problem: Problem, posterior: SurrogatePosterior) -> Trajectories:
     """Steps short enough for the tails, and trajectories long enough for them.
 
     In a tail, steps that are too long are rejected. The chain is reversible, so it also
@@ -518,25 +522,30 @@ def _trajectories(
 
     A quarter of a period forgets the start where the surrogate is normal. Where scales
     vary, a trajectory crosses a wide tail in several quarters of the average period.
-    The correlation of successive squares hardly shows a slow tail, which only a few
-    draws are in, so that it does not say which length is better. It says where the
-    surrogate is so close to normal that there is no such tail.
+    Such tails are those of the sites that a user reads. A wide tail of a logarithm
+    towards minus infinity is no tail of the scale itself.
+
+    :param problem: the target and its coordinates.
+    :param posterior: that of the surrogate.
     """
+    if posterior.gaussian:
+        return Trajectories(0, False, 0.0)
+    _, location, root, draws, *_ = posterior
+    expansion = posterior.expansion.cast(problem.dtype)
     mean, sd = draws.mean(0), draws.std(0)
     squares = np.square((draws - mean) / sd) - 1
     weights = np.square(squares) / np.square(squares).sum(0)
     rng = np.random.default_rng(33)
     momenta = rng.normal(size=draws.shape)
-    data = [jnp.asarray(x, problem.dtype) for x in (location, root, draws, momenta)]
+    at = location, root, draws, momenta
     stretch = 1.0 + JITTER * rng.uniform(-1.0, 1.0, size=len(draws))
     ends = problem.compiled(_ends_of_trajectories)
 
     def followed(
         num_steps: int, quarters: int, stretch: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        length = quarters * TRAJECTORY_LENGTH / num_steps
-        steps = jnp.asarray(length * stretch, problem.dtype)
-        accepted, z = ends(expansion, *data, steps, np.int32(num_steps))
+        steps = quarters * TRAJECTORY_LENGTH / num_steps * stretch
+        accepted, z = ends(*_followed(problem, expansion, at, steps, num_steps))
         return np.asarray(accepted, np.float64), np.asarray(z, np.float64)
 
     for num_steps in _NUM_STEPS:
@@ -545,17 +554,72 @@ def _trajectories(
         if stuck <= _STUCK and ((1 - accepted) @ weights).max() <= _LOST:
             break
     else:
-        return _Trajectories(num_steps, False, stuck)
+        return Trajectories(num_steps, False, stuck)
     accepted, z = followed(num_steps, 1, stretch)
-    after = np.where(accepted[:, None] > 0, np.square((z - mean) / sd) - 1, 0.0)
-    after = accepted[:, None] * after + (1 - accepted)[:, None] * squares
-    kept = (squares * after).mean(0) / np.square(squares).mean(0)
-    if kept.max() > _KEPT:
+    kept = _correlation_of_squares(draws, z, accepted)
+    if kept > _SCREEN:
+        values = problem.compiled(_site_values)
+        begin, end = (
+            np.asarray(values(jnp.asarray(x, problem.dtype))) for x in (draws, z)
+        )
+        kept = _correlation_of_squares(begin, end, accepted)
+    if kept > _KEPT:
         accepted, _ = followed(LONGER * num_steps, LONGER, stretch)
         stuck_of_long = float((accepted < _HELD).mean())
         if stuck_of_long <= _STUCK:
-            return _Trajectories(num_steps, True, max(stuck, stuck_of_long))
-    return _Trajectories(num_steps, False, stuck)
+            return Trajectories(num_steps, True, max(stuck, stuck_of_long))
+    return Trajectories(num_steps, False, stuck)
+
+
+def _followed(
+    problem: Problem,
+    expansion: Expansion,
+    at: tuple[np.ndarray, ...],
+    steps: np.ndarray,
+    num_steps: int,
+) -> tuple[Any, ...]:
+    """The arguments of :func:`_ends_of_trajectories`.
+
+    :param at: the location, the root, the draws, and a momentum for each.
+    :param steps: a step size for each draw.
+    """
+    arrays = [jnp.asarray(x, problem.dtype) for x in (*at, steps)]
+    return expansion, *arrays, np.int32(num_steps)
+
+
+def _correlation_of_squares(
+    starts: np.ndarray, ends: np.ndarray, accepted: np.ndarray
+) -> float:
+    """The largest correlation between the squares at both ends of trajectories.
+
+    :param starts: values at the starts, which are draws, ``(K, d)``.
+    :param ends: values at the ends.
+    :param accepted: the acceptance probabilities, ``(K,)``.
+    """
+    starts, ends = np.asarray(starts, np.float64), np.asarray(ends, np.float64)
+    mean, sd = starts.mean(0), starts.std(0)
+    varies = sd > 1e-6 * np.abs(mean)  # unlike the first row of a Cholesky factor
+    mean, sd = mean[varies], sd[varies]
+    before = np.square((starts[:, varies] - mean) / sd) - 1
+    after = np.square((ends[:, varies] - mean) / sd) - 1
+    taken = accepted[:, None]
+    after = np.where(taken > 0, taken * after, 0.0) + (1 - taken) * before
+    kept = (before * after).mean(0) / np.square(before).mean(0)
+    return float(kept.max(initial=-1.0))
+
+
+def _site_values(problem: Problem, arrays: list[Any], positions: Array) -> Array:
+    """The constrained values of the latent sites at some positions, ``(K, d)``."""
+    target = problem.target_of(arrays)
+
+    def one(flat: Array) -> Array:
+        z = problem.unravel(flat)
+        values = target.constrain(z)
+        if isinstance(z, dict):  # without deterministic sites, which may be large
+            values = {name: values[name] for name in z}
+        return ravel_pytree(values)[0]
+
+    return jax.vmap(one)(positions)
 
 
 def _ends_of_trajectories(

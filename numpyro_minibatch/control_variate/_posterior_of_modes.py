@@ -12,8 +12,10 @@ from numpyro_minibatch.control_variate._modes import FoundMode, FoundModes
 from numpyro_minibatch.control_variate._pilot import FLOAT_ERROR, IN_DOUBLE, Pilot
 from numpyro_minibatch.control_variate._posterior import (
     SurrogatePosterior,
+    Trajectories,
     rounding_error,
     surrogate_posterior,
+    trajectories,
 )
 from numpyro_minibatch.control_variate._problem import Problem, Refused
 from numpyro_minibatch.control_variate._tails import (
@@ -74,11 +76,17 @@ class PosteriorOfModes(NamedTuple):
             draws,
             all(part.gaussian for part in parts),
             max(part.rhat for part in parts),
-            max(part.num_steps for part in parts),
-            False,  # moves within a mode have one length
-            max(part.stuck for part in parts),
         )
         return posterior, starts
+
+    def trajectories(self, problem: Problem) -> Trajectories:
+        """The trajectories that suit the surrogates of all modes."""
+        each = [trajectories(problem, part) for part in self.parts]
+        return Trajectories(
+            max(of_mode.num_steps for of_mode in each),
+            False,  # moves within a mode have one length
+            max(of_mode.stuck for of_mode in each),
+        )
 
 
 def posterior_of_modes(problem: Problem, found: FoundModes) -> PosteriorOfModes:

@@ -319,14 +319,17 @@ class ResidualScan:
     def _parts(self, draws: np.ndarray, num_rows: int) -> list[np.ndarray]:
         """The draws in parts, which are smaller if there are many rows.
 
-        Rows that are integrals compile slowly, so that all parts have one size, and the
-        last one repeats a draw.
+        All parts have one size, so that one program is compiled, and the last one
+        repeats a draw. Rows that are integrals compile slowly; there, other draws have
+        parts of this size too.
         """
         few = max(1, _WIDTH * _DRAWS // max(num_rows, 1))
         if self.integrals:
             few = min(few, _DRAWS)
-            place = np.arange(-(-len(draws) // few) * few)
-            draws = draws[np.minimum(place, len(draws) - 1)]
+        else:
+            few = -(-len(draws) // -(-len(draws) // few))
+        place = np.arange(-(-len(draws) // few) * few)
+        draws = draws[np.minimum(place, len(draws) - 1)]
         return [draws[k : k + few] for k in range(0, len(draws), few)]
 
     @cached_property

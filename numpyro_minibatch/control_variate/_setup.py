@@ -40,9 +40,11 @@ from numpyro_minibatch.control_variate._pilot import (
 )
 from numpyro_minibatch.control_variate._posterior import (
     SurrogatePosterior,
+    Trajectories,
     flatten,
     starting_point,
     surrogate_posterior,
+    trajectories,
     unflatten,
 )
 from numpyro_minibatch.control_variate._posterior_of_modes import (
@@ -60,6 +62,7 @@ from numpyro_minibatch.control_variate._problem import (
 )
 from numpyro_minibatch.control_variate._tails import (
     MAX_INEFFICIENCY,
+    MAX_OF_FEW,
     Tails,
     may_represent,
     measure_tails,
@@ -247,7 +250,11 @@ def _prepared(problem: Problem, chosen: Chosen, needs: Needs) -> Prepared:
             center = Center(expansion, 0.0, found.about, known.hessian)
         start = starting_point(problem, center.expansion, start)
         posterior = surrogate_posterior(
-            problem, center.expansion, start, center.known_hessian
+            problem,
+            center.expansion,
+            start,
+            center.known_hessian,
+            moves=needs.follows and not few,
         )
         # if representative rows suffice, this residual decides nothing
         rough = needs.follows and problem.in_own_coordinates and not few
@@ -260,34 +267,45 @@ def _prepared(problem: Problem, chosen: Chosen, needs: Needs) -> Prepared:
         # without an expansion there is still the target itself, whose rows are few
         about = phi[0] if center is None else center.expansion.center
         expansion = every_row(problem, np.asarray(about))
-        posterior = surrogate_posterior(problem, expansion, start)
-        check_moves(needs, posterior)
+        posterior = surrogate_posterior(problem, expansion, start, moves=needs.follows)
+        moves = _moves(problem, needs, posterior)
         pilot = Pilot.of_every_row(problem, chosen)
-        return _outcome(problem, 0.0, posterior, pilot, None)
+        return _outcome(problem, 0.0, posterior, moves, pilot, None)
     if not few:
         posterior, pilot = _recentred(problem, chosen, needs, center, posterior, pilot)
     tails = None
     if needs.follows or (few and pilot.residual_sd > COARSE):
         posterior, pilot, tails = _with_rows(problem, chosen, needs, posterior, pilot)
     check_residuals(problem, taylor, posterior, pilot)
-    check_moves(needs, posterior)
-    outcome = _outcome(problem, center.other_mode, posterior, pilot, tails)
+    moves = _moves(problem, needs, posterior)
+    outcome = _outcome(problem, center.other_mode, posterior, moves, pilot, tails)
     if found is not None:
         outcome = outcome._replace(report=outcome.report | found.report)
     return outcome
 
 
-def check_moves(needs: Needs, posterior: SurrogatePosterior) -> None:
+def _moves(
+    problem: Problem, needs: Needs, posterior: SurrogatePosterior
+) -> Trajectories:
+    """The trajectories on the surrogate, if moves follow it."""
+    if not needs.follows:
+        return Trajectories(0, False, 0.0)
+    moves = trajectories(problem, posterior)
+    check_moves(moves, posterior)
+    return moves
+
+
+def check_moves(moves: Trajectories, posterior: SurrogatePosterior) -> None:
     """Refuse a surrogate on which no trajectory moves a chain.
 
     All draws of a run would be equal to its start.
 
     :raises Refused: trajectories are rejected from too many of its draws.
     """
-    if needs.follows and posterior.stuck > _STUCK:
+    if moves.stuck > _STUCK:
         raise Refused(
             "trajectories on the surrogate move no chain: from "
-            f"{posterior.stuck:.0%} of the draws of its posterior, they are accepted "
+            f"{moves.stuck:.0%} of the draws of its posterior, they are accepted "
             f"with a probability below 0.1, and {_STUCK:.0%} is the limit (R-hat of "
             f"these draws is {posterior.rhat:.2f}). The surrogate is too far from a "
             "normal distribution, as with several modes or strongly varying scales. "
@@ -309,15 +327,19 @@ def _with_modes(
     if needs.follows and may_represent(problem, chosen.taylor, pilot):
         better, tails = with_tails(problem, pilot, of_modes)
         if better is not of_modes:
+            of_modes = better
             posterior, starts = better.mixed()
             pilot = run_pilot(problem, chosen, needs, posterior, pilot)
     check_residuals(problem, chosen.taylor, posterior, pilot)
+    moves = Trajectories(0, False, 0.0)
+    if needs.follows:
+        moves = of_modes.trajectories(problem)
     expansions: Any = posterior.expansion
     posterior = posterior._replace(expansion=expansions.shifted(-rounding))
     known = [k for k, each in enumerate(tails) if np.isfinite(each.inefficiency)]
     worst = max(known, key=lambda k: tails[k].inefficiency, default=None)
     of_worst = None if worst is None else tails[worst]
-    outcome = _outcome(problem, 0.0, posterior, pilot, of_worst)
+    outcome = _outcome(problem, 0.0, posterior, moves, pilot, of_worst)
     if worst is not None:
         outcome.report["tail_mode"] = worst
     modes = posterior.expansion.modes  # type: ignore[attr-defined]
@@ -358,15 +380,14 @@ def _with_rows(
     taylor, tails = chosen.taylor, None
     # few rows that are read anyway are all evaluated exactly, which settles the tails
     coarse = pilot.residual_sd > COARSE
-    every = coarse and may_be_exact(problem, chosen, needs)
+    few = may_be_exact(problem, chosen, needs)
+    every, most = coarse and few, MAX_OF_FEW if few else MAX_INEFFICIENCY
     if may_represent(problem, taylor, pilot) and not every:
         tails = measure_tails(problem, pilot, posterior)
     best = posterior, pilot, tails
-    if tails is not None and tails.inefficiency > MAX_INEFFICIENCY:
+    if tails is not None and tails.inefficiency > most:
         found, after = with_representatives(problem, pilot, posterior, tails)
-        if after.inefficiency > MAX_INEFFICIENCY and may_be_exact(
-            problem, chosen, needs
-        ):
+        if few and after.inefficiency > most:
             all_exact = with_every_row(problem, posterior)
             if all_exact is not None:
                 return all_exact, pilot.without_residuals(), tails
@@ -452,6 +473,7 @@ def _outcome(
     problem: Problem,
     other_mode: float,
     posterior: SurrogatePosterior,
+    moves: Trajectories,
     pilot: Pilot,
     tails: Tails | None,
 ) -> Prepared:
@@ -470,9 +492,9 @@ def _outcome(
         "coordinates": coordinates,
         "gaussian": posterior.gaussian,
         "surrogate_rhat": posterior.rhat,
-        "surrogate_num_steps": posterior.num_steps * (LONGER if posterior.long else 1),
-        "surrogate_long": posterior.long,
-        "surrogate_stuck": posterior.stuck,
+        "surrogate_num_steps": moves.num_steps * (LONGER if moves.long else 1),
+        "surrogate_long": moves.long,
+        "surrogate_stuck": moves.stuck,
         "over_relaxed": over_relaxed,
         "other_mode": other_mode,
         "exact_rows": posterior.expansion.num_exact,
@@ -494,8 +516,8 @@ def _outcome(
             coordinates,
             pilot.form,
             pilot.scheme,
-            posterior.num_steps,
-            posterior.long,
+            moves.num_steps,
+            moves.long,
             over_relaxed,
         ),
         surrogate,

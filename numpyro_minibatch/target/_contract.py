@@ -170,6 +170,10 @@ class Target:
             else {"data": self.sizes}
         )
 
+    def constrain(self, z: Position) -> Any:
+        """The values that a user reads at ``z``; here ``z`` itself."""
+        return z
+
     def terms(self, z: Position, indices: Indices) -> Terms:
         """The prior and the log likelihood of the rows ``indices`` at ``z``."""
         if isinstance(self.sizes, Mapping):
