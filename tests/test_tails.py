@@ -18,11 +18,11 @@ from scipy.stats import kstest, multivariate_t, t
 
 from numpyro_minibatch import MinibatchMH, batch
 from numpyro_minibatch.control_variate import _posterior, _setup, _tails
-from numpyro_minibatch.control_variate._taylor import Taylor
 from numpyro_minibatch.control_variate._tails import (
     nonnegative_fit,
     squares_inefficiency,
 )
+from numpyro_minibatch.control_variate._taylor import Taylor
 
 slow = pytest.mark.slow
 
@@ -371,6 +371,58 @@ def test_numbers_that_do_not_vary_have_no_squares() -> None:
     assert _posterior._correlation_of_squares(fixed, fixed, all_taken) == -1.0
     both = [np.hstack([fixed, x]) for x in (draws, z)]
     assert 0.4 < _posterior._correlation_of_squares(*both, all_taken) < 0.5
+
+
+def scaled(
+    draws: np.ndarray, hessian: Callable[[Any, Any], np.ndarray]
+) -> tuple[np.ndarray, np.ndarray]:
+    """The location and the root that draws and Hessians give."""
+    problem: Any = SimpleNamespace(
+        compiled={_posterior._hessian: hessian}.__getitem__, dtype=jnp.float32
+    )
+    expansion: Any = None
+    return _posterior._scaled(problem, expansion, draws)
+
+
+def test_the_covariance_of_many_coordinates_uses_the_curvature() -> None:
+    """Of a hierarchy: effects that share a mean, whose variances differ."""
+    dim = 200
+    rng = np.random.default_rng(5)
+    covariance = 0.5 + np.diag(rng.uniform(0.2, 2.0, dim))
+    draws = rng.multivariate_normal(np.zeros(dim), covariance, 1000)
+    curvature = np.linalg.inv(covariance)
+
+    def spread(root: np.ndarray) -> np.ndarray:
+        """Variances of combinations of coordinates in units of the true ones."""
+        found = np.linalg.eigvals(np.linalg.solve(covariance, root.T @ root)).real
+        return np.array([found.min(), found.max()])
+
+    alone = np.linalg.cholesky(np.cov(draws.T)).T
+    assert spread(alone)[0] < 0.4 and spread(alone)[1] > 1.8
+    location, root = scaled(draws, lambda *_: -curvature)
+    np.testing.assert_allclose(location, draws.mean(0))
+    assert 0.9 < spread(root)[0] and spread(root)[1] < 1.1
+    # curvature that is wrong by a factor of five is outweighed by the draws
+    _, root = scaled(draws, lambda *_: -5.0 * curvature)
+    assert spread(root)[0] > 0.2 and spread(root)[1] > 1.0
+    # and where it is not that of a maximum, the draws remain
+    _, root = scaled(draws, lambda *_: curvature)
+    np.testing.assert_allclose(
+        root.T @ root, 0.98 * np.cov(draws.T) + 0.02 * np.diag(np.diag(np.cov(draws.T)))
+    )
+
+
+def test_steps_are_judged_at_draws_that_the_covariance_was_not_fitted_to() -> None:
+    rng = np.random.default_rng(6)
+    for dim, expected in ((30, 1), (100, 4)):
+        fitted = rng.normal(size=(2000, dim))
+
+        def ends(*args: Any) -> tuple[np.ndarray, np.ndarray]:
+            same = np.allclose(args[3], fitted, atol=1e-6)  # noqa: B023
+            well = same or args[-1] >= 4
+            return np.full(2000, 0.99 if well else 0.5), rng.normal(size=args[3].shape)
+
+        assert trajectories(fitted, ends).num_steps == expected
 
 
 def test_long_trajectories_that_stick_are_not_used() -> None:

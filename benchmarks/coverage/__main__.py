@@ -154,15 +154,16 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--families", nargs="+", default=list(FAMILIES))
     parser.add_argument("--kernels", nargs="+", default=list(KERNELS))
     chosen = parser.parse_args(arguments)
+    file = f"coverage_seed_{chosen.seed}" if chosen.seed else "coverage"
     for name in chosen.families:
         for kernel in chosen.kernels:
             found = study(
                 FAMILIES[name], KERNELS[kernel], chosen.runs, chosen.draws, chosen.seed
             )
-            every = load("coverage")
+            every = load(file)
             every["machine"] = machine()
             every.setdefault("families", {}).setdefault(name, {})[kernel] = found
-            save("coverage", every)
+            save(file, every)
             words = found.get("refused") or {
                 key: [round(v, 3) for v in found["misses"][key]["0.95"]]
                 for key in QUANTITIES

@@ -13,6 +13,7 @@ from .calibration import COPIES
 from .record import load
 
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks-coverage.md"
+OTHER_SEEDS = (7, 11)  # of data on which nothing was developed
 QUANTITIES = {"mean": "mean", "sd": "sd", "q5": "5%", "q95": "95%"}
 
 
@@ -118,10 +119,13 @@ def calibration(results: dict[str, Any]) -> str:
     return _table([*head, "probability of a larger chi-squared"], rows)
 
 
-def page(results: dict[str, Any], ranks: dict[str, Any]) -> str:
+def page(
+    results: dict[str, Any], others: dict[int, dict[str, Any]], ranks: dict[str, Any]
+) -> str:
     """The page.
 
     :param results: of the study of coverage.
+    :param others: of the same study on other data, by seed.
     :param ranks: of simulation-based calibration.
     """
     families = results["families"]
@@ -136,6 +140,9 @@ def page(results: dict[str, Any], ranks: dict[str, Any]) -> str:
     ]
     for kernel in ("MinibatchMH", "AMAGOLD", "NUTS"):
         parts.append(f"## {kernel}\n\n" + details(families, kernel))
+    for seed, other in others.items():
+        title = f"## MinibatchMH, other data (`--seed {seed}`)\n\n"
+        parts.append(title + details(other["families"], "MinibatchMH"))
     if ranks:
         first = next(iter(next(iter(ranks["kernels"].values())).values()))
         sets = sum(first["counts"]) // COPIES
@@ -206,7 +213,8 @@ and a test in `make verify` repeats one of them and checks that a wrong prior fa
 
 def main() -> None:
     """Write the page."""
-    PAGE.write_text(page(load("coverage"), load("calibration")))
+    others = {seed: load(f"coverage_seed_{seed}") for seed in OTHER_SEEDS}
+    PAGE.write_text(page(load("coverage"), others, load("calibration")))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from scipy.linalg import cho_factor, cho_solve, eigh
+from scipy.linalg import cho_solve, eigh, solve_triangular
 
 from numpyro_minibatch._internal.progress import stage
 from numpyro_minibatch.batch import FullBatch, Weighted
@@ -80,6 +80,7 @@ _JUDGING = 64  # draws of the surrogate that judge the representatives
 _WORTH = 0.9  # largest share of the residual that they may leave
 _TOLERANCE = 0.02  # weighted root mean square of the remaining log weight
 _MOST_REPRESENTATIVES = 512
+_RIDGE = 1e-10  # of the Gram matrix of representative rows
 _CURVED = 0.999  # largest share of the curvature that they may take
 
 
@@ -361,6 +362,14 @@ def _scaled(before: Expansion, after: Expansion, scale: float) -> Expansion:
     )
 
 
+def _solve_lower(root: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """The solution of a lower triangular system, the first rows of a larger one."""
+    size = len(values)
+    if not size:
+        return values
+    return solve_triangular(root[:size, :size], values, lower=True, check_finite=False)
+
+
 def nonnegative_fit(
     columns: np.ndarray, sums: np.ndarray, tolerance: float, most: int
 ) -> np.ndarray:
@@ -376,20 +385,28 @@ def nonnegative_fit(
     norms = np.where(norms > 0, norms, 1.0)
     unit = columns / norms
     gram, target = unit.T @ unit, unit.T @ sums
+    most_left, of_sums = tolerance**2 * len(sums), sums @ sums
     found = np.zeros(columns.shape[1])
     active: list[int] = []
+    root = np.zeros((most, most))  # lower triangular, of the Gram matrix of the active
     for _ in range(3 * most):
-        left = sums - unit[:, active] @ found[active]
-        gain = target - gram[:, active] @ found[active]
+        explained = found[active] @ gram[active]
+        left = of_sums - (2.0 * target - explained) @ found
+        gain = target - explained
         gain[active] = -np.inf
         best = int(np.argmax(gain))
-        done = np.sqrt(np.mean(left**2)) <= tolerance or len(active) >= most
-        if done or not gain[best] > 1e-9 * np.linalg.norm(sums):
+        done = left <= most_left or len(active) >= most
+        if done or not gain[best] > 1e-9 * np.sqrt(of_sums):
             break
         active.append(best)
+        size = len(active)
+        row = _solve_lower(root, gram[active[:-1], best])
+        root[size - 1, : size - 1] = row
+        root[size - 1, size - 1] = np.sqrt(max(1.0 + _RIDGE - row @ row, _RIDGE))
         while active:
-            inner = gram[np.ix_(active, active)] + 1e-10 * np.eye(len(active))
-            solved = cho_solve(cho_factor(inner), target[active])
+            solved = cho_solve(
+                (root[: len(active), : len(active)], True), target[active]
+            )
             if solved.min() > 0:
                 found[:] = 0
                 found[active] = solved
@@ -402,8 +419,9 @@ def nonnegative_fit(
             new = old + step * (solved - old)
             found[active] = new
             stay = [k for k, value in zip(active, new, strict=True) if value > 1e-12]
-            if best not in stay and len(stay) == len(active) - 1:
-                gain[best] = -np.inf
             found[[k for k in active if k not in stay]] = 0
             active = stay
+            size = len(active)
+            inner = gram[np.ix_(active, active)] + _RIDGE * np.eye(size)
+            root[:size, :size] = np.linalg.cholesky(inner)
     return found / norms
