@@ -439,6 +439,29 @@ def test_long_trajectories_that_stick_are_not_used() -> None:
     assert trajectories(draws, ends) == (1, True, 0.0)
 
 
+@pytest.mark.parametrize(
+    ("kept", "all_rows"), [({}, True), ({"batch_size": 100}, False)]
+)
+def test_all_of_some_thousand_rows_replace_a_coarse_expansion(
+    kept: dict[str, int], all_rows: bool
+) -> None:
+    """A logistic regression with 60 columns."""
+    rng = np.random.default_rng(7)
+    x = rng.normal(size=(1100, 60)).astype(np.float32)
+    y = (rng.uniform(size=1100) < 1 / (1 + np.exp(-x[:, 0]))).astype(np.float32)
+
+    def logistic(x: Any, y: Any) -> None:
+        b = numpyro.sample("b", dist.Normal(0, 2).expand([60]).to_event(1))
+        with numpyro.plate("data", len(y)) as i:
+            numpyro.sample("obs", dist.Bernoulli(logits=x[i] @ b), obs=y[i])
+
+    kernel = MinibatchMH(logistic, control_variate="taylor2", **kept)  # type: ignore[arg-type]
+    kernel.init(random.key(0), 10, None, (x, y), {})
+    assert (kernel.pilot["exact_rows"] == 1100) == all_rows
+    assert (kernel.batch_sizes == {"data": 1100}) == all_rows
+    assert (kernel.pilot["residual_sd"] == 0.0) == all_rows
+
+
 def test_few_rows_are_all_exact_where_representatives_do_not_suffice() -> None:
     """The weight of a mixture; in benchmarks/coverage 86% of such runs gave advice."""
     rng = np.random.default_rng(0)
