@@ -98,11 +98,10 @@ percent on these cores.
 `kernel.pilot["sizes"]` gives the number of rows that MinibatchMH reads per
 accept/reject step, and ESS/row the effective draws per row read. With fewer than a
 thousand rows it reads all of them, as NUTS does; a draw is then a trajectory whose
-length does not depend on its course, without a tree to build. Where the scales of the
-posterior vary, as in the hierarchies, trajectories have three times as many steps, so
-that chains return from wide tails
-([decision 35](decisions/0035-longer-trajectories-where-scales-vary.md)). With 500 rows,
-which each step reads, this makes a draw five times as expensive.
+length does not depend on its course, without a tree to build.
+Where a site has a wide tail, trajectories take three times as many steps
+([decision 37](decisions/0037-wide-tails-are-those-of-sites.md)); no problem on this page
+has one.
 
 ```{{image}} {FIGURE}
 :alt: ESS per second against bias, a panel for each problem
