@@ -83,8 +83,10 @@ fast: a method that returns the normal approximation at the mode accepts every p
 - **load**: the machine's load average at the start and end of the run. The machine has
   two cores; with a load above two, a run shared them with other processes, and its
   speed is underestimated. The rows of NUTS and MinibatchMH with four chains were
-  measured last, in November 2026; rows with one chain, with uniform batches and of
-  other packages are older. A dagger marks a bias from an earlier reference.
+  measured last, in November 2026, and so was MinibatchMH with one chain on the
+  non-centred hierarchies; other rows are older. On a9a, the rare column and the centred
+  hierarchies, MinibatchMH then had trajectories three times as long as those of the
+  present version. A dagger marks a bias from another run of the reference.
 
 The stochastic gradient samplers have no accept/reject step, so their step size
 determines their bias. All of them use the largest step size for which standard
@@ -216,9 +218,10 @@ negatively correlated, which makes means more precise. **by tails** is the ratio
 smallest tail effective sample sizes per second, those of the 5% and 95% quantiles.
 
 On a9a, the rare column and both hierarchies MinibatchMH was measured again in November
-2026, with its present trajectories and the present references. So was NUTS on the
-hierarchies. Everything else in these two tables is from an earlier run, and on these
-four problems its bias is from the earlier reference.
+2026 with the present references, on the first two with trajectories that were three
+times as long as those of the present version. So was NUTS on the hierarchies.
+Everything else in these two tables is from an earlier run, and on these four problems
+its bias is from the earlier reference.
 
 | data | MinibatchMH | chains | bias | noise | sd ratio | NUTS | chains | ratio \
 | by tails |
