@@ -163,13 +163,13 @@ default start. Its estimates and Monte Carlo errors are those of
 errors are right, 50%, 10% and 5% of the intervals of level 50%, 90% and 95% miss.
 
 There are {families} families and {runs} runs of each by each kernel, on one data set
-per family; MinibatchMH also ran on two others. A share of 5% in one family therefore has a standard error of about two
-percentage points. The standard errors of the shares over all families come from the
-scatter between runs. The **true ESS** is that of four chains. It is computed from the
-squared errors of the means of all chains about the truth, with a relative error of
-about 7%, and more where rare excursions into a heavy tail contribute most of it.
-**Reported / true** is the median ESS that runs reported, divided by the true ESS, for
-the parameter for which it is largest.
+per family; MinibatchMH also ran on two others. A share of 5% in one family therefore
+has a standard error of about two percentage points. The standard errors of the shares
+over all families come from the scatter between runs. The **true ESS** is that of four
+chains. It is computed from the squared errors of the means of all chains about the
+truth, with a relative error of about 7%, and more where rare excursions into a heavy
+tail contribute most of it. **Reported / true** is the median ESS that runs reported,
+divided by the true ESS, for the parameter for which it is largest.
 
 Written by `python -m benchmarks.coverage.report`. `python -m benchmarks.coverage` makes
 the results; `--runs`, `--families`, `--kernels` and `--seed` choose among them. The
@@ -183,8 +183,8 @@ of three data sets. Of the 240 single shares, 17 are above 8% and none above 12%
 the standard deviations of the five normal rows (12 and 11%; NUTS 14%) and of the
 hierarchy (10%; NUTS 44%). Both densities of the five normal rows fall with about the
 sixth power, so the error of a standard deviation, a fourth moment, is hard to estimate
-from any draws. For these two families, reported effective sample sizes of squares are up
-to three times the true ones: excursions into a tail are so rare that most runs have
+from any draws. For these two families, reported effective sample sizes of squares are
+up to three times the true ones: excursions into a tail are so rare that most runs have
 none. For all others the ratio is at most 1.38. Intervals of means are too wide where
 trajectories make successive draws negatively correlated.
 

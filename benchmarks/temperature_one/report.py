@@ -100,10 +100,9 @@ percent on these cores.
 `kernel.pilot["sizes"]` gives the number of rows that MinibatchMH reads per
 accept/reject step, and ESS/row the effective draws per row read. With fewer than a
 thousand rows it reads all of them, as NUTS does; a draw is then a trajectory whose
-length does not depend on its course, without a tree to build.
-Where a site has a wide tail, trajectories take three times as many steps
-([decision 37](decisions/0037-wide-tails-are-those-of-sites.md)); no problem on this page
-has one.
+length does not depend on its course, without a tree to build. Where a site has a wide
+tail, trajectories take three times as many steps ([decision
+37](decisions/0037-wide-tails-are-those-of-sites.md)); these hierarchies have none.
 
 ```{{image}} {FIGURE}
 :alt: ESS per second against bias, a panel for each problem
