@@ -12,6 +12,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from jax import random
+from numpyro.diagnostics import gelman_rubin
 from numpyro.infer import MCMC
 from scipy.optimize import nnls
 from scipy.stats import kstest, multivariate_t, t
@@ -371,6 +372,70 @@ def test_numbers_that_do_not_vary_have_no_squares() -> None:
     assert _posterior._correlation_of_squares(fixed, fixed, all_taken) == -1.0
     both = [np.hstack([fixed, x]) for x in (draws, z)]
     assert 0.4 < _posterior._correlation_of_squares(*both, all_taken) < 0.5
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_chains_start_in_two_places_and_stay_with_the_better_one(
+    lost: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A start in a spike without mass is noticed, although all chains there agree."""
+    starts = np.full((4, 1), -50.0 if lost else 0.5)
+    rng, calls = np.random.default_rng(8), []
+
+    def nuts_from(problem: Any, expansion: Any, starts: np.ndarray, seed: int) -> Any:
+        calls.append(seed)
+        at = np.where(starts < -10, starts, 0.0)  # chains in the spike stay there
+        draws = at[:, None] + rng.normal(size=(4, 500, 1))
+        between, within = draws.mean(1).var(0, ddof=1), draws.var(1, ddof=1).mean(0)
+        rhat = float(np.sqrt(1 + between / within).max())
+        return (draws, np.zeros((4, 500), bool)), rhat
+
+    monkeypatch.setattr(_posterior, "_nuts_from", nuts_from)
+    problem: Any = SimpleNamespace(example={"a": 0.0})
+    found, rhat = _posterior._by_nuts(problem, None, starts, np.zeros((4, 1)))
+    assert rhat < 1.05 and abs(found.mean()) < 0.1
+    assert (calls == [31]) == (not lost)
+    # all chains in the spike would have been believed
+    found, rhat = _posterior._by_nuts(problem, None, starts)
+    assert rhat < 1.05 and (found.mean() < -10) == lost
+
+
+@slow
+@pytest.mark.filterwarnings("ignore:.*a minibatch does not pay")
+def test_groups_of_groups_do_not_start_in_the_spike_of_their_scale() -> None:
+    """Only the lower level is in the likelihood of the rows."""
+    rng = np.random.default_rng(9)
+    state = np.repeat(np.arange(10), 6)
+    county = rng.integers(0, 60, 2500)
+    levels = rng.normal(0, 0.6, 10)[state] + rng.normal(0, 0.4, 60)
+    y = (1 + levels[county] + rng.normal(size=2500)).astype(np.float32)
+
+    def nested(y: Any) -> None:
+        m = numpyro.sample("m", dist.Normal(0, 3))
+        of_states = numpyro.sample("of_states", dist.HalfNormal(1))
+        of_counties = numpyro.sample("of_counties", dist.HalfNormal(1))
+        s = numpyro.sample("s", dist.HalfNormal(2))
+        with numpyro.plate("states", 10):
+            a = numpyro.sample("a", dist.Normal(m, of_states))
+        with numpyro.plate("counties", 60):
+            b = numpyro.sample("b", dist.Normal(a[state], of_counties))
+        with numpyro.plate("data", len(y)) as i:
+            numpyro.sample("obs", dist.Normal(b[jnp.asarray(county)[i]], s), obs=y[i])
+
+    kernel = MinibatchMH(nested, control_variate="taylor2")
+    mcmc = MCMC(
+        kernel,
+        num_warmup=200,
+        num_samples=500,
+        num_chains=4,
+        chain_method="vectorized",
+        progress_bar=False,
+    )
+    mcmc.run(random.key(0), y)
+    assert kernel.pilot["surrogate_rhat"] < 1.05
+    draws = mcmc.get_samples(group_by_chain=True)["of_states"]
+    assert gelman_rubin(np.asarray(draws)) < 1.05
+    assert 0.3 < draws.mean() < 1.2  # in the spike it is below 0.01
 
 
 def scaled(

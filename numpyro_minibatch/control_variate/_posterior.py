@@ -147,11 +147,40 @@ def surrogate_posterior(
         if np.std(misfit) < 0.1:
             return SurrogatePosterior(expansion, center, root, draws, True, 1.0)
         start = center
-    return _sampled(problem, expansion, start + 0.01 * normal[:_CHAINS], moves)
+    starts = start + 0.01 * normal[:_CHAINS]
+    return _sampled(problem, expansion, starts, _elsewhere(problem, starts), moves)
+
+
+def _elsewhere(problem: Problem, starts: np.ndarray) -> np.ndarray | None:
+    """Other starts, at random positions of all sites that the centre does not fix.
+
+    The search for a start can end in a spike of the density that has no mass: where the
+    means of groups are no effects of the rows themselves, their scale goes to zero.
+    """
+    if problem.in_own_coordinates:
+        return None
+    free = _is_free(problem)
+    random = np.random.default_rng(39).uniform(-1.0, 1.0, starts.shape)
+    return np.where(free, random, starts)
+
+
+def _is_free(problem: Problem) -> np.ndarray:
+    """The coordinates of a flat position that the centre does not fix, ``(D,)``."""
+    fixed = problem.coordinates.latents or ()
+    return flatten(
+        {
+            name: np.full(np.shape(x), name not in fixed)
+            for name, x in problem.example.items()
+        }
+    ).astype(bool)
 
 
 def _sampled(
-    problem: Problem, expansion: Expansion, starts: np.ndarray, moves: bool
+    problem: Problem,
+    expansion: Expansion,
+    starts: np.ndarray,
+    elsewhere: np.ndarray | None,
+    moves: bool,
 ) -> SurrogatePosterior:
     """Sample the posterior of a surrogate with NUTS."""
     cast = expansion.cast(problem.dtype)
@@ -162,7 +191,7 @@ def _sampled(
         problem.compiled(_ends_of_trajectories).ahead(
             *_followed(problem, cast, at, zeros[:, 0], 1)
         )
-    draws, rhat = _by_nuts(problem, cast, starts)
+    draws, rhat = _by_nuts(problem, cast, starts, elsewhere)
     location, root = _scaled(problem, cast, draws)
     draws = draws[np.random.default_rng(32).permutation(len(draws))]
     return SurrogatePosterior(expansion, location, root, draws, False, rhat)
@@ -233,12 +262,11 @@ def starting_point(
         return np.asarray(expansion.center)
     with double():
         z = unflatten(start, problem.example)
-        fixed = unflatten(np.zeros(len(start)), problem.example)
         for name, value in unflatten(expansion.center, _phi_of(problem)).items():
             if name in latents:
-                z[name], fixed[name] = value, np.ones_like(value)
-        flat, fixed = map(flatten, (z, fixed))
-        free, wide = np.flatnonzero(fixed == 0), expansion.cast(jnp.float64)
+                z[name] = value
+        flat, free = flatten(z), np.flatnonzero(_is_free(problem))
+        wide = expansion.cast(jnp.float64)
 
         def at(flat: np.ndarray) -> list[np.ndarray]:
             found = problem.compiled(_gauss_newton)(wide, jnp.asarray(flat))
@@ -314,21 +342,32 @@ def _gauss_newton(
 
 
 def _by_nuts(
-    problem: Problem, expansion: Expansion, starts: np.ndarray
+    problem: Problem,
+    expansion: Expansion,
+    starts: np.ndarray,
+    elsewhere: np.ndarray | None = None,
 ) -> tuple[np.ndarray, float]:
     """Draws of the surrogate's posterior, ``(K, D)``, and their largest R-hat.
 
     :param problem: the target and its coordinates.
     :param expansion: the expansion of the surrogate, in working precision.
     :param starts: a flat position for each chain.
+    :param elsewhere: other starts. Half of the chains start there, so that R-hat shows
+        if one of the two is not in the bulk. Then all of them start there, and only if
+        they disagree again all at ``starts``: in a spike, chains may well agree.
     :raises Refused: trajectories diverge.
     """
-    found, rhat = _nuts_from(problem, expansion, starts, 31)
-    for seed in _AGAIN:  # from where the chains ended
-        if rhat <= _MIXED or not np.isfinite(found[0]).all():
+    attempts = [starts]
+    if elsewhere is not None:
+        half = len(starts) // 2
+        mixed = np.concatenate([starts[:half], elsewhere[half:]])
+        attempts = [mixed, elsewhere, starts]
+    found, rhat = _mixed_from(problem, expansion, attempts[0])
+    for attempt in attempts[1:]:
+        if rhat <= _MIXED:
             break
-        again, better = _nuts_from(problem, expansion, found[0][:, -1], seed)
-        if better < rhat:
+        again, better = _mixed_from(problem, expansion, attempt)
+        if better < rhat or not np.isfinite(rhat):
             found, rhat = again, better
     draws, diverging = found
     within = draws.var(1, ddof=1).mean(0)
@@ -360,6 +399,20 @@ def _by_nuts(
             "NumPyro's NUTS."
         )
     return draws, rhat
+
+
+def _mixed_from(
+    problem: Problem, expansion: Expansion, starts: np.ndarray
+) -> tuple[tuple[np.ndarray, np.ndarray], float]:
+    """The same as :func:`_nuts_from`, of chains that go on while they disagree."""
+    found, rhat = _nuts_from(problem, expansion, starts, 31)
+    for seed in _AGAIN:
+        if rhat <= _MIXED or not np.isfinite(found[0]).all():
+            break
+        again, better = _nuts_from(problem, expansion, found[0][:, -1], seed)
+        if better < rhat:
+            found, rhat = again, better
+    return found, rhat
 
 
 def _nuts_from(
