@@ -80,8 +80,9 @@ _STARTS = 4  # searches for the mode
 _STAGES = 5
 # rows that cost no more than their representatives, whose far tails are only similar
 _HANDFUL = 100
-# evaluations of rows by which a coarse expansion and its batches are replaced
-_COARSE_ROWS = 10_000
+# evaluations of rows by which a coarse expansion and its batches are replaced, and
+# parameters above which exact rows are not tried before
+_COARSE_ROWS, _MANY = 10_000, 40
 _STUCK = 0.5  # largest share of draws that trajectories hardly leave
 _RECENTRED = 2  # times that a coarse expansion is made again
 _BETTER = 0.8  # of the residual that it must leave
@@ -282,14 +283,21 @@ def _prepared(problem: Problem, chosen: Chosen, needs: Needs) -> Prepared:
         return _outcome(problem, 0.0, posterior, moves, pilot, None)
     if not few:
         posterior, pilot = _recentred(problem, chosen, needs, center, posterior, pilot)
-    tails, all_exact = None, None
-    if pilot.residual_sd > COARSE and _may_read_all(problem, chosen, needs):
-        all_exact = with_every_row(problem, posterior)
+    tails, all_exact, expanded = None, None, posterior
+    coarse, may_read_all = (
+        pilot.residual_sd > COARSE,
+        _may_read_all(problem, chosen, needs),
+    )
+    if coarse and may_read_all and len(start) > _MANY:
+        # in many dimensions, a few rows hardly reduce the residual
+        all_exact = with_every_row(problem, expanded)
+    if all_exact is None and (needs.follows or (few and coarse)):
+        posterior, pilot, tails = _with_rows(problem, chosen, needs, posterior, pilot)
+        if may_read_all and pilot.residual_sd > COARSE:
+            all_exact = with_every_row(problem, expanded)
     if all_exact is not None:
         whole = chosen._replace(scheme=full(), sizes=dict(problem.plates))
-        posterior, pilot = all_exact, Pilot.of_every_row(problem, whole)
-    elif needs.follows or (few and pilot.residual_sd > COARSE):
-        posterior, pilot, tails = _with_rows(problem, chosen, needs, posterior, pilot)
+        posterior, pilot, tails = all_exact, Pilot.of_every_row(problem, whole), None
     check_residuals(problem, taylor, posterior, pilot)
     moves = _moves(problem, needs, posterior)
     outcome = _outcome(problem, center.other_mode, posterior, moves, pilot, tails)
