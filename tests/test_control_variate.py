@@ -39,17 +39,19 @@ from numpyro_minibatch.control_variate import (
     Taylor,
     _center,
     _exact_rows,
+    _nuts,
     _pilot,
     _posterior,
     _residuals,
     _row_sums,
     _setup,
+    _trajectories,
     expand,
 )
 from numpyro_minibatch.control_variate._center import find_center
 from numpyro_minibatch.control_variate._coordinates import choose_coordinates
 from numpyro_minibatch.control_variate._exact_rows import without
-from numpyro_minibatch.control_variate._problem import Chosen, Problem, double
+from numpyro_minibatch.control_variate._problem import Chosen, Problem, Refused, double
 from numpyro_minibatch.control_variate._residuals import (
     ResidualScan,
     Rows,
@@ -864,7 +866,7 @@ def test_draws_are_those_of_the_surrogate_with_its_rows():
     assert changed.draws.mean() == pytest.approx(new, abs=slack)
     assert posterior.draws.mean() == pytest.approx(mean, abs=slack)
     assert not changed.gaussian
-    assert _posterior.trajectories(problem, changed).num_steps >= 1
+    assert _trajectories.trajectories(problem, changed).num_steps >= 1
     # far away, one draw would have all the weight, so NUTS samples it again
     far = before._replace(gradient=before.gradient + 600.0)
     changed = _posterior.refined(problem, posterior, far)
@@ -1173,7 +1175,7 @@ def test_steps_on_the_surrogate_are_short_enough_for_its_tails(monkeypatch):
     pilot = found(False)
     assert of_a_quarter(pilot) > few and pilot["surrogate_stuck"] <= 0.001
     # with steps that suit only the bulk
-    monkeypatch.setattr(_posterior, "_NUM_STEPS", (few,))
+    monkeypatch.setattr(_trajectories, "_NUM_STEPS", (few,))
     assert found(False)["surrogate_stuck"] > 0.03
 
 
@@ -1374,6 +1376,24 @@ def test_few_rows_are_evaluated_exactly_rather_than_refused(made):
     assert kernel.pilot["surrogate_stuck"] < 0.005
 
 
+def test_the_first_of_two_reasons_is_given(monkeypatch):
+    """The expansion is refused, and then the evaluation of all rows as well."""
+    reasons = iter(["the expansion is coarse", "trajectories diverged"])
+
+    def refused(*_, **__):
+        raise Refused(next(reasons))
+
+    few, data = flat_regression()
+    monkeypatch.setattr(_setup, "surrogate_posterior", refused)
+    kernel = MinibatchMH(few, control_variate="taylor2")
+    with (
+        pytest.warns(UserWarning, match="a minibatch does not pay"),
+        pytest.raises(ValueError, match="the expansion is coarse"),
+    ):
+        kernel.init(random.key(0), 10, None, data, {})
+    assert next(reasons, None) is None  # both were tried
+
+
 def test_moves_have_the_scale_of_the_posterior_of_all_rows():
     """Where the expansion is so coarse that every row is evaluated instead.
 
@@ -1532,9 +1552,9 @@ def test_refusals_say_cause_number_limit_and_what_works(monkeypatch):
     def sampled(draws, diverging):
         share = jnp.broadcast_to(jnp.arange(100) < diverging, (4, 100))
         found = jnp.asarray(draws), share
-        monkeypatch.setattr(_posterior, "_nuts", lambda *_: found)
+        monkeypatch.setattr(_nuts, "_nuts", lambda *_: found)
         with pytest.raises(ValueError) as error:
-            _posterior._by_nuts(problem, expansion, np.zeros((4, 2)))
+            _nuts.by_nuts(problem, expansion, np.zeros((4, 2)))
         return str(error.value)
 
     moving = np.random.default_rng(0).normal(size=(4, 100, 2))
@@ -1829,7 +1849,7 @@ def test_a_surrogate_on_which_nothing_moves_is_refused():
     posterior = _posterior.SurrogatePosterior(
         expansion, np.zeros(2), np.eye(2), np.zeros((9, 2)), False, 4.05
     )
-    moves = _posterior.Trajectories(1, False, 0.97)
+    moves = _trajectories.Trajectories(1, False, 0.97)
     with pytest.raises(ValueError, match=r"97% of the draws.*50% is the limit.*NUTS"):
         _setup.check_moves(moves, posterior)
     _setup.check_moves(moves._replace(stuck=0.4), posterior)

@@ -18,7 +18,14 @@ from scipy.optimize import nnls
 from scipy.stats import kstest, multivariate_t, t
 
 from numpyro_minibatch import MinibatchMH, batch
-from numpyro_minibatch.control_variate import _posterior, _setup, _tails
+from numpyro_minibatch.control_variate import (
+    _nuts,
+    _posterior,
+    _setup,
+    _surrogate,
+    _tails,
+    _trajectories,
+)
 from numpyro_minibatch.control_variate._tails import (
     nonnegative_fit,
     squares_inefficiency,
@@ -98,8 +105,8 @@ def test_nuts_on_a_surrogate_goes_on_until_its_chains_agree(
         rhat = [1.3, 1.01][len(starts) - 1]
         return (draws, np.zeros((4, 50), bool)), rhat
 
-    monkeypatch.setattr(_posterior, "_nuts_from", nuts)
-    draws, rhat = _posterior._by_nuts(SimpleNamespace(), None, np.zeros((4, 2)))
+    monkeypatch.setattr(_nuts, "_nuts_from", nuts)
+    draws, rhat = _nuts.by_nuts(SimpleNamespace(), None, np.zeros((4, 2)))
     first, second = (
         np.random.default_rng(seed).normal(size=(4, 50, 2)) for seed in (31, 32)
     )
@@ -312,19 +319,19 @@ def trajectories(
     draws: np.ndarray,
     ends: Callable[..., tuple[np.ndarray, np.ndarray]],
     site: Callable[[np.ndarray], np.ndarray] = np.asarray,
-) -> _posterior.Trajectories:
+) -> _trajectories.Trajectories:
     """The choice of trajectories that end where a function says.
 
     The values of the sites are a function of the draws.
     """
     programs = {
-        _posterior._ends_of_trajectories: ends,
-        _posterior._site_values: lambda x: site(np.asarray(x)),
+        _trajectories._ends_of_trajectories: ends,
+        _trajectories._site_values: lambda x: site(np.asarray(x)),
     }
     problem: Any = SimpleNamespace(compiled=programs.__getitem__, dtype=jnp.float32)
     expansion: Any = SimpleNamespace(cast=lambda _: None)
     root = np.eye(draws.shape[1])
-    return _posterior.trajectories(
+    return _trajectories.trajectories(
         problem,
         _posterior.SurrogatePosterior(
             expansion, draws.mean(0), root, draws, False, 1.0
@@ -358,7 +365,7 @@ def test_the_squares_are_those_of_the_sites() -> None:
     logs = np.log(rng.gamma(0.3, size=(20_000, 1)))
     far = logs < np.quantile(logs, 0.05)
     ends = np.where(far, logs, rng.permutation(logs))  # chains stay in that tail
-    assert _posterior._correlation_of_squares(logs, ends, np.ones(20_000)) > 0.4
+    assert _trajectories._correlation_of_squares(logs, ends, np.ones(20_000)) > 0.4
     for site, long in ((np.asarray, True), (np.exp, False)):
         found = trajectories(logs, lambda *_: (np.ones(len(logs)), ends), site)
         assert found.long == long
@@ -369,9 +376,9 @@ def test_numbers_that_do_not_vary_have_no_squares() -> None:
     draws, z = correlated_squares(np.array([0.45]))
     fixed = np.ones_like(draws)
     all_taken = np.ones(len(draws))
-    assert _posterior._correlation_of_squares(fixed, fixed, all_taken) == -1.0
+    assert _trajectories._correlation_of_squares(fixed, fixed, all_taken) == -1.0
     both = [np.hstack([fixed, x]) for x in (draws, z)]
-    assert 0.4 < _posterior._correlation_of_squares(*both, all_taken) < 0.5
+    assert 0.4 < _trajectories._correlation_of_squares(*both, all_taken) < 0.5
 
 
 @pytest.mark.parametrize("lost", [False, True])
@@ -390,13 +397,13 @@ def test_chains_start_in_two_places_and_stay_with_the_better_one(
         rhat = float(np.sqrt(1 + between / within).max())
         return (draws, np.zeros((4, 500), bool)), rhat
 
-    monkeypatch.setattr(_posterior, "_nuts_from", nuts_from)
+    monkeypatch.setattr(_nuts, "_nuts_from", nuts_from)
     problem: Any = SimpleNamespace(example={"a": 0.0})
-    found, rhat = _posterior._by_nuts(problem, None, starts, np.zeros((4, 1)))
+    found, rhat = _nuts.by_nuts(problem, None, starts, np.zeros((4, 1)))
     assert rhat < 1.05 and abs(found.mean()) < 0.1
     assert (calls == [31]) == (not lost)
     # all chains in the spike would have been believed
-    found, rhat = _posterior._by_nuts(problem, None, starts)
+    found, rhat = _nuts.by_nuts(problem, None, starts)
     assert rhat < 1.05 and (found.mean() < -10) == lost
 
 
@@ -443,7 +450,7 @@ def scaled(
 ) -> tuple[np.ndarray, np.ndarray]:
     """The location and the root that draws and Hessians give."""
     problem: Any = SimpleNamespace(
-        compiled={_posterior._hessian: hessian}.__getitem__, dtype=jnp.float32
+        compiled={_surrogate.hessian: hessian}.__getitem__, dtype=jnp.float32
     )
     expansion: Any = None
     return _posterior._scaled(problem, expansion, draws)

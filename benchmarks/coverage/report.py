@@ -177,7 +177,7 @@ kernels are `MinibatchMH(model, control_variate="taylor2")`, `AMAGOLD(model)` an
 NumPyro's `NUTS(model)`. NumPyro's result has fewer statistics, so some advice cannot be
 given for NUTS. Families without a row in a table have no result yet.
 
-For MinibatchMH, 3 to 6% of the intervals of level 95% miss over all families, in each
+For MinibatchMH, 3 to 7% of the intervals of level 95% miss over all families, in each
 of three data sets. Of the 240 single shares, 17 are above 8% and none above 12%; with
 100 runs, about 15 would be by chance if every share were 5%. The largest are those of
 the standard deviations of the five normal rows (12 and 11%; NUTS 14%) and of the

@@ -22,11 +22,7 @@ from numpyro_minibatch.control_variate._pilot import (
     SCORING,
     Pilot,
 )
-from numpyro_minibatch.control_variate._posterior import (
-    SurrogatePosterior,
-    refined,
-    rounding_error,
-)
+from numpyro_minibatch.control_variate._posterior import SurrogatePosterior, refined
 from numpyro_minibatch.control_variate._problem import (
     Chosen,
     Needs,
@@ -36,6 +32,7 @@ from numpyro_minibatch.control_variate._problem import (
     known_hessian,
 )
 from numpyro_minibatch.control_variate._residuals import ResidualScan, Rows
+from numpyro_minibatch.control_variate._surrogate import rounding_error
 from numpyro_minibatch.control_variate._taylor import Taylor
 
 __all__ = [

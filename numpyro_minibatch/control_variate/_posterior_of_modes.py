@@ -12,18 +12,17 @@ from numpyro_minibatch.control_variate._modes import FoundMode, FoundModes
 from numpyro_minibatch.control_variate._pilot import FLOAT_ERROR, IN_DOUBLE, Pilot
 from numpyro_minibatch.control_variate._posterior import (
     SurrogatePosterior,
-    Trajectories,
-    rounding_error,
     surrogate_posterior,
-    trajectories,
 )
 from numpyro_minibatch.control_variate._problem import Problem, Refused
+from numpyro_minibatch.control_variate._surrogate import rounding_error
 from numpyro_minibatch.control_variate._tails import (
     MAX_INEFFICIENCY,
     Tails,
     measure_tails,
     with_representatives,
 )
+from numpyro_minibatch.control_variate._trajectories import Trajectories, trajectories
 from numpyro_minibatch.proposal import Modes, PriorAtModes
 
 __all__ = ["PosteriorOfModes", "distances", "posterior_of_modes", "with_tails"]

@@ -28,6 +28,7 @@ from numpyro_minibatch.control_variate._expand import (
     Expansions,
 )
 from numpyro_minibatch.control_variate._modes import FoundModes, find_modes
+from numpyro_minibatch.control_variate._nuts import starting_point
 from numpyro_minibatch.control_variate._pilot import (
     COARSE,
     HELD_OUT,
@@ -40,12 +41,7 @@ from numpyro_minibatch.control_variate._pilot import (
 )
 from numpyro_minibatch.control_variate._posterior import (
     SurrogatePosterior,
-    Trajectories,
-    flatten,
-    starting_point,
     surrogate_posterior,
-    trajectories,
-    unflatten,
 )
 from numpyro_minibatch.control_variate._posterior_of_modes import (
     distances,
@@ -60,6 +56,7 @@ from numpyro_minibatch.control_variate._problem import (
     Problem,
     Refused,
 )
+from numpyro_minibatch.control_variate._surrogate import flatten, unflatten
 from numpyro_minibatch.control_variate._tails import (
     MAX_INEFFICIENCY,
     MAX_OF_FEW,
@@ -69,6 +66,11 @@ from numpyro_minibatch.control_variate._tails import (
     with_representatives,
 )
 from numpyro_minibatch.control_variate._taylor import Form, Taylor
+from numpyro_minibatch.control_variate._trajectories import (
+    Trajectories,
+    compile_trajectories,
+    trajectories,
+)
 from numpyro_minibatch.proposal import LONGER
 from numpyro_minibatch.target import ModelTarget
 
@@ -260,7 +262,7 @@ def _prepared(problem: Problem, chosen: Chosen, needs: Needs) -> Prepared:
             center.expansion,
             start,
             center.known_hessian,
-            moves=needs.follows and not few,
+            meanwhile=compile_trajectories if needs.follows and not few else None,
         )
         # if representative rows suffice, this residual decides nothing
         rough = needs.follows and problem.in_own_coordinates and not few
@@ -275,8 +277,9 @@ def _prepared(problem: Problem, chosen: Chosen, needs: Needs) -> Prepared:
         expansion = every_row(problem, np.asarray(about))
         pilot = Pilot.of_every_row(problem, chosen)
         try:
+            meanwhile = compile_trajectories if needs.follows else None
             posterior = surrogate_posterior(
-                problem, expansion, start, moves=needs.follows
+                problem, expansion, start, meanwhile=meanwhile
             )
             moves = _moves(problem, needs, posterior)
         except Refused:

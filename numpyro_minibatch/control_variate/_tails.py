@@ -29,18 +29,17 @@ from numpyro_minibatch.batch import FullBatch, Weighted
 from numpyro_minibatch.control_variate._exact_rows import without
 from numpyro_minibatch.control_variate._expand import ExactRows, Expansion
 from numpyro_minibatch.control_variate._pilot import FLOAT_ERROR, IN_DOUBLE, Pilot
-from numpyro_minibatch.control_variate._posterior import (
-    SurrogatePosterior,
-    log_surrogate_at,
-    refined,
-    rounding_error,
-)
+from numpyro_minibatch.control_variate._posterior import SurrogatePosterior, refined
 from numpyro_minibatch.control_variate._problem import (
     Problem,
     double,
     known_hessian,
 )
 from numpyro_minibatch.control_variate._residuals import Rows
+from numpyro_minibatch.control_variate._surrogate import (
+    log_surrogate_at,
+    rounding_error,
+)
 from numpyro_minibatch.control_variate._taylor import Taylor
 
 __all__ = [

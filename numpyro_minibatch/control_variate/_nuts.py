@@ -1,0 +1,280 @@
+"""NUTS on the surrogate, and where its chains start."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.flatten_util import ravel_pytree
+from numpyro.infer.hmc import hmc
+
+from numpyro_minibatch._internal.threads import compilers
+from numpyro_minibatch.control_variate._center import not_definite
+from numpyro_minibatch.control_variate._expand import Expansion
+from numpyro_minibatch.control_variate._problem import Problem, Refused, double
+from numpyro_minibatch.control_variate._surrogate import (
+    flatten,
+    log_density,
+    unflatten,
+)
+
+__all__ = ["CHAINS", "by_nuts", "compile_nuts", "elsewhere", "starting_point"]
+
+CHAINS = 4  # of NUTS on the surrogate
+_DRAWS = 500  # of each, after as many of warmup
+_MIXED, _AGAIN = 1.05, (32, 37, 38)  # R-hat above which they go on, and the seeds
+_DIVERGING = 0.1  # largest share of divergent trajectories
+_STEPS_TO_START = 100  # at most, to the starting point of NUTS
+_NEARLY = 0.1  # gain of the log density below which the steps end
+_FAR = 10.0  # distance over which no proper prior is constant
+
+
+def starting_point(
+    problem: Problem, expansion: Expansion, start: np.ndarray
+) -> np.ndarray:
+    """A position from which NUTS reaches the bulk of the surrogate's posterior.
+
+    Gauss-Newton steps lead towards the conditional mode given the sites that are both
+    sampled and expanded, which stay at the centre. A centred hierarchy has no joint
+    mode, because its density grows without bound as all effects become equal. The first
+    step explains the effects by the sites on which they depend linearly, not by a huge
+    scale of small effects.
+
+    :param problem: the target and its coordinates.
+    :param expansion: the expansion about the centre, in double precision.
+    :param start: a flat position of finite density.
+    :raises Refused: the density is the same along a direction.
+    """
+    latents = problem.coordinates.latents
+    if latents is None:
+        return np.asarray(expansion.center)
+    with double():
+        z = unflatten(start, problem.example)
+        for name, value in unflatten(expansion.center, _phi_of(problem)).items():
+            if name in latents:
+                z[name] = value
+        flat, free = flatten(z), np.flatnonzero(_is_free(problem))
+        wide = expansion.cast(jnp.float64)
+
+        def at(flat: np.ndarray) -> list[np.ndarray]:
+            found = problem.compiled(_gauss_newton)(wide, jnp.asarray(flat))
+            return [np.asarray(x) for x in found]
+
+        for _ in range(_STEPS_TO_START if len(free) else 0):
+            value, slope, curvature = at(flat)
+            slope, curvature = slope[free], curvature[np.ix_(free, free)]
+            if not np.isfinite(curvature).all() or not np.isfinite(slope).all():
+                break
+            eigenvalues, vectors = np.linalg.eigh(curvature)
+            floor = 1e-8 * np.abs(eigenvalues).max() + 1e-12
+            along = (vectors.T @ slope) / np.maximum(np.abs(eigenvalues), floor)
+            step = np.zeros_like(flat)
+            step[free] = vectors @ along
+            gain, shrink = slope @ step[free], 1.0
+            while shrink > 1e-6 and gain > _NEARLY:
+                if at(flat + shrink * step)[0] >= value + 1e-4 * shrink * gain:
+                    break
+                shrink /= 2.0
+            else:
+                break
+            flat = flat + shrink * step
+        if len(free):
+            here, _, curvature = at(flat)
+            eigenvalues, vectors = np.linalg.eigh(curvature)
+            least = np.abs(eigenvalues).argmin()
+            ends = [float(at(flat + t * vectors[:, least])[0]) for t in (-_FAR, _FAR)]
+            with np.errstate(invalid="ignore"):
+                change = np.ptp([*ends, here])
+            if change <= 1e-9 * max(abs(float(here)), 1.0):
+                raise Refused(not_definite(eigenvalues[least]))
+    return flat
+
+
+def _phi_of(problem: Problem) -> Any:
+    """Shapes of the coordinates of the expansion."""
+    target, shapes = problem.target_of(problem.arrays), problem.example
+    return jax.eval_shape(lambda z: problem.coordinates.of(target, z), shapes)
+
+
+def _is_free(problem: Problem) -> np.ndarray:
+    """The coordinates of a flat position that the centre does not fix, ``(D,)``."""
+    fixed = problem.coordinates.latents or ()
+    return flatten(
+        {
+            name: np.full(np.shape(x), name not in fixed)
+            for name, x in problem.example.items()
+        }
+    ).astype(bool)
+
+
+def _gauss_newton(
+    problem: Problem, arrays: list[Any], expansion: Expansion, flat: Array
+) -> tuple[Array, Array, Array]:
+    """The surrogate's log density, its gradient, and its Gauss-Newton curvature."""
+    density = partial(log_density, problem, arrays, expansion)
+    value, slope = jax.value_and_grad(density)(flat)
+    known = jax.hessian(lambda z: problem.known(arrays, z))(flat)
+    to_phi = jax.jacfwd(lambda z: ravel_pytree(problem.phi_of(arrays, z))[0])(flat)
+    rows = to_phi.T @ expansion.hessian @ to_phi
+    return value, slope, -known - problem.weights.likelihood * rows
+
+
+def elsewhere(problem: Problem, starts: np.ndarray) -> np.ndarray | None:
+    """Other starts, at random positions of all sites that the centre does not fix.
+
+    The search for a start can end in a spike of the density that has no mass: where the
+    means of groups are no effects of the rows themselves, their scale goes to zero.
+    """
+    if problem.in_own_coordinates:
+        return None
+    free = _is_free(problem)
+    random = np.random.default_rng(39).uniform(-1.0, 1.0, starts.shape)
+    return np.where(free, random, starts)
+
+
+def by_nuts(
+    problem: Problem,
+    expansion: Expansion,
+    starts: np.ndarray,
+    elsewhere: np.ndarray | None = None,
+) -> tuple[np.ndarray, float]:
+    """Draws of the surrogate's posterior, ``(K, D)``, and their largest R-hat.
+
+    :param problem: the target and its coordinates.
+    :param expansion: the expansion of the surrogate, in working precision.
+    :param starts: a flat position for each chain.
+    :param elsewhere: other starts. Half of the chains start there, so that R-hat shows
+        if one of the two is not in the bulk. Then all of them start there, and only if
+        they disagree again all at ``starts``: in a spike, chains may well agree.
+    :raises Refused: trajectories diverge.
+    """
+    attempts = [starts]
+    if elsewhere is not None:
+        half = len(starts) // 2
+        mixed = np.concatenate([starts[:half], elsewhere[half:]])
+        attempts = [mixed, elsewhere, starts]
+    found, rhat = _mixed_from(problem, expansion, attempts[0])
+    for attempt in attempts[1:]:
+        if rhat <= _MIXED:
+            break
+        again, better = _mixed_from(problem, expansion, attempt)
+        if better < rhat or not np.isfinite(rhat):
+            found, rhat = again, better
+    draws, diverging = found
+    within = draws.var(1, ddof=1).mean(0)
+    draws = draws.reshape(-1, draws.shape[-1])
+    share = diverging.mean()
+    if not np.isfinite(draws).all() or not within.min() > 0:
+        names = sorted(problem.example)
+        raise Refused(
+            "NUTS could not sample the surrogate of the control variate (the exact "
+            f"prior and the expanded likelihood) of {', '.join(names)}: a chain "
+            f"{'did not move' if np.isfinite(draws).all() else 'became infinite'}. "
+            "The expansion has no maximum in the region that these chains reached. "
+            "Either the data and the prior do not determine the parameters, or the "
+            "centre is far from the posterior. Give them proper priors, pass "
+            "control_variate.taylor2(center={...}), or use NumPyro's NUTS."
+        )
+    if share > _DIVERGING:
+        form = (
+            "Sample the effects themselves (centred) if their groups have many rows"
+            if problem.coordinates.values
+            else "Sample the effects in their non-centred form, with "
+            'numpyro.deterministic("theta", mu + tau * eta)'
+        )
+        raise Refused(
+            "NUTS could not sample the surrogate of the control variate (the exact "
+            f"prior and the expanded likelihood): {share:.0%} of its trajectories "
+            f"diverged, and {_DIVERGING:.0%} is the limit. The local scale of its "
+            f"posterior varies too much, as in a funnel. {form}, or use "
+            "NumPyro's NUTS."
+        )
+    return draws, rhat
+
+
+def _mixed_from(
+    problem: Problem, expansion: Expansion, starts: np.ndarray
+) -> tuple[tuple[np.ndarray, np.ndarray], float]:
+    """The same as :func:`_nuts_from`, of chains that go on while they disagree."""
+    found, rhat = _nuts_from(problem, expansion, starts, 31)
+    for seed in _AGAIN:
+        if rhat <= _MIXED or not np.isfinite(found[0]).all():
+            break
+        again, better = _nuts_from(problem, expansion, found[0][:, -1], seed)
+        if better < rhat:
+            found, rhat = again, better
+    return found, rhat
+
+
+def _nuts_from(
+    problem: Problem, expansion: Expansion, starts: np.ndarray, seed: int
+) -> tuple[tuple[np.ndarray, np.ndarray], float]:
+    """Draws of chains, which trajectories diverged, and the largest R-hat."""
+    chain = problem.compiled(_nuts)
+    seeds = np.random.SeedSequence(seed).generate_state(len(starts))
+    inputs = [
+        _chain(problem, expansion, *of_chain)
+        for of_chain in zip(starts, seeds, strict=True)
+    ]
+    first = chain(*inputs[0])
+    parts = [first, *compilers().map(lambda of_chain: chain(*of_chain), inputs[1:])]
+    draws, diverging = (np.stack(x) for x in zip(*parts, strict=True))
+    draws = draws.astype(np.float64)
+    within, between = draws.var(1, ddof=1).mean(0), draws.mean(1).var(0, ddof=1)
+    with np.errstate(all="ignore"):
+        rhat = np.sqrt(1 + between / within).max()
+    return (draws, diverging), float(rhat)
+
+
+def _chain(
+    problem: Problem, expansion: Expansion, start: np.ndarray, seed: int
+) -> tuple[Expansion, Array, np.uint32]:
+    """The arguments of a chain of :func:`_nuts`."""
+    return expansion, jnp.asarray(start, problem.dtype), np.uint32(seed)
+
+
+def _nuts(
+    problem: Problem,
+    arrays: list[Any],
+    expansion: Expansion,
+    start: Array,
+    seed: Array,
+) -> tuple[Array, Array]:
+    """Draws from NUTS after an equally long warmup, and which trajectories diverged.
+
+    One chain: the program of several vectorised ones takes twice as long to trace and
+    compile, and their trajectories all take the steps of the longest.
+    """
+    # compiled as one function, so that the model is traced once and not at every use
+    potential = jax.jit(lambda z: -log_density(problem, arrays, expansion, z))
+    init, step = hmc(potential_fn=potential, algo="NUTS")
+    state = init(
+        start,
+        _DRAWS,
+        dense_mass=len(start) <= 200,
+        target_accept_prob=0.9,
+        max_tree_depth=6,
+        rng_key=jax.random.key(seed),
+    )
+
+    def body(state: Any, _: None) -> Any:
+        state = step(state)
+        return state, (state.z, state.diverging)
+
+    # one loop for warmup and draws, because each would be compiled separately
+    _, draws = jax.lax.scan(body, state, length=2 * _DRAWS)
+    return jax.tree.map(lambda x: x[_DRAWS:], draws)
+
+
+def compile_nuts(problem: Problem, expansion: Expansion, start: np.ndarray) -> None:
+    """Compile the program of a chain on another thread.
+
+    :param problem: the target and its coordinates.
+    :param expansion: the expansion of the surrogate, in working precision.
+    :param start: a flat position.
+    """
+    problem.compiled(_nuts).ahead(*_chain(problem, expansion, start, 0))
