@@ -320,6 +320,27 @@ def test_three_numbers_of_a_row_have_the_stated_accuracy() -> None:
 
 
 @pytest.mark.slow
+def test_three_skewed_numbers_of_a_row_get_still_more_nodes() -> None:
+    """Logits of beta variables have heavier tails than 23 nodes integrate."""
+
+    def betas(y: Any) -> None:
+        shape = numpyro.sample("shape", dist.LogNormal(0.0, 0.5))
+        with numpyro.plate("data", len(y)) as idx:
+            p = numpyro.sample("p", dist.Beta(shape, 1.0))
+            q = numpyro.sample("q", dist.Beta(1.0, 1.0))
+            r = numpyro.sample("r", dist.Beta(1.0, 4.0))
+            of_row = dist.Binomial(10, p * q + (1 - p) * r)
+            numpyro.sample("y", of_row, obs=y[idx])
+
+    y, draws = jnp.array([0.0, 2.0, 10.0]), {"shape": np.array([1.2, 1.8])}
+    model = marginalize(betas)
+    refined = model.refined(model.approximation(draws, (y,), {}))
+    assert refined is not None and refined.num_nodes == 29
+    report = refined.approximation(draws, (y,), {})
+    assert report["quadrature_error"] < model.accuracy
+
+
+@pytest.mark.slow
 def test_correlated_normal_variables_are_exact() -> None:
     # the model is normal: three nodes of each dimension would do
     design = jnp.asarray(rng.normal(size=(9, 4, 2)))

@@ -35,10 +35,13 @@ _TRIED = {1: (7, 11, 15, 21, 31, 45), 2: (5, 7, 9, 13, 17, 25), 3: (5, 7, 9, 11,
 _FINE = {1: 81, 2: 41, 3: 19}
 _MOST_ROWS = 20_000
 _FINE_SETUP = {1: 61, 2: 31, 3: 19}  # in the set-up of a kernel
-# for rows where none of the above is accurate. With three numbers, these are up to
-# 12,167 nodes and 29,791 of the reference, too many for models that do not need them.
-_MORE: dict[int, tuple[int, ...]] = {1: (), 2: (), 3: (15, 19, 23)}
-_FINE_MORE = {1: 81, 2: 41, 3: 31}
+# For rows where none of the above is accurate: further numbers of nodes, and that of
+# their reference. With three numbers, these are up to 12,167 nodes and 29,791 of the
+# reference, then 24,389 and 50,653: too many for models that do not need them.
+_MORE: tuple[tuple[dict[int, tuple[int, ...]], dict[int, int]], ...] = (
+    ({1: (), 2: (), 3: (15, 19, 23)}, {1: 81, 2: 41, 3: 31}),
+    ({1: (), 2: (), 3: (29,)}, {1: 81, 2: 41, 3: 37}),
+)
 
 
 def quadrature_error(
@@ -53,11 +56,11 @@ def quadrature_error(
     """Measure the error of a marginalized model's quadrature at draws of a run.
 
     The log likelihood of each row is compared with its value by finer nodes (81 in one
-    dimension, 41 per dimension in two, 19 in three, and 31 in three for rows where 15
-    are not accurate). It is also compared with its value
-    by equally spaced points that extend further out, which find a second mode that the
-    nodes miss. If continuous sites of inner plates are integrated out as well, their
-    errors are measured at draws of the outer sites.
+    dimension, 41 per dimension in two, 19 in three, and 31 or 37 in three for rows
+    where 15 are not accurate). It is also compared with its value by equally spaced
+    points that extend further out, which find a second mode that the nodes miss. If
+    continuous sites of inner plates are integrated out as well, their errors are
+    measured at draws of the outer sites.
 
     :param model: what :func:`marginalize` returned, with continuous sites.
     :param idata: a run of it, as ``to_inference_data`` returned it.
@@ -212,8 +215,10 @@ def _with_more(
     """Rules and results, with more nodes of three dimensions if they are necessary."""
     if all(level.dimensions != 3 for level in at.levels):
         return rules, found
-    more = rules_of(at, _MORE, _FINE_MORE, finer=True)
-    return with_more_nodes(at, draws, numbers, found, rules, more, accuracy)
+    for tried, fine in _MORE:
+        more = rules_of(at, tried, fine, finer=True)
+        rules, found = with_more_nodes(at, draws, numbers, found, rules, more, accuracy)
+    return rules, found
 
 
 def _better_nodes(error: QuadratureError, own: int, most: int, accuracy: float) -> int:
