@@ -1718,7 +1718,36 @@ def test_a_search_without_an_end_is_an_error():
 
     kernel = MinibatchMH(absolute, control_variate="taylor2")
     with pytest.raises(ValueError, match="has kinks.*AMAGOLD"):
-        kernel.init(random.key(0), 10, None, (jnp.linspace(-1.0, 2.0, 2001),), {})
+        kernel.init(random.key(0), 10, None, (jnp.linspace(-1.0, 2.0, 12_001),), {})
+
+
+def test_up_to_some_thousand_rows_with_kinks_are_all_evaluated():
+    """The chain is then HMC on the posterior, which needs no second derivatives.
+
+    The truth is a sum over a grid.
+    """
+    y = np.random.default_rng(7).laplace(size=2500) + 0.3
+
+    def absolute(y):
+        a = numpyro.sample("a", dist.Normal(0, 10))
+        with numpyro.plate("data", len(y)) as idx:
+            numpyro.sample("obs", dist.Laplace(a, 1.0), obs=y[idx])
+
+    kernel = MinibatchMH(absolute, control_variate="taylor2")
+    mcmc = MCMC(kernel, num_warmup=200, num_samples=2000, progress_bar=False)
+    mcmc.run(random.key(2), jnp.asarray(y))
+    draws = np.asarray(mcmc.get_samples()["a"], float)
+    grid = np.linspace(0.1, 0.5, 4001)
+    logs = -np.abs(y[:, None] - grid).sum(0)
+    weights = np.exp(logs - logs.max())
+    weights /= weights.sum()
+    mean = weights @ grid
+    sd = np.sqrt(weights @ (grid - mean) ** 2)
+    ess = float(effective_sample_size(draws[None]))
+    assert ess > 400
+    assert abs(draws.mean() - mean) < 4 * sd / np.sqrt(ess)
+    squares = ((draws - mean) / sd) ** 2
+    assert abs(squares.mean() - 1) < 4 * squares.std() / np.sqrt(ess)
 
 
 def test_kinks_of_the_prior_do_not_matter():
@@ -1755,12 +1784,12 @@ def test_kinks_of_the_prior_do_not_matter():
 
 def test_kinks_of_the_prior_of_a_target_by_hand_are_the_reason():
     """Without a model there are no draws of the prior for a ridge."""
-    noise = np.random.default_rng(6).normal(size=2000)
-    y = jnp.asarray(noise - noise.mean() + 0.01)  # the mode is at the kink
+    noise = np.random.default_rng(6).normal(size=12_000)
+    y = jnp.asarray(noise - noise.mean() + 0.002)  # the mode is at the kink
     target = Target(
         log_prior=lambda z: -50 * jnp.abs(z["b"]),
         log_likelihood=lambda z, i: -0.5 * (y[i] - z["b"]) ** 2,
-        sizes=2000,
+        sizes=12_000,
     )
     kernel = MinibatchMH(target=target, control_variate="taylor2")
     with pytest.raises(ValueError, match="the log prior has kinks.*NumPyro model"):
@@ -1770,8 +1799,8 @@ def test_kinks_of_the_prior_of_a_target_by_hand_are_the_reason():
 def test_kinks_are_the_reason_for_steps_much_longer_than_the_posterior():
     """Second derivatives of a regression to a quantile vanish, but for its scale."""
     rng = np.random.default_rng(21)
-    x = jnp.asarray(rng.uniform(0, 3, 1000))
-    y = 1 + x + (0.3 + 0.4 * x) * rng.normal(size=1000)
+    x = jnp.asarray(rng.uniform(0, 3, 12_000))
+    y = 1 + x + (0.3 + 0.4 * x) * rng.normal(size=12_000)
 
     def quantile(x, y):
         a = numpyro.sample("a", dist.Normal(0, 5))

@@ -424,7 +424,9 @@ def newton(
     raise NoCenter(
         "the search for the centre of the control variate did not converge "
         f"(Newton decrement {decrement:.2g}). Standardise the data, or pass a centre: "
-        "control_variate.taylor2(center={site: unconstrained value})."
+        "control_variate.taylor2(center={site: unconstrained value}).",
+        start,
+        step.step,
     )
 
 
@@ -453,7 +455,7 @@ def _more_than_curvature(
             return more[1] / explained
         ratios = [y / x if x > 0 else np.inf for x, y in pairwise(more[-3:])]
         if len(ratios) == 2 and all(0.25 < ratio < 4.0 for ratio in ratios):
-            return more[-1] / max(abs(explained), 1e-300)
+            return more[-1] / max(abs(explained), 1e-6 * abs(more[-1]))
     return 0.0
 
 

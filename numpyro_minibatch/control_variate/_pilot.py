@@ -25,7 +25,13 @@ from numpyro_minibatch.control_variate._expand import (
     num_coefficients,
 )
 from numpyro_minibatch.control_variate._posterior import SurrogatePosterior
-from numpyro_minibatch.control_variate._problem import Chosen, Needs, Problem, Refused
+from numpyro_minibatch.control_variate._problem import (
+    Chosen,
+    Imprecise,
+    Needs,
+    Problem,
+    Refused,
+)
 from numpyro_minibatch.control_variate._residuals import ResidualScan, Rows
 from numpyro_minibatch.control_variate._row_sums import (
     RowSums,
@@ -582,12 +588,12 @@ def _choose_form(
         if errors[-1] <= FLOAT_ERROR:
             return scan, found, errors[-1]
     if not np.isfinite(errors).any():
-        raise Refused(
+        raise Imprecise(
             "within the posterior of the surrogate, the log likelihood of some row "
             "overflows in single precision but not in double precision. Call "
             "numpyro.enable_x64() before the run, or standardise the data."
         )
-    raise Refused(
+    raise Imprecise(
         "in single precision the sum of the residuals is off by "
         f"{np.nanmin(errors):.2g}, and {FLOAT_ERROR} is the limit. Rounding errors "
         "that all rows share are multiplied by the number of rows. Call "

@@ -28,7 +28,13 @@ from numpyro_minibatch.control_variate._surrogate import (
 )
 from numpyro_minibatch.proposal import HEAVY_DF
 
-__all__ = ["POOL", "SurrogatePosterior", "refined", "surrogate_posterior"]
+__all__ = [
+    "POOL",
+    "SurrogatePosterior",
+    "refined",
+    "sampled_posterior",
+    "surrogate_posterior",
+]
 
 POOL = 2000  # draws of the surrogate for all later stages
 # The covariance of more coordinates also uses so many Hessians of the surrogate. The
@@ -107,17 +113,26 @@ def surrogate_posterior(
             return SurrogatePosterior(expansion, center, root, draws, True, 1.0)
         start = center
     starts = start + 0.01 * normal[:CHAINS]
-    return _sampled(problem, expansion, starts, elsewhere(problem, starts), meanwhile)
+    others = elsewhere(problem, starts)
+    return sampled_posterior(problem, expansion, starts, others, meanwhile)
 
 
-def _sampled(
+def sampled_posterior(
     problem: Problem,
     expansion: Expansion,
     starts: np.ndarray,
     elsewhere: np.ndarray | None,
-    meanwhile: Meanwhile | None,
+    meanwhile: Meanwhile | None = None,
 ) -> SurrogatePosterior:
-    """Sample the posterior of a surrogate with NUTS."""
+    """Sample the posterior of a surrogate with NUTS.
+
+    :param problem: the target and its coordinates.
+    :param expansion: that of the surrogate, in double precision.
+    :param starts: a flat position for each chain.
+    :param elsewhere: other starts for half of them, if there are any.
+    :param meanwhile: compiles, on other threads, what is needed later.
+    :raises Refused: the posterior is not proper, or trajectories diverge.
+    """
     cast = expansion.cast(problem.dtype)
     if meanwhile is not None:  # compiled at the same time as NUTS
         compile_nuts(problem, cast, starts[0])

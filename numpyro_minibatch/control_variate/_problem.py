@@ -33,6 +33,7 @@ __all__ = [
     "Chosen",
     "Needs",
     "NeverFinite",
+    "Imprecise",
     "Kinks",
     "NoCenter",
     "PriorKinks",
@@ -51,26 +52,30 @@ class Refused(ValueError):
     """
 
 
+class Imprecise(Refused):
+    """Single precision does not suffice for the data."""
+
+
 class NeverFinite(Refused):
     """The log likelihood of some rows is finite at no position that was tried."""
 
 
 class NoCenter(Refused):
-    """The search for the mode did not converge."""
-
-
-class Kinks(Refused):
-    """The search for the mode met kinks.
+    """The search for the mode did not converge.
 
     :param message: the reason.
     :param start: where the search was, if a user does not see the error yet.
-    :param step: the step along which they are.
+    :param step: the step that it could not take.
     """
 
     def __init__(self, message: str, start: Any = None, step: Any = None) -> None:
         super().__init__(message)
         self.start = start
         self.step = step
+
+
+class Kinks(NoCenter):
+    """The search for the mode met kinks, along its last step."""
 
 
 class PriorKinks(Refused):

@@ -28,7 +28,7 @@ from numpyro_minibatch.control_variate._expand import (
     Expansions,
 )
 from numpyro_minibatch.control_variate._modes import FoundModes, find_modes
-from numpyro_minibatch.control_variate._nuts import starting_point
+from numpyro_minibatch.control_variate._nuts import CHAINS, starting_point
 from numpyro_minibatch.control_variate._pilot import (
     COARSE,
     HELD_OUT,
@@ -41,6 +41,7 @@ from numpyro_minibatch.control_variate._pilot import (
 )
 from numpyro_minibatch.control_variate._posterior import (
     SurrogatePosterior,
+    sampled_posterior,
     surrogate_posterior,
 )
 from numpyro_minibatch.control_variate._posterior_of_modes import (
@@ -50,6 +51,7 @@ from numpyro_minibatch.control_variate._posterior_of_modes import (
 )
 from numpyro_minibatch.control_variate._problem import (
     Chosen,
+    Imprecise,
     Needs,
     NeverFinite,
     PriorKinks,
@@ -270,21 +272,13 @@ def _prepared(problem: Problem, chosen: Chosen, needs: Needs) -> Prepared:
     except NeverFinite:
         raise
     except Refused as reason:
-        if not few or (center is None and problem.in_own_coordinates):
+        imprecise = isinstance(reason, Imprecise)
+        if not few and (imprecise or not _may_read_all(problem, chosen, needs)):
             raise
-        # without an expansion there is still the target itself, whose rows are few
-        about = phi[0] if center is None else center.expansion.center
-        expansion = every_row(problem, np.asarray(about))
-        pilot = Pilot.of_every_row(problem, chosen)
         try:
-            meanwhile = compile_trajectories if needs.follows else None
-            posterior = surrogate_posterior(
-                problem, expansion, start, meanwhile=meanwhile
-            )
-            moves = _moves(problem, needs, posterior)
+            return _unexpanded(problem, chosen, needs, positions, center, start, reason)
         except Refused:
             raise reason from None
-        return _outcome(problem, 0.0, posterior, moves, pilot, None)
     if not few:
         posterior, pilot = _recentred(problem, chosen, needs, center, posterior, pilot)
     tails, all_exact, expanded = None, None, posterior
@@ -300,7 +294,7 @@ def _prepared(problem: Problem, chosen: Chosen, needs: Needs) -> Prepared:
         if may_read_all and pilot.residual_sd > _TOO_COARSE:
             all_exact = with_every_row(problem, expanded)
     if all_exact is not None:
-        whole = chosen._replace(scheme=full(), sizes=dict(problem.plates))
+        whole = _all_read(problem, chosen)
         posterior, pilot, tails = all_exact, Pilot.of_every_row(problem, whole), None
     check_residuals(problem, taylor, posterior, pilot)
     moves = _moves(problem, needs, posterior)
@@ -308,6 +302,47 @@ def _prepared(problem: Problem, chosen: Chosen, needs: Needs) -> Prepared:
     if found is not None:
         outcome = outcome._replace(report=outcome.report | found.report)
     return outcome
+
+
+def _unexpanded(
+    problem: Problem,
+    chosen: Chosen,
+    needs: Needs,
+    positions: np.ndarray,
+    center: Center | None,
+    start: np.ndarray,
+    reason: Refused,
+) -> Prepared:
+    """The outcome where no expansion is of use, but the target itself has few rows.
+
+    :param center: ``None`` if the search for it failed, as where the likelihood has
+        kinks. NUTS then starts where the search ended, and where it began.
+    :raises Refused: NUTS cannot sample the target, or no trajectory moves a chain.
+    """
+    pilot = Pilot.of_every_row(problem, _all_read(problem, chosen))
+    meanwhile = compile_trajectories if needs.follows else None
+    if center is not None or not problem.in_own_coordinates:
+        about = problem.in_coordinates(positions)[0]
+        if center is not None:
+            about = np.asarray(center.expansion.center)
+        posterior = surrogate_posterior(
+            problem, every_row(problem, about), start, meanwhile=meanwhile
+        )
+    else:
+        began = np.resize(positions, (CHAINS, positions.shape[1]))
+        ended = getattr(reason, "start", None)
+        starts = began if ended is None else np.tile(ended, (CHAINS, 1))
+        expansion = every_row(problem, starts[0])
+        posterior = sampled_posterior(
+            problem, expansion, starts, None if ended is None else began, meanwhile
+        )
+    moves = _moves(problem, needs, posterior)
+    return _outcome(problem, 0.0, posterior, moves, pilot, None)
+
+
+def _all_read(problem: Problem, chosen: Chosen) -> Chosen:
+    """The choices if every decision reads all rows."""
+    return chosen._replace(scheme=full(), sizes=dict(problem.plates))
 
 
 def _may_read_all(problem: Problem, chosen: Chosen, needs: Needs) -> bool:
