@@ -1384,7 +1384,8 @@ def test_the_first_of_two_reasons_is_given(monkeypatch):
         raise Refused(next(reasons))
 
     few, data = flat_regression()
-    monkeypatch.setattr(_setup, "surrogate_posterior", refused)
+    monkeypatch.setattr(_setup, "all_rows_at_once", refused)
+    monkeypatch.setattr(_setup, "sampled_posterior", refused)
     kernel = MinibatchMH(few, control_variate="taylor2")
     with (
         pytest.warns(UserWarning, match="a minibatch does not pay"),
@@ -1780,6 +1781,20 @@ def test_kinks_of_the_prior_do_not_matter():
     assert ess > 200
     assert abs(draws.mean() - mean) < 4 * sd / np.sqrt(ess)
     assert abs(draws.std() / sd - 1) < 4 / np.sqrt(ess)
+
+
+def test_the_kink_of_a_row_at_the_mode_does_not_end_the_search():
+    """A mode at the kink of one row of many, as where a slope changes."""
+
+    def objective(x):
+        kink = 0.4 * np.abs(x[0])
+        slope = np.array([0.4 * np.sign(x[0]), 0.0])
+        value = 50.0 * ((x - [0.003, 0.2]) ** 2).sum() + kink
+        return value, 100.0 * (x - [0.003, 0.2]) + slope, 100.0 * np.eye(2)
+
+    found, hessian = _center.newton(objective, np.array([0.7, -1.0]))
+    assert np.abs(found - [0.0, 0.2]).max() < 0.2 / np.sqrt(100.0)
+    np.testing.assert_allclose(hessian, 100.0 * np.eye(2))
 
 
 def test_kinks_of_the_prior_of_a_target_by_hand_are_the_reason():

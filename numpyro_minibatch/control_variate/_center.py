@@ -45,6 +45,8 @@ _NEAR = 1e-8  # gain of a last step, a ten-thousandth of a posterior sd
 # end, because the gradient is not that of the quadrature, and each takes long.
 _NEAR_OF_SOME = 1e-2
 _CLOSE = 0.02  # a decrement from which on the gradient decides: 0.2 standard deviations
+_ASIDE = 1e-3  # of a standard deviation
+_DIRECTIONS = 4  # in which the curvature is compared with values
 _STARTS = 4  # searches from different starts, to see whether there are several modes
 
 
@@ -381,9 +383,12 @@ def newton(
         smallest = eigenvalues.min()
         return _Step(step, float(-gradient @ step), smallest, smallest > floor)
 
+    best = None
     for _ in range(50):
         value, hessian, step = at(start)[0], at(start)[2], step_from(start)
         decrement = step.decrement
+        if step.maximum and decrement < _CLOSE and (not best or value < best[0]):
+            best = value, start, hessian
         if step.maximum and value - decrement > largest:
             raise Refused(f"the optimum is above {largest:.6g}")
         if decrement < near:
@@ -410,6 +415,11 @@ def newton(
         else:
             break
         start = trial
+    # around the kink of a single row, as that of a change point, steps go to and fro
+    if best and _is_curved(lambda x: float(at(x)[0]), best):
+        _, optimum, hessian = best
+        # next to the kink both precisions are on the same side of it
+        return optimum + _ASIDE / np.sqrt(np.diag(hessian)), hessian
     more = _more_than_curvature(objective, start, step.step)
     if more > 0.5:
         raise Kinks(
@@ -424,10 +434,25 @@ def newton(
     raise NoCenter(
         "the search for the centre of the control variate did not converge "
         f"(Newton decrement {decrement:.2g}). Standardise the data, or pass a centre: "
-        "control_variate.taylor2(center={site: unconstrained value}).",
-        start,
-        step.step,
+        "control_variate.taylor2(center={site: unconstrained value})."
     )
+
+
+def _is_curved(value_at: Callable[[np.ndarray], float], best: tuple) -> bool:
+    """Whether the Hessian describes the function over about a standard deviation.
+
+    Where most rows have kinks, or the prior has one, the function rises much faster.
+
+    :param value_at: the function.
+    :param best: its value at an approximate optimum, the optimum, and the Hessian.
+    """
+    value, optimum, hessian = best
+    root = np.linalg.cholesky(np.linalg.inv(hessian))
+    white = np.random.default_rng(41).normal(size=(_DIRECTIONS, len(optimum)))
+    white /= np.linalg.norm(white, axis=1, keepdims=True)
+    steps = white @ root.T
+    rises = [value_at(optimum + x) + value_at(optimum - x) - 2 * value for x in steps]
+    return all(0.5 < rise < 2.0 for rise in rises)  # 1 by the Hessian
 
 
 def _more_than_curvature(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -37,9 +37,8 @@ from numpyro_minibatch.control_variate._taylor import Taylor
 
 __all__ = [
     "check_exact_rows",
-    "every_row",
     "may_be_exact",
-    "with_every_row",
+    "reader",
     "with_exact_rows",
     "without",
 ]
@@ -107,35 +106,6 @@ def may_be_exact(problem: Problem, chosen: Chosen, needs: Needs) -> bool:
         return False
     full = isinstance(chosen.scheme, FullBatch)
     return full and rows <= (_EXACT[-1] if asked is None else asked)
-
-
-def every_row(problem: Problem, center: np.ndarray) -> Expansion:
-    """An expansion in which all rows are exact, so that the surrogate is the target.
-
-    :param center: any point at which the rows are finite, ``(d,)``.
-    """
-    zeros = np.zeros((len(center),) * 2)
-    nothing = Expansion(center, zeros[0], zeros, np.zeros(()))  # type: ignore[arg-type]
-    expansion = without(problem, nothing, _all_alone(problem))
-    return expansion._replace(gradient=nothing.gradient, hessian=nothing.hessian)
-
-
-def with_every_row(
-    problem: Problem, posterior: SurrogatePosterior
-) -> SurrogatePosterior | None:
-    """The posterior of a surrogate in which all rows are exact.
-
-    :param problem: the target and its coordinates.
-    :param posterior: that of another surrogate.
-    :return: ``None`` if it cannot be sampled.
-    """
-    stage("exact rows")
-    expansion = without(problem, posterior.expansion, _all_alone(problem))
-    return refined(problem, posterior, expansion)
-
-
-def _all_alone(problem: Problem) -> dict[str, ExactRows]:
-    return {n: ExactRows.alone(np.arange(N), N) for n, N in problem.plates.items()}
 
 
 def _chosen_rows(
@@ -333,16 +303,27 @@ def _represented(
     return scaled(min(1.0, _CURVED / highest) if highest > 0 else 1.0)
 
 
+def reader(problem: Problem, arrays: list[Any], indices: Any) -> Callable[[Array], Any]:
+    """The log likelihoods of rows as a function of the expansion's coordinates.
+
+    :param indices: the rows of each plate.
+    """
+    target = problem.target_of(arrays)
+    zeros = jax.tree.map(lambda x: jnp.zeros(jnp.shape(x)), problem.example)
+    _, unravel_phi = ravel_pytree(problem.coordinates.of(target, zeros))
+    return lambda phi: problem.coordinates.rows(
+        target, unravel_phi(phi), zeros, indices
+    )
+
+
 def _weighted(
     problem: Problem, arrays: list[Any], phi: Array, indices: Any, weights: Any
 ) -> tuple[Any, Array, Array]:
     """The log likelihoods of rows, and the derivatives of their weighted sum."""
-    target = problem.target_of(arrays)
-    zeros = jax.tree.map(lambda x: jnp.zeros(jnp.shape(x)), problem.example)
-    _, unravel_phi = ravel_pytree(problem.coordinates.of(target, zeros))
+    read_at = reader(problem, arrays, indices)
 
     def total(phi: Array) -> tuple[Array, Any]:
-        read = problem.coordinates.rows(target, unravel_phi(phi), zeros, indices)
+        read = read_at(phi)
         parts = [weights[n] @ read[n] for n in weights]
         return sum(parts, jnp.zeros(())), {n: read[n] for n in weights}
 

@@ -22,11 +22,11 @@ from numpyro_minibatch.control_variate._surrogate import (
     unflatten,
 )
 
-__all__ = ["CHAINS", "by_nuts", "compile_nuts", "elsewhere", "starting_point"]
+__all__ = ["CHAINS", "MIXED", "by_nuts", "compile_nuts", "elsewhere", "starting_point"]
 
 CHAINS = 4  # of NUTS on the surrogate
 _DRAWS = 500  # of each, after as many of warmup
-_MIXED, _AGAIN = 1.05, (32, 37, 38)  # R-hat above which they go on, and the seeds
+MIXED, _AGAIN = 1.05, (32, 37, 38)  # R-hat above which they go on, and the seeds
 _DIVERGING = 0.1  # largest share of divergent trajectories
 _STEPS_TO_START = 100  # at most, to the starting point of NUTS
 _NEARLY = 0.1  # gain of the log density below which the steps end
@@ -159,7 +159,7 @@ def by_nuts(
         attempts = [mixed, elsewhere, starts]
     found, rhat = _mixed_from(problem, expansion, attempts[0])
     for attempt in attempts[1:]:
-        if rhat <= _MIXED:
+        if rhat <= MIXED:
             break
         again, better = _mixed_from(problem, expansion, attempt)
         if better < rhat or not np.isfinite(rhat):
@@ -202,7 +202,7 @@ def _mixed_from(
     """The same as :func:`_nuts_from`, of chains that go on while they disagree."""
     found, rhat = _nuts_from(problem, expansion, starts, 31)
     for seed in _AGAIN:
-        if rhat <= _MIXED or not np.isfinite(found[0]).all():
+        if rhat <= MIXED or not np.isfinite(found[0]).all():
             break
         again, better = _nuts_from(problem, expansion, found[0][:, -1], seed)
         if better < rhat:

@@ -29,8 +29,11 @@ from numpyro_minibatch.control_variate._surrogate import (
 from numpyro_minibatch.proposal import HEAVY_DF
 
 __all__ = [
+    "NORMAL",
     "POOL",
     "SurrogatePosterior",
+    "laplace",
+    "misfit",
     "refined",
     "sampled_posterior",
     "surrogate_posterior",
@@ -41,7 +44,9 @@ POOL = 2000  # draws of the surrogate for all later stages
 # draws then count as this share of independent ones.
 _FEW_COORDINATES, _CURVATURES, _EFFECTIVE = 40, 32, 0.5
 _FEW_DRAWS = 200  # smallest effective number of draws after resampling
-_JUDGING = 56  # draws that judge whether the posterior is normal
+# draws that judge whether the posterior is normal, and the largest standard deviation
+# of their log ratio to a normal distribution
+_JUDGING, NORMAL = 56, 0.1
 
 # given the target, the surrogate in working precision, and a flat position
 Meanwhile = Callable[[Problem, Expansion, np.ndarray], None]
@@ -87,34 +92,70 @@ def surrogate_posterior(
     :raises Refused: it is not proper, or trajectories diverge.
     """
     stage("posterior of the surrogate")
-    few = _JUDGING
-    normal = np.random.default_rng(30).normal(size=(POOL, len(start)))
     if problem.in_own_coordinates:
-        center = np.asarray(expansion.center)
+        normal = laplace(problem, expansion, known_hessian)
         with double():
             wide = expansion.cast(jnp.float64)
-            if known_hessian is None or expansion.exact:
-                of_all = problem.compiled(hessian)(wide, wide.center)
-                precision = -np.asarray(of_all)
-            else:
-                weight = problem.likelihood_weight
-                precision = -(known_hessian + weight * np.asarray(expansion.hessian))
-            smallest = np.linalg.eigvalsh(precision).min()
-            if not smallest > 0:
-                # the search converged because of a ridge, which is not part of the
-                # posterior
-                raise Refused(not_definite(smallest))
-            root = np.asarray(np.linalg.cholesky(np.linalg.inv(precision)).T)
-            draws = center + normal @ root
-            some = jnp.asarray(draws[:few], jnp.float64)
+            some = jnp.asarray(normal.draws[:_JUDGING], jnp.float64)
             values = problem.compiled(log_densities)(wide, some)
-        misfit = np.asarray(values) + 0.5 * np.square(normal[:few]).sum(1)
-        if np.std(misfit) < 0.1:
-            return SurrogatePosterior(expansion, center, root, draws, True, 1.0)
-        start = center
-    starts = start + 0.01 * normal[:CHAINS]
+        if _misfit(normal, np.asarray(values)) < NORMAL:
+            return normal
+        start = normal.location
+    starts = start + 0.01 * _normals(len(start))[:CHAINS]
     others = elsewhere(problem, starts)
     return sampled_posterior(problem, expansion, starts, others, meanwhile)
+
+
+def laplace(
+    problem: Problem, expansion: Expansion, known_hessian: np.ndarray | None = None
+) -> SurrogatePosterior:
+    """The normal distribution with the mode and the curvature of the surrogate.
+
+    :param problem: the target, whose coordinates are its own.
+    :param expansion: the expansion about the mode, in double precision.
+    :param known_hessian: the Hessian of all that is not expanded at the centre, if it
+        is already known.
+    :raises Refused: the curvature is not that of a maximum.
+    """
+    center = np.asarray(expansion.center)
+    if known_hessian is None or expansion.exact:
+        with double():
+            wide = expansion.cast(jnp.float64)
+            precision = -np.asarray(problem.compiled(hessian)(wide, wide.center))
+    else:
+        weight = problem.likelihood_weight
+        precision = -(known_hessian + weight * np.asarray(expansion.hessian))
+    smallest = np.linalg.eigvalsh(precision).min()
+    if not smallest > 0:
+        # the search converged because of a ridge, which is not part of the posterior
+        raise Refused(not_definite(smallest))
+    root = np.asarray(np.linalg.cholesky(np.linalg.inv(precision)).T)
+    draws = center + _normals(len(center)) @ root
+    return SurrogatePosterior(expansion, center, root, draws, True, 1.0)
+
+
+def misfit(problem: Problem, normal: SurrogatePosterior, expansion: Expansion) -> float:
+    """Standard deviation of the log ratio of a surrogate to a normal distribution.
+
+    :param problem: the target and its coordinates.
+    :param normal: what :func:`laplace` returned, whose draws are used.
+    :param expansion: that of the surrogate.
+    """
+    some = normal.draws[:_JUDGING]
+    values = log_surrogate_at(problem, expansion.cast(problem.dtype), some)
+    return _misfit(normal, values)
+
+
+def _misfit(normal: SurrogatePosterior, values: np.ndarray) -> float:
+    squares = np.square(_normals(len(normal.location))[:_JUDGING]).sum(1)
+    with np.errstate(invalid="ignore"):
+        found = float(np.std(values + 0.5 * squares))
+    return found if np.isfinite(found) else np.inf
+
+
+def _normals(dim: int) -> np.ndarray:
+    """The whitened draws of every normal distribution here."""
+    return np.random.default_rng(30).normal(size=(POOL, dim))
 
 
 def sampled_posterior(

@@ -61,21 +61,21 @@ class NeverFinite(Refused):
 
 
 class NoCenter(Refused):
-    """The search for the mode did not converge.
+    """The search for the mode did not converge."""
+
+
+class Kinks(Refused):
+    """The search for the mode met kinks.
 
     :param message: the reason.
     :param start: where the search was, if a user does not see the error yet.
-    :param step: the step that it could not take.
+    :param step: the step along which they are.
     """
 
     def __init__(self, message: str, start: Any = None, step: Any = None) -> None:
         super().__init__(message)
         self.start = start
         self.step = step
-
-
-class Kinks(NoCenter):
-    """The search for the mode met kinks, along its last step."""
 
 
 class PriorKinks(Refused):

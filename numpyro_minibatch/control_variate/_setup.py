@@ -13,13 +13,17 @@ from jax import Array
 from numpyro_minibatch._internal.progress import stages
 from numpyro_minibatch._model.start import listed, never_finite_rows
 from numpyro_minibatch.batch import Scheme, Weighted, full
+from numpyro_minibatch.control_variate._all_rows import (
+    all_rows_at_once,
+    compile_every_row,
+    every_row,
+    with_every_row,
+)
 from numpyro_minibatch.control_variate._center import Center, find_center
 from numpyro_minibatch.control_variate._coordinates import choose_coordinates
 from numpyro_minibatch.control_variate._exact_rows import (
     check_exact_rows,
-    every_row,
     may_be_exact,
-    with_every_row,
     with_exact_rows,
 )
 from numpyro_minibatch.control_variate._expand import (
@@ -28,7 +32,7 @@ from numpyro_minibatch.control_variate._expand import (
     Expansions,
 )
 from numpyro_minibatch.control_variate._modes import FoundModes, find_modes
-from numpyro_minibatch.control_variate._nuts import CHAINS, starting_point
+from numpyro_minibatch.control_variate._nuts import CHAINS, MIXED, starting_point
 from numpyro_minibatch.control_variate._pilot import (
     COARSE,
     HELD_OUT,
@@ -58,7 +62,11 @@ from numpyro_minibatch.control_variate._problem import (
     Problem,
     Refused,
 )
-from numpyro_minibatch.control_variate._surrogate import flatten, unflatten
+from numpyro_minibatch.control_variate._surrogate import (
+    compile_log_surrogate,
+    flatten,
+    unflatten,
+)
 from numpyro_minibatch.control_variate._tails import (
     MAX_INEFFICIENCY,
     MAX_OF_FEW,
@@ -88,6 +96,7 @@ _HANDFUL = 100
 # 0.5 batches are better: on a hierarchy of 5,000 rows they accept 71% of the moves.
 _COARSE_ROWS, _TOO_COARSE = 10_000, 0.75
 _MANY = 40  # parameters above which exact rows are not tried before
+_DISAGREE = 1.2  # R-hat of chains of NUTS above which a model is rather refused
 _STUCK = 0.5  # largest share of draws that trajectories hardly leave
 _RECENTRED = 2  # times that a coarse expansion is made again
 _BETTER = 0.8  # of the residual that it must leave
@@ -169,7 +178,7 @@ def prepare(who: str, problem: Problem, chosen: Chosen, needs: Needs) -> Prepare
 
 
 def _centred(
-    problem: Problem, positions: np.ndarray, taylor: Taylor
+    problem: Problem, positions: np.ndarray, taylor: Taylor, at_once: bool
 ) -> tuple[Problem, Center]:
     """The centre, and the problem in the coordinates in which it was found.
 
@@ -177,19 +186,26 @@ def _centred(
     mode of the posterior. It is not expanded, so that it needs no derivatives. The same
     coordinates by the names of their sites are not those of the prior: the centre is
     then the mode of the likelihood with a ridge.
+
+    :param at_once: whether all rows may replace the expansion as soon as its centre is
+        known.
     """
 
     def of(problem: Problem) -> Center:
         phi = problem.in_coordinates(positions)
+
+        def meanwhile() -> None:
+            if not (at_once and problem.in_own_coordinates):
+                compile_pilot(problem, taylor, phi.shape[1])
+                return
+            expansion = compile_every_row(problem, phi[0]).cast(problem.dtype)
+            compile_log_surrogate(problem, expansion, positions[0])
+            compile_trajectories(problem, expansion, positions[0])
+
         return _searched(
             problem,
             positions,
-            lambda: find_center(
-                problem,
-                phi,
-                taylor,
-                lambda: compile_pilot(problem, taylor, phi.shape[1]),
-            ),
+            lambda: find_center(problem, phi, taylor, meanwhile),
         )
 
     try:
@@ -252,12 +268,22 @@ def _prepared(problem: Problem, chosen: Chosen, needs: Needs) -> Prepared:
         )
         if len(found.modes) > 1:
             return _with_modes(problem, chosen, needs, found)
+    at_once = few and needs.follows and taylor == Taylor(taylor.order)
+    sampled = at_once and not problem.in_own_coordinates
+    if sampled:
+        outcome = _sampled_at_once(problem, chosen, needs, positions)
+        if outcome is not None:
+            return outcome
     try:
         if found is None:
-            problem, center = _centred(problem, positions, taylor)
+            problem, center = _centred(problem, positions, taylor, at_once)
         else:
             expansion, known = found.modes[0][:2]
             center = Center(expansion, 0.0, found.about, known.hessian)
+        if at_once and problem.in_own_coordinates:
+            exact = all_rows_at_once(problem, center)
+            if exact is not None:
+                return _of_all_rows(problem, chosen, needs, center.other_mode, exact)
         start = starting_point(problem, center.expansion, start)
         posterior = surrogate_posterior(
             problem,
@@ -275,10 +301,13 @@ def _prepared(problem: Problem, chosen: Chosen, needs: Needs) -> Prepared:
         imprecise = isinstance(reason, Imprecise)
         if not few and (imprecise or not _may_read_all(problem, chosen, needs)):
             raise
-        try:
-            return _unexpanded(problem, chosen, needs, positions, center, start, reason)
-        except Refused:
+        # without an expansion there is still the target itself, whose rows are few
+        outcome = None
+        if not sampled:
+            outcome = _sampled_at_once(problem, chosen, needs, positions, _DISAGREE)
+        if outcome is None:
             raise reason from None
+        return outcome
     if not few:
         posterior, pilot = _recentred(problem, chosen, needs, center, posterior, pilot)
     tails, all_exact, expanded = None, None, posterior
@@ -304,40 +333,45 @@ def _prepared(problem: Problem, chosen: Chosen, needs: Needs) -> Prepared:
     return outcome
 
 
-def _unexpanded(
+def _sampled_at_once(
     problem: Problem,
     chosen: Chosen,
     needs: Needs,
     positions: np.ndarray,
-    center: Center | None,
-    start: np.ndarray,
-    reason: Refused,
-) -> Prepared:
-    """The outcome where no expansion is of use, but the target itself has few rows.
+    largest: float = MIXED,
+) -> Prepared | None:
+    """The outcome if NUTS samples the target itself, which has few rows.
 
-    :param center: ``None`` if the search for it failed, as where the likelihood has
-        kinks. NUTS then starts where the search ended, and where it began.
-    :raises Refused: NUTS cannot sample the target, or no trajectory moves a chain.
+    A hierarchy has no mode, and the expansion about that of its likelihood is coarse if
+    groups have few rows. So NUTS would sample both this surrogate and then the target.
+
+    :param positions: where the chains start, ``(K, D)``.
+    :param largest: the largest R-hat of these chains.
+    :return: ``None`` if they disagree or diverge, or if no trajectory moves a chain.
     """
-    pilot = Pilot.of_every_row(problem, _all_read(problem, chosen))
+    starts = np.resize(positions[::-1], (CHAINS, positions.shape[1]))
     meanwhile = compile_trajectories if needs.follows else None
-    if center is not None or not problem.in_own_coordinates:
-        about = problem.in_coordinates(positions)[0]
-        if center is not None:
-            about = np.asarray(center.expansion.center)
-        posterior = surrogate_posterior(
-            problem, every_row(problem, about), start, meanwhile=meanwhile
-        )
-    else:
-        began = np.resize(positions, (CHAINS, positions.shape[1]))
-        ended = getattr(reason, "start", None)
-        starts = began if ended is None else np.tile(ended, (CHAINS, 1))
-        expansion = every_row(problem, starts[0])
-        posterior = sampled_posterior(
-            problem, expansion, starts, None if ended is None else began, meanwhile
-        )
+    try:
+        expansion = every_row(problem, problem.in_coordinates(positions)[0])
+        posterior = sampled_posterior(problem, expansion, starts, None, meanwhile)
+        if posterior.rhat > largest:
+            return None
+        return _of_all_rows(problem, chosen, needs, 0.0, posterior)
+    except Refused:
+        return None
+
+
+def _of_all_rows(
+    problem: Problem,
+    chosen: Chosen,
+    needs: Needs,
+    other_mode: float,
+    posterior: SurrogatePosterior,
+) -> Prepared:
+    """The outcome with a surrogate that evaluates all rows."""
+    pilot = Pilot.of_every_row(problem, _all_read(problem, chosen))
     moves = _moves(problem, needs, posterior)
-    return _outcome(problem, 0.0, posterior, moves, pilot, None)
+    return _outcome(problem, other_mode, posterior, moves, pilot, None)
 
 
 def _all_read(problem: Problem, chosen: Chosen) -> Chosen:

@@ -14,6 +14,7 @@ from numpyro_minibatch.control_variate._expand import Expansion, log_surrogate
 from numpyro_minibatch.control_variate._problem import Problem, double
 
 __all__ = [
+    "compile_log_surrogate",
     "flatten",
     "hessian",
     "log_densities",
@@ -91,6 +92,18 @@ def log_surrogate_at(
         for k in range(0, len(at), _BLOCK)
     ]
     return np.concatenate(parts)[: len(draws)]
+
+
+def compile_log_surrogate(
+    problem: Problem, expansion: Expansion, start: np.ndarray
+) -> None:
+    """Compile :func:`log_surrogate_at` on another thread.
+
+    :param expansion: the expansion of the surrogate, in working precision.
+    :param start: a flat position.
+    """
+    block = np.zeros((_BLOCK, len(start)), problem.dtype)
+    problem.compiled(log_densities).ahead(expansion, block)
 
 
 def rounding_error(problem: Problem, expansion: Expansion, draws: np.ndarray) -> float:
