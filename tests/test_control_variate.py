@@ -1069,6 +1069,26 @@ def test_values_without_a_name_are_fewer_than_those_before(fn):
     assert not coordinates_of(fn).computed
 
 
+def students(group, y):
+    """The constant of the distribution is computed from two numbers."""
+    mu = numpyro.sample("mu", dist.Normal(0, 2))
+    tau = numpyro.sample("tau", dist.HalfNormal(1))
+    nu = numpyro.sample("nu", dist.Gamma(2, 0.1))
+    scale = numpyro.sample("scale", dist.HalfNormal(1))
+    with numpyro.plate("groups", GROUPS):
+        eta = numpyro.sample("eta", dist.Normal(0, 1))
+    with numpyro.plate("data", len(y)) as idx:
+        of_rows = mu + tau * eta[group[idx]]
+        numpyro.sample("obs", dist.StudentT(nu, of_rows, scale), obs=y[idx])
+
+
+def test_no_coordinate_follows_from_the_others():
+    """Otherwise the expansion is about a mode at which they contradict each other."""
+    found = coordinates_of(students)
+    assert found.computed and set(found.latents) == {"nu", "scale"}
+    assert len(found.values) == 1  # the effects
+
+
 def test_coordinates_are_those_that_the_likelihood_depends_on():
     assert coordinates_of(hierarchy(False)).values == ("theta",)
     assert coordinates_of(hierarchy(False)).latents == ()

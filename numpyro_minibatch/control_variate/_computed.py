@@ -233,6 +233,7 @@ def _last_values(jaxpr: Any, position: Sequence[Any]) -> list[Any]:
     All depend on the position and not on the indices of rows, and the outputs depend on
     the position only through them. Beginning with those that the equations of rows
     read, a value is replaced by what it is computed from unless that has more elements.
+    No value follows from the others.
     """
     live = needed_equations(jaxpr)
     of_position = set(position)
@@ -258,7 +259,25 @@ def _last_values(jaxpr: Any, position: Sequence[Any]) -> list[Any]:
         if not smooth or sum(_size(v) for v in needed - last) <= size:
             last = (last - set(held)) | needed
     order = [*position, *(v for eqn in before for v in eqn.outvars)]
+    for v in reversed(order):
+        if (
+            v in last
+            and v not in position
+            and _follows(v, before, of_position - (last - {v}))
+        ):
+            # As a coordinate of its own, the normalising constant of a Student-t
+            # distribution would be free of its degrees of freedom.
+            last = last - {v}
     return [v for v in order if v in last]
+
+
+def _follows(variable: Any, equations: Sequence[Any], unknown: set[Any]) -> bool:
+    """Whether equations compute a variable without any of the unknown ones."""
+    unknown = set(unknown)
+    for eqn in equations:
+        if not any(_key(v) in unknown for v in eqn.invars):
+            unknown.difference_update(eqn.outvars)
+    return variable not in unknown
 
 
 def _size(variable: Any) -> int:
