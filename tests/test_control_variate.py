@@ -51,6 +51,7 @@ from numpyro_minibatch.control_variate import (
 from numpyro_minibatch.control_variate._center import find_center
 from numpyro_minibatch.control_variate._coordinates import choose_coordinates
 from numpyro_minibatch.control_variate._exact_rows import without
+from numpyro_minibatch.control_variate._expand import Expansions
 from numpyro_minibatch.control_variate._problem import Chosen, Problem, Refused, double
 from numpyro_minibatch.control_variate._residuals import (
     ResidualScan,
@@ -1080,6 +1081,27 @@ def students(group, y):
     with numpyro.plate("data", len(y)) as idx:
         of_rows = mu + tau * eta[group[idx]]
         numpyro.sample("obs", dist.StudentT(nu, of_rows, scale), obs=y[idx])
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_the_sum_of_polynomials_keeps_its_digits(several):
+    """Columns with means of a thousand standard deviations, in single precision."""
+    rng = np.random.default_rng(17)
+    x = np.c_[np.ones(3000), 1000 + rng.normal(size=(3000, 3))]
+    hessian, zeros = -0.2 * x.T @ x, np.zeros(4)
+    covariance = np.linalg.inv(1e-6 * np.eye(4) - hessian)
+    draws = rng.multivariate_normal(zeros, covariance, 500).astype(np.float32)
+    right = 0.5 * np.einsum("ni,ij,nj->n", draws, hessian, draws, dtype=float)
+    expansion = Expansion(zeros, zeros, hessian, np.zeros(()))
+    if several:
+        stacked = jax.tree.map(lambda x: np.stack([x, 2 * x]), expansion)
+        cast = Expansions(stacked, None, None).cast(jnp.float32).of_mode(0)
+    else:
+        cast = expansion.cast(jnp.float32)
+    found = jax.vmap(cast.polynomial)(jnp.asarray(draws))
+    assert np.std(found - right) < 1e-3
+    without = jax.vmap(cast._replace(root=None).polynomial)(jnp.asarray(draws))
+    assert np.std(without - right) > 0.05
 
 
 def test_no_coordinate_follows_from_the_others():

@@ -149,6 +149,11 @@ class Expansion(NamedTuple):
         expansions share ``value``; ``None`` with one expansion.
     :param rows: the polynomial of each row, by plate, as :func:`coefficients` writes
         it, ``(N, P)``. Empty if each evaluation computes the polynomials again.
+    :param root: the transpose of a Cholesky factor of the negative Hessian, ``(d, d)``.
+        In single precision the quadratic form has the rounding error of its largest
+        terms, which cancel where columns have large means: 0.2 for four columns with
+        means of a thousand standard deviations, and 1e-4 by the root. ``None`` in
+        double precision, or if the Hessian is not negative definite.
     """
 
     center: Array
@@ -158,6 +163,7 @@ class Expansion(NamedTuple):
     exact: Mapping[str, ExactRows] = {}
     offset: Array | None = None
     rows: Mapping[str, Array] = {}
+    root: Array | None = None
 
     def at(self, flat: Array) -> Expansion:
         """The expansion that a position belongs to; here the only one."""
@@ -165,15 +171,23 @@ class Expansion(NamedTuple):
 
     def polynomial(self, displacement: Array, order: int = 2) -> Array:
         """The sum of all rows' polynomials of the given order, without ``value``."""
-        slope = self.gradient
-        if order > 1:
-            slope = slope + 0.5 * (self.hessian @ displacement)
-        whole = slope @ displacement
+        if order == 1:
+            whole = self.gradient @ displacement
+        elif self.root is None:
+            slope = self.gradient + 0.5 * (self.hessian @ displacement)
+            whole = slope @ displacement
+        else:
+            white = self.root @ displacement
+            whole = self.gradient @ displacement - 0.5 * (white @ white)
         return whole if self.offset is None else whole + self.offset
 
     def cast(self, dtype: Any) -> Expansion:
         """The same as JAX arrays, numbers of this type."""
-        return _cast(self, dtype)
+        return _cast(self._replace(root=_root(self.hessian, dtype)), dtype)
+
+    def of_rows(self, dtype: Any) -> Expansion:
+        """The same without what only the sum of all rows needs."""
+        return _cast(self._replace(root=None), dtype)
 
     @property
     def num_exact(self) -> int:
@@ -217,6 +231,17 @@ def _cast(tree: Any, dtype: Any) -> Any:
         return jax.device_put(np.asarray(x, dtype))
 
     return jax.tree.map(array, tree)
+
+
+def _root(hessian: Any, dtype: Any) -> Any:
+    """The root of a negative Hessian for another precision, or of several of them."""
+    if isinstance(hessian, jax.core.Tracer) or dtype == jnp.float64:
+        return None
+    try:
+        factor = np.linalg.cholesky(-np.asarray(hessian, np.float64))
+    except np.linalg.LinAlgError:
+        return None
+    return np.swapaxes(factor, -1, -2) if np.isfinite(factor).all() else None
 
 
 class Expansions(NamedTuple):
@@ -294,7 +319,12 @@ class Expansions(NamedTuple):
 
     def cast(self, dtype: Any) -> Expansions:
         """The same as JAX arrays, numbers of this type."""
-        return _cast(self, dtype)
+        root = _root(self.each.hessian, dtype)
+        return _cast(self._replace(each=self.each._replace(root=root)), dtype)
+
+    def of_rows(self, dtype: Any) -> Expansions:
+        """The same without what only the sum of all rows needs."""
+        return _cast(self._replace(each=self.each._replace(root=None)), dtype)
 
     @property
     def exact(self) -> Mapping[str, ExactRows]:

@@ -84,7 +84,7 @@ class ResidualScan:
     ) -> None:
         self.problem, self.order, self.form = problem, order, form
         self.dtype = problem.dtype
-        self.expansion = expansion.cast(self.dtype)
+        self.expansion = expansion.of_rows(self.dtype)
         none = np.zeros(0, int)
         self.exact = {n: ExactRows.alone(none, N) for n, N in problem.plates.items()}
         self.representatives: dict[str, np.ndarray] = {}
@@ -94,7 +94,7 @@ class ResidualScan:
     def about(self, expansion: Expansion) -> ResidualScan:
         """The same passes for an expansion about another centre."""
         scan = copy.copy(self)
-        scan.expansion = expansion.cast(self.dtype)._replace(exact={})
+        scan.expansion = expansion.of_rows(self.dtype)._replace(exact={})
         scan._known = {}
         return scan
 
