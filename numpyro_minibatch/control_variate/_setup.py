@@ -269,12 +269,12 @@ def _prepared(problem: Problem, chosen: Chosen, needs: Needs) -> Prepared:
         if len(found.modes) > 1:
             return _with_modes(problem, chosen, needs, found)
     at_once = few and needs.follows and taylor == Taylor(taylor.order)
-    sampled = at_once and not problem.in_own_coordinates
-    if sampled:
-        outcome = _sampled_at_once(problem, chosen, needs, positions)
-        if outcome is not None:
-            return outcome
+    sampled = None
     try:
+        if at_once and not problem.in_own_coordinates:
+            sampled = _target_posterior(problem, needs, positions)
+            if sampled is not None and sampled.rhat <= MIXED:
+                return _of_all_rows(problem, chosen, needs, 0.0, sampled)
         if found is None:
             problem, center = _centred(problem, positions, taylor, at_once)
         else:
@@ -302,12 +302,13 @@ def _prepared(problem: Problem, chosen: Chosen, needs: Needs) -> Prepared:
         if not few and (imprecise or not _may_read_all(problem, chosen, needs)):
             raise
         # without an expansion there is still the target itself, whose rows are few
-        outcome = None
-        if not sampled:
-            outcome = _sampled_at_once(problem, chosen, needs, positions, _DISAGREE)
-        if outcome is None:
+        sampled = sampled or _target_posterior(problem, needs, positions)
+        if sampled is None or sampled.rhat > _DISAGREE:
+            raise
+        try:
+            return _of_all_rows(problem, chosen, needs, 0.0, sampled)
+        except Refused:
             raise reason from None
-        return outcome
     if not few:
         posterior, pilot = _recentred(problem, chosen, needs, center, posterior, pilot)
     tails, all_exact, expanded = None, None, posterior
@@ -333,30 +334,22 @@ def _prepared(problem: Problem, chosen: Chosen, needs: Needs) -> Prepared:
     return outcome
 
 
-def _sampled_at_once(
-    problem: Problem,
-    chosen: Chosen,
-    needs: Needs,
-    positions: np.ndarray,
-    largest: float = MIXED,
-) -> Prepared | None:
-    """The outcome if NUTS samples the target itself, which has few rows.
+def _target_posterior(
+    problem: Problem, needs: Needs, positions: np.ndarray
+) -> SurrogatePosterior | None:
+    """The posterior of a target with few rows, sampled by NUTS.
 
     A hierarchy has no mode, and the expansion about that of its likelihood is coarse if
     groups have few rows. So NUTS would sample both this surrogate and then the target.
 
-    :param positions: where the chains start, ``(K, D)``.
-    :param largest: the largest R-hat of these chains.
-    :return: ``None`` if they disagree or diverge, or if no trajectory moves a chain.
+    :param positions: where the chains start, far from each other, ``(K, D)``.
+    :return: ``None`` if chains diverge or do not move.
     """
     starts = np.resize(positions[::-1], (CHAINS, positions.shape[1]))
     meanwhile = compile_trajectories if needs.follows else None
     try:
         expansion = every_row(problem, problem.in_coordinates(positions)[0])
-        posterior = sampled_posterior(problem, expansion, starts, None, meanwhile)
-        if posterior.rhat > largest:
-            return None
-        return _of_all_rows(problem, chosen, needs, 0.0, posterior)
+        return sampled_posterior(problem, expansion, starts, None, meanwhile)
     except Refused:
         return None
 
