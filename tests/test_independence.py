@@ -138,6 +138,15 @@ def prior_of_the_size(X: Any, y: Any, group: Any) -> None:
         numpyro.sample("obs", dist.Normal(b, 1.0), obs=rows)
 
 
+def prior_of_many_rows(X: Any, y: Any, group: Any) -> None:
+    """Only with all rows another prior than in every batch."""
+    with plate() as idx:
+        rows = y[idx]
+    b = numpyro.sample("slope", dist.Normal(0.0, 1.0 if len(rows) > 30 else 0.1))
+    with plate():
+        numpyro.sample("obs", dist.Normal(b, 1.0), obs=rows)
+
+
 def prior_of_the_mean(X: Any, y: Any, group: Any) -> None:
     with plate() as idx:
         rows = y[idx]
@@ -174,6 +183,14 @@ DEPENDENT: dict[str, tuple[Callable, tuple[str, ...]]] = {
     "number of rows": (
         observe(lambda b, i: b / len(i)),
         ("another number of rows", "all rows, 60"),
+    ),
+    "many rows": (
+        observe(lambda b, i: b if len(i) > 30 else 2 * b),
+        ("another number of rows", "all rows, 60"),
+    ),
+    "prior of many rows": (
+        prior_of_many_rows,
+        ("site 'slope' is outside of plate 'data'", "len(y) and not len(y[idx])"),
     ),
     "event": (event, ("leave out the .to_event", 'numpyro.sample("obs", dist.Normal')),
     "event of a number": (event_of_a_number, ("leave out the .to_event",)),

@@ -6,6 +6,7 @@ import json
 import pickle
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -659,3 +660,44 @@ def test_sites_that_were_not_collected() -> None:
     assert "W" not in dims(idata, "posterior")
     with pytest.raises(ValueError, match="without the extra field '~z.W'"):
         to_inference_data(mcmc, log_likelihood=True)
+
+
+def _effects(x: Any, y: Any, inside: bool) -> None:
+    a = numpyro.sample("a", dist.Normal(0, 1))
+    b = numpyro.sample("b", dist.Normal(0, 1))
+    with numpyro.plate("data", len(y)):
+        p = jax.nn.sigmoid(a + x)
+        raised = jax.nn.sigmoid(a + b + x)
+        numpyro.sample("obs", dist.Bernoulli(logits=a + b * x), obs=y)
+        if inside:
+            numpyro.deterministic("of_row", p)
+    numpyro.deterministic("effect", (raised - p).mean())
+    numpyro.deterministic("number", jnp.asarray(len(x)))
+    numpyro.deterministic("sum", a + b)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_summaries_of_the_rows_are_those_of_all_rows(inside: bool) -> None:
+    """A kernel evaluates deterministic sites on one row, whose mean is no average."""
+    rng = np.random.default_rng(5)
+    x = jnp.asarray(rng.normal(size=40))
+    y = jnp.asarray(rng.integers(0, 2, 40))
+    mcmc = MCMC(
+        MINT(
+            partial(_effects, inside=inside),
+            step_size=0.1,
+            batch_size=8,
+            temperature=1.0,
+        ),
+        num_warmup=2,
+        num_samples=3,
+        progress_bar=False,
+    )
+    mcmc.run(jax.random.key(0), x, y)
+    assert set(mcmc.get_samples()) == {"a", "b", "sum"}
+    posterior = to_inference_data(mcmc)["posterior"]
+    a, b = (posterior[name].to_numpy()[..., None] for name in ("a", "b"))
+    effect = jax.nn.sigmoid(a + b + x) - jax.nn.sigmoid(a + x)
+    np.testing.assert_allclose(posterior["effect"], effect.mean(-1), rtol=1e-4)
+    assert (posterior["number"] == 40).all()
+    assert ("of_row" in posterior) == inside

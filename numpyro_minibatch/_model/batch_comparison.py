@@ -16,6 +16,7 @@ from numpyro_minibatch._internal.precision import double, is_double
 from numpyro_minibatch._model.layout import Layout
 from numpyro_minibatch._model.rowwise import trace_rows
 from numpyro_minibatch._model.rowwise_rules import PLAIN, SAME, Fact, rows_of_plate
+from numpyro_minibatch.host_rows import find_rows
 from numpyro_minibatch.target import (
     ModelTarget,
     Target,
@@ -48,6 +49,7 @@ _TOLERANCE, _WIDE_TOLERANCE = 5e-5, 1e-6
 # the program runs once, on few rows
 _QUICKLY: dict[str, Any] = {"xla_backend_optimization_level": 0}
 _MOST_CAST = 10_000_000  # numbers of the data that are copied in double precision
+_MOST_FULL = 1_000_000  # rows, of which a full evaluation is compared with the batches
 
 
 class Batches(NamedTuple):
@@ -237,19 +239,17 @@ class Comparison:
             return list(found.rows.values()), list(found.fixed.values())
 
         trace = jax.make_jaxpr(parts)
-        batches = [self.batch(0), self.batch(1)]
-        target = self.target_of(self.arrays)
-        if isinstance(target, ModelTarget) and target.slices is not None:
-            # given all rows, the model runs as it was written
-            batches[0] = {
-                name: jax.ShapeDtypeStruct((size,), jnp.int32)
-                for name, size in target.plates.items()
-            }
+        # given all rows, the model runs as it was written
+        whole = {
+            name: jax.ShapeDtypeStruct((size,), jnp.int32)
+            for name, size in self.target_of(self.arrays).plates.items()
+        }
+        batches = [whole, self.batch(1)]
         one, other = (trace(i, self.position, self.arrays) for i in batches)
         if names[0] != names[1]:
             return False
         rows, fixed, plates_of = names[0]
-        facts: list[Fact] = [(rows_of_plate(name),) for name in sorted(self.batch(0))]
+        facts: list[Fact] = [(rows_of_plate(name),) for name in sorted(whole)]
         for var in one.jaxpr.invars[len(facts) :]:
             facts.append((PLAIN,) * len(var.aval.shape))
         found = trace_rows(one, other, facts)
@@ -287,16 +287,31 @@ class Comparison:
         )
 
     def batch(self, size: int) -> dict[str, Any]:
-        """The shapes and types of a batch, the larger or the smaller one of a proof."""
+        """The shapes and types of a larger batch, or of the one of a proof."""
         rows = {name: i.shape[1] for name, i in self.batches[0].indices.items()}
         if size:
             rows = {n: max(1, min(_SMALL_OF_PROOF, r - 1)) for n, r in rows.items()}
         return {n: jax.ShapeDtypeStruct((r,), jnp.int32) for n, r in rows.items()}
 
+    def compared(self, integrals: bool = True) -> dict[str, np.ndarray]:
+        """By plate, the rows of a full evaluation that are in one of the batches.
+
+        :return: empty if rows are too many, or not on the device.
+        """
+        target = self.target_of(self.arrays)
+        count = sum(target.plates.values()) * (target.row_size if integrals else 1)
+        if count > _MOST_FULL or find_rows((tuple(self.arrays), {})):
+            return {}
+        both = self.batches
+        return {
+            name: np.unique(np.concatenate([b.indices[name].ravel() for b in both]))
+            for name in target.plates
+        }
+
     def evaluate(
         self, integrals: bool = True
     ) -> list[tuple[dict[str, Any], dict[str, Any], dict[str, str]]]:
-        """Log densities of the batches of either size.
+        """Log densities of the batches of either size, and of all rows.
 
         :param integrals: whether to integrate the latent variables of rows out.
         :return: by site the rows, shape ``(positions, batches, rows)``; the log density
@@ -304,12 +319,13 @@ class Comparison:
             batches)``; and the plate of each site with rows.
         """
         plates: list[dict[str, str]] = []
+        kept = self.compared(integrals)
 
         def run(arrays: list[Any], positions: Any, indices: list[Any]) -> Any:
             target = self.target_of(arrays)
             plates.clear()
 
-            def at(z: Any, indices: Any) -> Any:
+            def at(z: Any, indices: Any, kept: Any = None) -> Any:
                 with nullcontext() if integrals else without_integrals():
                     parts = target.by_site(z, indices)
                 plates.append(parts.plates)
@@ -317,15 +333,27 @@ class Comparison:
                     name: (jnp.sum(x), jnp.sum(jnp.abs(x)))
                     for name, x in parts.fixed.items()
                 }
-                return parts.rows, fixed
+                if kept is None:
+                    return parts.rows, fixed
+                # as the only batch of its size
+                rows = {
+                    name: row[kept[parts.plates[name]]]
+                    for name, row in parts.rows.items()
+                }
+                return jax.tree.map(lambda x: x[None], (rows, fixed))
 
             # in loops and not vectorised: what a model may contain is not always both
-            return [
+            of_batches = [
                 jax.lax.map(
                     lambda z, i=i: jax.lax.map(lambda i: at(z, i), i), positions
                 )
                 for i in indices
             ]
+            if not kept:
+                return of_batches
+            every = {name: jnp.arange(size) for name, size in target.plates.items()}
+            of_all = jax.lax.map(lambda z: at(z, every, kept), positions)
+            return [*of_batches, of_all]
 
         dtype = jnp.result_type(float)
         found = jax.jit(run, compiler_options=_QUICKLY)(
@@ -363,15 +391,16 @@ class Comparison:
         # show that the density of a row depends on those of another one.
         kinds = (True, False) if _marginalizes(self.target_of(self.arrays)) else (True,)
         for integrals in kinds:
-            (rows, fixed, plates), few = self.evaluate(integrals)
-            few_rows, few_fixed, _ = few
-            for site, plate in plates.items():
+            parts = self.evaluate(integrals)
+            kept = self.compared(integrals)
+            for site, plate in parts[0][2].items():
                 indices = [batches.indices[plate] for batches in self.batches]
-                found += _compared_rows(
-                    site, plate, (rows[site], few_rows[site]), indices
-                )
-            for site in fixed.keys() & few_fixed.keys():
-                found += _compared_others(site, (fixed[site], few_fixed[site]))
+                indices += [kept[plate][None]] if kept else []
+                rows = [rows[site] for rows, _, _ in parts]
+                found += _compared_rows(site, plate, rows, indices)
+            in_all = set.intersection(*(set(fixed) for _, fixed, _ in parts))
+            for site in sorted(in_all):
+                found += _compared_others(site, [fixed[site] for _, fixed, _ in parts])
         found = [one for one in found if one.size > tolerance]
         # what is no row comes first: rows may differ because it does
         return max(found, key=lambda d: (d.plate is None, d.size), default=None)
@@ -420,14 +449,14 @@ def _furthest(values: np.ndarray) -> tuple[float, float]:
 def _compared_rows(
     site: str,
     plate: str,
-    values: tuple[np.ndarray, np.ndarray],
+    values: list[np.ndarray],
     indices: list[np.ndarray],
 ) -> list[Difference]:
     """The largest difference of a row at each position."""
     found = []
     flat_rows = np.concatenate([i.ravel() for i in indices])
-    for at_large, at_small in zip(*values, strict=True):
-        flat = np.concatenate([at_large.ravel(), at_small.ravel()])
+    for here in zip(*values, strict=True):
+        flat = np.concatenate([x.ravel() for x in here])
         finite = np.abs(flat[np.isfinite(flat)])
         middle = float(np.median(finite)) if len(finite) else 0.0
         distances: dict[int, tuple[float, float]] = {}
@@ -443,7 +472,7 @@ def _compared_rows(
         kinds = {
             _between(
                 [np.where(i == row, v, 0.0).sum(1)
-                 for i, v in zip(indices, (at_large, at_small), strict=True)],
+                 for i, v in zip(indices, here, strict=True)],
                 [(i == row).any(1) for i in indices],
                 own,
                 scale,
@@ -460,15 +489,15 @@ def _compared_rows(
 def _compared_others(site: str, values: Any) -> list[Difference]:
     """The largest difference at each position of terms that are not rows."""
     found = []
-    (large, large_abs), (small, small_abs) = values
-    for k in range(len(large)):
-        mine = np.concatenate([large[k], small[k]])
-        sizes = np.concatenate([large_abs[k], small_abs[k]])
+    for k in range(len(values[0][0])):
+        each = [sums[k] for sums, _ in values]
+        mine = np.concatenate(each)
+        sizes = np.concatenate([absolute[k] for _, absolute in values])
         scale = float(sizes[np.isfinite(sizes)].max(initial=0.0))
         size = _distance(mine, scale)
         if size > 0.0:
-            present = [np.ones(len(x), bool) for x in (large[k], small[k])]
-            between = _between([large[k], small[k]], present, size, scale)
+            present = [np.ones(len(x), bool) for x in each]
+            between = _between(each, present, size, scale)
             found.append(Difference(site, None, None, _furthest(mine), between, size))
     return found
 
@@ -479,7 +508,7 @@ def _between(
     """The smallest change of a batch that explains a large part of a difference."""
     enough = 0.01 * size if np.isfinite(size) else _TOLERANCE
     for one, here in zip(values, present, strict=True):
-        for k in range(0, len(one), 2):
+        for k in range(0, len(one) - 1, 2):
             if here[k] and here[k + 1] and _distance(one[k : k + 2], scale) > enough:
                 return "order"
     for one, here in zip(values, present, strict=True):

@@ -14,9 +14,11 @@ from numpyro.util import find_stack_level
 
 from numpyro_minibatch._model.dataflow import inspect_flow
 from numpyro_minibatch._model.plates import example_plate
+from numpyro_minibatch._model.rowwise import trace_rows
+from numpyro_minibatch._model.rowwise_rules import rows_of_plate
 from numpyro_minibatch._model.sites import Site, static_site
 from numpyro_minibatch._model.values import NEEDS_VALUES, first_line, needs_values
-from numpyro_minibatch.target import ModelTarget, Target
+from numpyro_minibatch.target import ModelTarget, Target, data_frames
 
 __all__ = [
     "WHICH_FAILS",
@@ -111,7 +113,7 @@ def check_indexing(
 ) -> tuple[str, ...]:
     """Run the model on two rows per plate: data that are not indexed do not fit.
 
-    :return: the deterministic sites in no plate that have a value for each row.
+    :return: the deterministic sites in no plate whose values depend on the rows.
     """
     problem = crossed = ""
     by_row: list[str] = []
@@ -153,7 +155,53 @@ def check_indexing(
         raise NotIndexed(message, problem)
     if crossed:
         raise ValueError(f"{who}: {crossed}")
-    return tuple(by_row)
+    return (*by_row, *_of_rows(target, plates, by_row))
+
+
+def _of_rows(
+    target: ModelTarget, plates: Mapping[str, int], known: Collection[str]
+) -> list[str]:
+    """The deterministic sites in no plate that are a summary of the rows.
+
+    Such as an average effect, ``p.mean()``: of one row it has the same shape, but not
+    the same value.
+
+    :param known: sites that need not be looked at.
+    """
+    names: list[str] = []
+
+    def values(indices: Mapping[str, Array]) -> list[Any]:
+        trace = target.trace(indices, substitute_fn=init_to_uniform())
+        names[:] = [
+            name
+            for name, site in trace.items()
+            if site["type"] == "deterministic"
+            and name not in known
+            and not data_frames(site, target.sizes)
+        ]
+        return [trace[name]["value"] for name in names]
+
+    few = probe_indices(plates)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        jax.eval_shape(values, few)
+        if not names:
+            return []
+        whole = {n: jax.ShapeDtypeStruct((k,), jnp.int32) for n, k in plates.items()}
+        one, other = (jax.make_jaxpr(values)(rows) for rows in (whole, few))
+    facts = trace_rows(one, other, [(rows_of_plate(name),) for name in sorted(plates)])
+    of_rows = set(other.jaxpr.invars)
+    for eqn in other.jaxpr.eqns:
+        if any(not hasattr(v, "val") and v in of_rows for v in eqn.invars):
+            of_rows.update(eqn.outvars)
+    # without any fact there is no proof, which does not say that values differ
+    unproven = {k for k, fact in enumerate(facts) if fact is None}
+    unproven = unproven if len(unproven) < len(facts) else set()
+    return [
+        name
+        for k, (name, v) in enumerate(zip(names, other.jaxpr.outvars, strict=True))
+        if k in unproven or (not hasattr(v, "val") and v in of_rows)
+    ]
 
 
 def latent_of_rows(

@@ -21,7 +21,7 @@ class Layout(NamedTuple):
     :param automatic: whether neither the user nor the model says how many rows a draw
         has.
     :param slices: the rows among the arguments, if the model takes none by indices.
-    :param by_row: deterministic sites in no plate that have a value for each row.
+    :param by_row: deterministic sites in no plate whose values depend on the rows.
     :param subsampled: whether plates of the model have a ``subsample_size``.
     """
 

@@ -163,7 +163,7 @@ def _advise_quadrature(run: Run) -> Iterator[str]:
             "moves means by up to as many posterior standard deviations. Write "
             f"marginalize(model, num_nodes={better})."
         )
-    elif of_row > accuracy > 0:
+    elif of_row > 2 * accuracy > 0:  # less is within the error of this number
         yield (
             "the quadrature of marginalize misses the accuracy of a row: with "
             f"{nodes:.0f} nodes its log likelihood is off by up to {of_row:.1g}, and "

@@ -102,7 +102,7 @@ class ModelTarget(Target):
         ones each time it runs.
     :param sizes: the number of rows of each data plate.
     :param slices: the rows among the arguments, if the model does not index them.
-    :param by_row: deterministic sites in no plate that have a value for each row.
+    :param by_row: deterministic sites in no plate whose values depend on the rows.
     :param indexable: whether NumPy arrays among the arguments become JAX arrays, which
         a batch can index.
     """
