@@ -351,6 +351,19 @@ def test_what_cannot_be_proven_is_compared() -> None:
     assert made == [1]  # clear without a comparison in double precision
 
 
+def test_what_jax_cannot_compile_is_refused() -> None:
+    """NumPy calls the method of a traced array with arguments that JAX rejects."""
+
+    def ranked(X: Any, y: Any, group: Any) -> None:
+        b = slope()
+        with plate() as idx:
+            ranks = np.argsort(np.argsort(jnp.asarray(y)[idx]))
+            numpyro.sample("obs", dist.Normal(b * ranks, 1.0), obs=y[idx])
+
+    with pytest.raises(ValueError, match="an order or ranks.* before the model"):
+        check(ranked, X, jnp.asarray(Y), GROUP)
+
+
 def test_a_verdict_is_remembered() -> None:
     def mean(b: Any, i: Any) -> Any:
         return (b * jnp.asarray(X)[i])[jnp.arange(len(i)), 0]

@@ -32,7 +32,7 @@ from numpyro_minibatch._model.batch_comparison import (
 from numpyro_minibatch._model.content import known_content
 from numpyro_minibatch._model.dependence_errors import message_of
 from numpyro_minibatch._model.layout import Layout
-from numpyro_minibatch._model.values import function_of
+from numpyro_minibatch._model.values import first_line, function_of
 from numpyro_minibatch.target import Target
 
 __all__ = ["check_rows", "known_by"]
@@ -94,7 +94,16 @@ def check_rows(
         plates, data = dict(layout.plates), comparison.data()
         unusual = _untraced(partial(unusual_rows, data, plates, rng))
         comparison.batches = draw_batches(plates, rng, unusual)
-        found = _untraced(comparison.difference)
+        try:
+            found = _untraced(comparison.difference)
+        except TypeError as error:  # of JAX, which does not compile np.argsort(x)
+            raise ValueError(
+                f"{who}: the model cannot be compiled for some of its rows "
+                f"({type(error).__name__}: {first_line(error)}). Compute what needs "
+                "all rows, such as an order or ranks of them, before the model and "
+                "pass it as an argument, or use JAX's functions in the model, "
+                "jnp.sort and not np.sort."
+            ) from error
         if found is not None:
             message = _untraced(partial(message_of, who, comparison, found))
             raise ValueError(message)
