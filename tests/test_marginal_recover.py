@@ -733,13 +733,13 @@ def test_a_search_that_does_not_converge_is_repeated_with_more_nodes(
     def surveyed(kernel: Any, *_: Any) -> Any:
         tried.append(kernel._sampled_model.num_nodes)
         if tried[-1] == num_nodes:
-            raise survey.NoCenter("no mode")
+            raise survey.Refused("no mode")
         raise StopIteration
 
     monkeypatch.setattr(survey, "_surveyed", surveyed)
     marginal = marginalize(model, num_nodes=num_nodes)
     kernel = MinibatchMH(marginal, control_variate="taylor2")
     y = -np.abs(np.random.default_rng(0).normal(size=50))
-    with pytest.raises(survey.NoCenter if num_nodes else StopIteration):
+    with pytest.raises(survey.Refused if num_nodes else StopIteration):
         kernel.init(jax.random.key(0), 10, None, (y,), {})
     assert tried == ([11] if num_nodes else [None, 45])

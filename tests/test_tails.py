@@ -106,7 +106,9 @@ def test_nuts_on_a_surrogate_goes_on_until_its_chains_agree(
         return (draws, np.zeros((4, 50), bool)), rhat
 
     monkeypatch.setattr(_nuts, "_nuts_from", nuts)
-    draws, rhat = _nuts.by_nuts(SimpleNamespace(), None, np.zeros((4, 2)))
+    draws, rhat = _nuts.by_nuts(
+        SimpleNamespace(), SimpleNamespace(exact={}), np.zeros((4, 2))
+    )
     first, second = (
         np.random.default_rng(seed).normal(size=(4, 50, 2)) for seed in (31, 32)
     )
@@ -399,11 +401,13 @@ def test_chains_start_in_two_places_and_stay_with_the_better_one(
 
     monkeypatch.setattr(_nuts, "_nuts_from", nuts_from)
     problem: Any = SimpleNamespace(example={"a": 0.0})
-    found, rhat = _nuts.by_nuts(problem, None, starts, np.zeros((4, 1)))
+    found, rhat = _nuts.by_nuts(
+        problem, SimpleNamespace(exact={}), starts, np.zeros((4, 1))
+    )
     assert rhat < 1.05 and abs(found.mean()) < 0.1
     assert (calls == [31]) == (not lost)
     # all chains in the spike would have been believed
-    found, rhat = _nuts.by_nuts(problem, None, starts)
+    found, rhat = _nuts.by_nuts(problem, SimpleNamespace(exact={}), starts)
     assert rhat < 1.05 and (found.mean() < -10) == lost
 
 

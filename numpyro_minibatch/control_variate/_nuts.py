@@ -199,9 +199,14 @@ def by_nuts(
 def _mixed_from(
     problem: Problem, expansion: Expansion, starts: np.ndarray
 ) -> tuple[tuple[np.ndarray, np.ndarray], float]:
-    """The same as :func:`_nuts_from`, of chains that go on while they disagree."""
+    """The same as :func:`_nuts_from`, of chains that go on while they disagree.
+
+    Chains that integrate rows do not: each time takes long, and gradients of a coarse
+    quadrature, of which more nodes are a remedy, can be the cause.
+    """
     found, rhat = _nuts_from(problem, expansion, starts, 31)
-    for seed in _AGAIN:
+    integrates = expansion.exact and problem.target_of(problem.arrays).row_size > 1
+    for seed in () if integrates else _AGAIN:
         if rhat <= MIXED or not np.isfinite(found[0]).all():
             break
         again, better = _nuts_from(problem, expansion, found[0][:, -1], seed)

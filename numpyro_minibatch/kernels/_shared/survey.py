@@ -23,7 +23,6 @@ from numpyro_minibatch.batch import full
 from numpyro_minibatch.control_variate._problem import (
     Chosen,
     NeverFinite,
-    NoCenter,
     Problem,
     Refused,
 )
@@ -124,14 +123,15 @@ def _refined(kernel: Any, static: Static, arrays: list[Any], init: Any) -> Any:
     """The result of a set-up whose model is approximated well enough."""
     try:
         prepared = _surveyed(kernel, static, arrays, init)
-    except NoCenter:
+    except Refused as reason:
         model = kernel._prepared_model
         finer = None
-        if isinstance(model, Approximated):
+        if isinstance(model, Approximated) and not isinstance(reason, NeverFinite):
             finer = model.finer(*static.join(arrays))
         if finer is None:
             raise
-        # the gradient of a coarse approximation is not that of its values
+        # the gradient of a coarse approximation is not that of its values, which ends
+        # a search for the centre without a centre, and trajectories in rejections
         kernel._learn(refined=finer)
         prepared = _surveyed(kernel, static, arrays, init)
     if isinstance(kernel._prepared_model, Approximated) and prepared.starts is not None:
