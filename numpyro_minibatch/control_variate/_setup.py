@@ -268,7 +268,9 @@ def _prepared(problem: Problem, chosen: Chosen, needs: Needs) -> Prepared:
         )
         if len(found.modes) > 1:
             return _with_modes(problem, chosen, needs, found)
-    at_once = few and needs.follows and taylor == Taylor(taylor.order)
+    # NUTS on rows that are integrals takes too long to be tried before an expansion
+    plain = problem.target_of(problem.arrays).row_size == 1
+    at_once = few and plain and needs.follows and taylor == Taylor(taylor.order)
     sampled = None
     try:
         if at_once and not problem.in_own_coordinates:
@@ -300,6 +302,8 @@ def _prepared(problem: Problem, chosen: Chosen, needs: Needs) -> Prepared:
     except Refused as reason:
         imprecise = isinstance(reason, Imprecise)
         if not few and (imprecise or not _may_read_all(problem, chosen, needs)):
+            raise
+        if not plain:
             raise
         # without an expansion there is still the target itself, whose rows are few
         sampled = sampled or _target_posterior(problem, needs, positions)
