@@ -84,9 +84,9 @@ fast: a method that returns the normal approximation at the mode accepts every p
   two cores; with a load above two, a run shared them with other processes, and its
   speed is underestimated. The rows of NUTS and MinibatchMH with four chains were
   measured last, in November 2026, and so was MinibatchMH with one chain on the
-  non-centred hierarchies; other rows are older. On a9a, the rare column and the centred
-  hierarchies, MinibatchMH then had trajectories three times as long as those of the
-  present version. A dagger marks a bias from another run of the reference.
+  non-centred hierarchies; other rows are older. On a9a and the centred hierarchies,
+  MinibatchMH then had trajectories three times as long as those of the present version.
+  A dagger marks a bias from another run of the reference.
 
 The stochastic gradient samplers have no accept/reject step, so their step size
 determines their bias. All of them use the largest step size for which standard
