@@ -12,6 +12,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from jax import random
+from numpyro.contrib.hsgp.approximation import hsgp_squared_exponential
 from numpyro.diagnostics import gelman_rubin
 from numpyro.infer import MCMC
 from scipy.optimize import nnls
@@ -381,6 +382,31 @@ def test_numbers_that_do_not_vary_have_no_squares() -> None:
     assert _trajectories._correlation_of_squares(fixed, fixed, all_taken) == -1.0
     both = [np.hstack([fixed, x]) for x in (draws, z)]
     assert 0.4 < _trajectories._correlation_of_squares(*both, all_taken) < 0.5
+
+
+@pytest.mark.slow
+def test_few_rows_are_sampled_from_the_mode_if_far_starts_are_lost() -> None:
+    """Chains from far starts always diverge, and an expansion rounds too much."""
+    rng = np.random.default_rng(0)
+    x = jnp.linspace(0, 1, 80)
+    y = jnp.sin(4 * jnp.pi * x) + jnp.sin(7 * jnp.pi * x) + 0.3 * rng.normal(size=80)
+
+    def smooth(x: Any, y: Any) -> None:
+        alpha = numpyro.sample("alpha", dist.InverseGamma(12, 10))
+        length = numpyro.sample("length", dist.InverseGamma(6, 1))
+        noise = numpyro.sample("noise", dist.InverseGamma(12, 10))
+        f = hsgp_squared_exponential(
+            x=x, alpha=alpha, length=length, ell=1.3, m=20, non_centered=True
+        )
+        with numpyro.plate("data", 80):
+            numpyro.sample("obs", dist.Normal(f, noise), obs=y)
+
+    kernel = MinibatchMH(smooth, control_variate="taylor2")
+    with pytest.warns(UserWarning, match="a minibatch does not pay"):
+        kernel.init(random.key(0), 10, None, (x, y), {})
+    assert kernel.pilot["exact_rows"] == 80
+    assert kernel.pilot["surrogate_rhat"] < 1.05
+    assert kernel.pilot["surrogate_stuck"] < 0.005
 
 
 @pytest.mark.parametrize("lost", [False, True])

@@ -29,6 +29,8 @@ _DRAWS = 500  # of each, after as many of warmup
 # Parameters up to which the draws of a warmup determine their covariance. With 85, in a
 # centred hierarchy, R-hat was 1.7 with a dense matrix and 1.05 with a diagonal one.
 _DENSE = 40
+# R-hat of chains on all rows above which one of them is lost, and will not return.
+_HOPELESS = 5.0
 MIXED, _AGAIN = 1.05, (32, 37, 38)  # R-hat above which they go on, and the seeds
 _DIVERGING = 0.1  # largest share of divergent trajectories
 _STEPS_TO_START = 100  # at most, to the starting point of NUTS
@@ -87,6 +89,13 @@ def starting_point(
             flat = flat + shrink * step
         if len(free):
             here, _, curvature = at(flat)
+            if not np.isfinite(curvature).all():
+                raise Refused(
+                    "the surrogate of the control variate (the exact prior and the "
+                    "expanded likelihood) has no finite curvature where NUTS would "
+                    "start. Give scales a prior that keeps them away from zero, or use "
+                    "NumPyro's NUTS."
+                )
             eigenvalues, vectors = np.linalg.eigh(curvature)
             least = np.abs(eigenvalues).argmin()
             ends = [float(at(flat + t * vectors[:, least])[0]) for t in (-_FAR, _FAR)]
@@ -208,6 +217,8 @@ def _mixed_from(
     quadrature, of which more nodes are a remedy, can be the cause.
     """
     found, rhat = _nuts_from(problem, expansion, starts, 31)
+    if expansion.exact and rhat > _HOPELESS:
+        return found, rhat
     integrates = expansion.exact and problem.target_of(problem.arrays).row_size > 1
     for seed in () if integrates else _AGAIN:
         if rhat <= MIXED or not np.isfinite(found[0]).all():

@@ -307,6 +307,9 @@ def _prepared(problem: Problem, chosen: Chosen, needs: Needs) -> Prepared:
             raise
         # without an expansion there is still the target itself, whose rows are few
         sampled = sampled or _target_posterior(problem, needs, positions)
+        if center is not None and (sampled is None or sampled.rhat > _DISAGREE):
+            # chains from far starts can stay where every trajectory diverges
+            sampled = _target_posterior(problem, needs, start[None])
         if sampled is None or sampled.rhat > _DISAGREE:
             raise
         try:
