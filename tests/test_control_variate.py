@@ -1420,7 +1420,7 @@ def test_few_rows_are_evaluated_exactly_rather_than_refused(made):
 
 def test_the_first_of_two_reasons_is_given(monkeypatch):
     """The expansion is refused, and then the evaluation of all rows as well."""
-    reasons = iter(["the expansion is coarse", "trajectories diverged"])
+    reasons = iter(["the expansion is coarse", "far starts", "trajectories diverged"])
 
     def refused(*_, **__):
         raise Refused(next(reasons))
@@ -1434,7 +1434,7 @@ def test_the_first_of_two_reasons_is_given(monkeypatch):
         pytest.raises(ValueError, match="the expansion is coarse"),
     ):
         kernel.init(random.key(0), 10, None, data, {})
-    assert next(reasons, None) is None  # both were tried
+    assert next(reasons, None) is None  # all were tried
 
 
 def test_moves_have_the_scale_of_the_posterior_of_all_rows():
