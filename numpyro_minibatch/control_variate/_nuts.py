@@ -90,12 +90,7 @@ def starting_point(
         if len(free):
             here, _, curvature = at(flat)
             if not np.isfinite(curvature).all():
-                raise Refused(
-                    "the surrogate of the control variate (the exact prior and the "
-                    "expanded likelihood) has no finite curvature where NUTS would "
-                    "start. Give scales a prior that keeps them away from zero, or use "
-                    "NumPyro's NUTS."
-                )
+                return flat  # NUTS says what it can make of it
             eigenvalues, vectors = np.linalg.eigh(curvature)
             least = np.abs(eigenvalues).argmin()
             ends = [float(at(flat + t * vectors[:, least])[0]) for t in (-_FAR, _FAR)]
@@ -218,7 +213,13 @@ def _mixed_from(
     """
     found, rhat = _nuts_from(problem, expansion, starts, 31)
     if expansion.exact and rhat > _HOPELESS:
-        return found, rhat
+        draws, diverging = found
+        lost = (diverging.mean(1) > 0.5) | ~(draws.var(1).min(-1) > 0)
+        if not lost.any() or lost.all():
+            return found, rhat
+        # chains that started where every trajectory diverges go on from the others
+        ends = draws[~lost, -1]
+        found, rhat = _nuts_from(problem, expansion, np.resize(ends, starts.shape), 36)
     integrates = expansion.exact and problem.target_of(problem.arrays).row_size > 1
     for seed in () if integrates else _AGAIN:
         if rhat <= MIXED or not np.isfinite(found[0]).all():
