@@ -108,7 +108,9 @@ def test_nuts_on_a_surrogate_goes_on_until_its_chains_agree(
 
     monkeypatch.setattr(_nuts, "_nuts_from", nuts)
     draws, rhat = _nuts.by_nuts(
-        SimpleNamespace(), SimpleNamespace(exact={}), np.zeros((4, 2))
+        SimpleNamespace(),
+        SimpleNamespace(exact={}, has_every_row=False),
+        np.zeros((4, 2)),
     )
     first, second = (
         np.random.default_rng(seed).normal(size=(4, 50, 2)) for seed in (31, 32)
@@ -385,6 +387,32 @@ def test_numbers_that_do_not_vary_have_no_squares() -> None:
 
 
 @pytest.mark.slow
+def test_a_warmup_does_not_determine_the_covariance_of_many_parameters() -> None:
+    """Intercepts and slopes of 40 patients, centred: 85 parameters of many scales."""
+    rng = np.random.default_rng(0)
+    who, weeks = np.repeat(np.arange(40), 9), np.tile(np.arange(0, 45, 5), 40)
+    y = 2700 + 300 * rng.normal(size=40)[who] + 100 * rng.normal(size=360)
+
+    def patients(who: Any, weeks: Any, y: Any) -> None:
+        of_a = numpyro.sample("of_a", dist.Normal(0, 500))
+        of_b = numpyro.sample("of_b", dist.Normal(0, 3))
+        scale_a = numpyro.sample("scale_a", dist.HalfNormal(100))
+        scale_b = numpyro.sample("scale_b", dist.HalfNormal(3))
+        with numpyro.plate("patients", 40):
+            a = numpyro.sample("a", dist.Normal(of_a, scale_a))
+            b = numpyro.sample("b", dist.Normal(of_b, scale_b))
+        s = numpyro.sample("s", dist.HalfNormal(100))
+        with numpyro.plate("data", 360):
+            numpyro.sample("obs", dist.Normal(a[who] + b[who] * weeks, s), obs=y)
+
+    kernel = MinibatchMH(patients, control_variate="taylor2")
+    with pytest.warns(UserWarning, match="a minibatch does not pay"):
+        kernel.init(random.key(0), 10, None, (who, weeks, y), {})
+    # 1.5 with a dense mass matrix
+    assert kernel.pilot["surrogate_rhat"] < 1.15
+
+
+@pytest.mark.slow
 def test_few_rows_are_sampled_from_the_mode_if_far_starts_are_lost() -> None:
     """Chains from far starts always diverge, and an expansion rounds too much."""
     rng = np.random.default_rng(0)
@@ -428,12 +456,17 @@ def test_chains_start_in_two_places_and_stay_with_the_better_one(
     monkeypatch.setattr(_nuts, "_nuts_from", nuts_from)
     problem: Any = SimpleNamespace(example={"a": 0.0})
     found, rhat = _nuts.by_nuts(
-        problem, SimpleNamespace(exact={}), starts, np.zeros((4, 1))
+        problem,
+        SimpleNamespace(exact={}, has_every_row=False),
+        starts,
+        np.zeros((4, 1)),
     )
     assert rhat < 1.05 and abs(found.mean()) < 0.1
     assert (calls == [31]) == (not lost)
     # all chains in the spike would have been believed
-    found, rhat = _nuts.by_nuts(problem, SimpleNamespace(exact={}), starts)
+    found, rhat = _nuts.by_nuts(
+        problem, SimpleNamespace(exact={}, has_every_row=False), starts
+    )
     assert rhat < 1.05 and (found.mean() < -10) == lost
 
 

@@ -184,11 +184,11 @@ def _of_rows(
     few = probe_indices(plates)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        jax.eval_shape(values, few)
+        other = jax.make_jaxpr(values)(few)
         if not names:
             return []
         whole = {n: jax.ShapeDtypeStruct((k,), jnp.int32) for n, k in plates.items()}
-        one, other = (jax.make_jaxpr(values)(rows) for rows in (whole, few))
+        one = jax.make_jaxpr(values)(whole)
     facts = trace_rows(one, other, [(rows_of_plate(name),) for name in sorted(plates)])
     of_rows = set(other.jaxpr.invars)
     for eqn in other.jaxpr.eqns:

@@ -65,12 +65,14 @@ def log_density(
 def log_densities(
     problem: Problem, arrays: list[Any], expansion: Expansion, draws: Array
 ) -> Array:
+    """The log density of the surrogate at flat positions, ``(K, D)``."""
     return jax.vmap(partial(log_density, problem, arrays, expansion))(draws)
 
 
 def hessian(
     problem: Problem, arrays: list[Any], expansion: Expansion, flat: Array
 ) -> Array:
+    """The Hessian of the log density of the surrogate at a flat position."""
     return jax.hessian(partial(log_density, problem, arrays, expansion))(flat)
 
 

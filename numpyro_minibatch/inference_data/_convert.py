@@ -204,7 +204,7 @@ def _prior(given: Mapping[str, Any] | None) -> dict[str, np.ndarray]:
 def _rowwise(
     run: Run, samples: Mapping[str, np.ndarray], max_bytes: float
 ) -> dict[str, np.ndarray]:
-    """The deterministic sites with a value for each row, which kernels do not keep."""
+    """The deterministic sites that depend on the rows, which kernels do not keep."""
     sites = run.sites.items()
     names = [n for n, site in sites if site.deterministic and n not in samples]
     latents = [n for n, site in sites if site.latent]
@@ -219,11 +219,13 @@ def _rowwise(
     rows = sum(run.target.sizes.values())
     cost = chains * length * rows * len(names) * jnp.result_type(float).itemsize
     if on_host or cost > max_bytes:
-        size = "" if on_host else f" They would take about {cost:.3g} bytes: pass "
+        size = (
+            "" if on_host else f" At all draws, the rows take {cost:.3g} bytes: pass "
+        )
         size += "" if on_host else f"max_bytes={cost} to have them."
         warn(
             f"to_inference_data left out {', '.join(map(repr, names))}, deterministic "
-            f"sites with a value for each of the {rows} rows.{size}",
+            f"sites that depend on the {rows} rows.{size}",
             stacklevel=3,
         )
         return {}
