@@ -506,6 +506,21 @@ def dependent(y: Any) -> None:
         numpyro.sample("y", dist.Normal(a, 1.0), obs=y[idx])
 
 
+def sign(y: Any) -> None:
+    s = numpyro.sample("s", dist.LogNormal(0.0, 1.0))
+    with numpyro.plate("data", len(y)) as idx:
+        a = numpyro.sample("a", dist.Normal(0.0, s))
+        numpyro.sample("y", dist.Normal(jnp.where(a > 0, 1.0, 0.0), 1.0), obs=y[idx])
+
+
+def intervals(y: Any) -> None:
+    s = numpyro.sample("s", dist.LogNormal(0.0, 1.0))
+    with numpyro.plate("data", len(y)) as idx:
+        a = numpyro.sample("a", dist.Normal(0.0, s))
+        which = jnp.searchsorted(jnp.array([-1.0, 1.0]), jnp.exp(a))
+        numpyro.sample("y", dist.Normal(which, 1.0), obs=y[idx])
+
+
 def no_latent(y: Any) -> None:
     s = numpyro.sample("s", dist.LogNormal(0.0, 1.0))
     with numpyro.plate("data", len(y)) as idx:
@@ -522,6 +537,8 @@ def no_latent(y: Any) -> None:
         (four, None, r"at most 3 continuous.* has 4: 'a' \(4\)"),
         (leaking, None, "'a' out of each row of plate 'data': site 'total' depends"),
         (dependent, ["z"], "'z' out of each row of plate 'data': site 'a' depends"),
+        (sign, None, r"'a' by quadrature: the observations.*Normal\(m, s\).*ndtr"),
+        (intervals, None, "'a' by quadrature: the observations depend.*steps"),
         (no_latent, None, "no latent site in a plate with observations.*are: 's'"),
         (no_latent, ["y"], "'y', which is observed"),
         (no_latent, ["x"], "'x', which is not in the model.*: 's'"),
@@ -533,6 +550,16 @@ def test_models_without_a_marginal_likelihood_per_row_are_refused(
     args = (Y, jnp.zeros(7, int)) if model is shared else (Y,)
     with pytest.raises(ValueError, match=f"(?s){message}"):
         log_rows(marginalize(model, sites), {}, *args)
+
+
+def test_numbers_that_are_cut_off_have_a_density_without_steps() -> None:
+    def model(y: Any) -> None:
+        with numpyro.plate("data", len(y)) as idx:
+            a = numpyro.sample("a", dist.Normal(0.0, 1.0))
+            mean = jnp.where(a > 0, a, 0.0)
+            numpyro.sample("y", dist.Normal(mean, 1.0), obs=y[idx])
+
+    assert np.all(np.isfinite(log_rows(marginalize(model), {}, Y)))
 
 
 def shifted(shift: Any, y: Any) -> None:

@@ -12,6 +12,7 @@ __all__ = [
     "needed_equations",
     "part_of",
     "sizes_of_scan",
+    "smooth_inputs",
 ]
 
 # Work that XLA does not fuse into the gather of a few rows behind it, and so does on
@@ -49,6 +50,10 @@ _KEEPS_NUMBERS = {
     "reshape",
     "squeeze",
 }
+
+
+# Primitives whose derivative is zero, although they return real numbers.
+_STEPS = {"ceil", "floor", "nextafter", "round", "sign"}
 
 
 class Findings(NamedTuple):
@@ -228,6 +233,37 @@ def inputs_used(closed: Any) -> list[bool]:
     for part, part_used in _live_equations(jaxpr, used):
         inside.update(v for v in _needs(part, part_used) if not _is_literal(v))
     return [var in inside for var in jaxpr.invars]
+
+
+def smooth_inputs(closed: Any) -> list[bool]:
+    """Which inputs of a jaxpr its outputs depend on by more than steps.
+
+    Comparisons, rounding and the choice of a branch change their results in steps, and
+    have no derivative. Loops are taken to be smooth.
+    """
+    jaxpr = closed.jaxpr
+    return [any(_follow_smooth(jaxpr, {v})) for v in jaxpr.invars]
+
+
+def _follow_smooth(jaxpr: Any, smooth: set[Any]) -> list[bool]:
+    """Which outputs of a jaxpr change smoothly with its smooth inputs."""
+    for eqn in jaxpr.eqns:
+        inputs = [not _is_literal(v) and v in smooth for v in eqn.invars]
+        if not any(inputs) or eqn.primitive.name in _STEPS:
+            continue
+        outputs = [True] * len(eqn.outvars)
+        for inner, skipped in _inner_jaxprs(eqn):
+            body = getattr(inner, "jaxpr", inner)
+            same = len(body.outvars) == len(outputs)
+            if eqn.primitive.name in ("scan", "cond") or not same:
+                continue
+            pairs = zip(body.invars, inputs[skipped:], strict=True)
+            outputs = _follow_smooth(body, {v for v, yes in pairs if yes})
+            break
+        for var, yes in zip(eqn.outvars, outputs, strict=True):
+            if yes and "float" in str(getattr(var.aval, "dtype", "")):
+                smooth.add(var)
+    return [not _is_literal(v) and v in smooth for v in jaxpr.outvars]
 
 
 def needed_equations(jaxpr: Any) -> list[Any]:

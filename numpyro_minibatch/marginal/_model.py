@@ -18,7 +18,7 @@ from numpyro.distributions import biject_to
 from numpyro.primitives import CondIndepStackFrame, Messenger
 
 from numpyro_minibatch._internal.static import Static
-from numpyro_minibatch._model.dataflow import inputs_used
+from numpyro_minibatch._model.dataflow import inputs_used, smooth_inputs
 from numpyro_minibatch.marginal._chain import ChainModel
 from numpyro_minibatch.marginal._find_chains import find_chains
 from numpyro_minibatch.marginal._quadrature import (
@@ -342,7 +342,8 @@ class LevelModel:
     def checked(self, args: tuple, kwargs: Mapping[str, Any]) -> Level:
         """The level with the deterministic sites that depend on its sites.
 
-        :raises ValueError: something outside of the row depends on one of its sites.
+        :raises ValueError: something outside of the row depends on one of its sites,
+            or the observations change only in steps with a continuous one.
         """
         names = self.level.names
         outputs: list[tuple[str, bool]] = []
@@ -391,8 +392,34 @@ class LevelModel:
                 "otherwise rows share the latent site, which then has no marginal "
                 "likelihood for each row."
             )
+        self._check_smooth(args, kwargs)
         return self.level._replace(hidden=tuple(depends))
 
+    def _check_smooth(self, args: tuple, kwargs: Mapping[str, Any]) -> None:
+        """Refuse latent numbers on which the rest of a row depends only by steps.
+
+        :raises ValueError: quadrature would have to find the steps.
+        """
+        for site in self.level.sites:
+            if site.discrete:
+                continue
+
+            def rest(x: Array, name: str = site.name) -> list[Array]:
+                seen = self.observer()
+                run_hidden(seen, args, kwargs)
+                return self.rows(seen, args, kwargs).densities_without(name, x)
+
+            closed = jax.make_jaxpr(rest)(0.0)
+            if inputs_used(closed)[0] and not smooth_inputs(closed)[0]:
+                name = site.name
+                raise ValueError(
+                    f"marginalize cannot integrate {name!r} by quadrature: the "
+                    f"observations depend on it only in steps, such as {name} > 0. "
+                    "Write the probability of an interval instead. For "
+                    f"{name} ~ Normal(m, s), that of {name} > 0 is "
+                    "jax.scipy.special.ndtr(m / s), as in "
+                    "dist.Bernoulli(probs=jax.scipy.special.ndtr(m / s))."
+                )
 
 class _InPlates(Messenger):
     """Put a site into plates, with their scale."""
@@ -531,6 +558,29 @@ class Rows:
         free = {} if u is None else self.free_values(u)
         model = _Fill(self.model.fn, self.plates, self.state_values(state), free)
         return run_hidden(model, self.args, self.kwargs, self.globals)
+
+    def densities_without(self, name: str, x: Array) -> list[Array]:
+        """The log densities of all sites of the rows but one, as a function of that.
+
+        :param name: a continuous site.
+        :param x: how far its unconstrained values are from where a search starts.
+        """
+        free = self.free_values(self.start())
+        free[name] = free[name] + x
+        values = self.state_values(jnp.asarray(self.states[0]))
+        trace = run_hidden(
+            _Fill(self.model.fn, self.plates, values, free),
+            self.args,
+            self.kwargs,
+            self.globals,
+        )
+        return [
+            site["fn"].log_prob(site["value"])
+            for other, site in trace.items()
+            if site["type"] == "sample"
+            and other != name
+            and set(self.model.level.plates) <= set(plates_of(site))
+        ]
 
     def log_joint(self, state: Array, u: Array | None) -> Array:
         """The log density of observations and latent variables of each row.
