@@ -45,6 +45,11 @@ def log_rows(model: Callable, values: dict[str, Any], *args: Any) -> jax.Array:
     return run(values, args)
 
 
+def set_up_error(model: Any, draws: Any, args: tuple) -> dict[str, float]:
+    """The error of the quadrature that a kernel's set-up measures at these draws."""
+    return model.approximation(args, {})(draws, model)
+
+
 def dense(log_joint: Callable, d: int = 1, half: float = 12.0) -> np.ndarray:
     """The log integral of a density over ``d`` numbers, by the trapezoidal rule.
 
@@ -289,7 +294,7 @@ def test_three_numbers_of_a_row_have_the_stated_accuracy() -> None:
     y = np.array([0.0, 0.0, 1.0, 2.0, 3.0, 5.0, 7.0, 10.0])
     shapes = np.linspace(1.2, 1.8, 8)
     model = marginalize(positive)
-    report = model.approximation({"shape": shapes}, (jnp.asarray(y),), {})
+    report = set_up_error(model, {"shape": shapes}, (jnp.asarray(y),))
     refined = model.refined(report)
     assert refined is not None and refined.num_nodes == 23
 
@@ -334,9 +339,9 @@ def test_three_skewed_numbers_of_a_row_get_still_more_nodes() -> None:
 
     y, draws = jnp.array([0.0, 2.0, 10.0]), {"shape": np.array([1.2, 1.8])}
     model = marginalize(betas)
-    refined = model.refined(model.approximation(draws, (y,), {}))
+    refined = model.refined(set_up_error(model, draws, (y,)))
     assert refined is not None and refined.num_nodes == 29
-    report = refined.approximation(draws, (y,), {})
+    report = set_up_error(refined, draws, (y,))
     assert report["quadrature_error"] < model.accuracy
 
 

@@ -31,6 +31,8 @@ from numpyro_minibatch import (
 )
 from numpyro_minibatch._internal.passes import chunk_of
 from numpyro_minibatch._internal.precision import double
+from numpyro_minibatch._internal.static import Static
+from numpyro_minibatch.control_variate import _setup
 from numpyro_minibatch.control_variate._center import newton
 from numpyro_minibatch.control_variate._row_sums import Some
 from numpyro_minibatch.control_variate._setup import Prepared, _positions
@@ -41,6 +43,7 @@ from numpyro_minibatch.inference_data import (
 )
 from numpyro_minibatch.kernels._shared import survey
 from numpyro_minibatch.marginal import quadrature_error
+from numpyro_minibatch.marginal._visit import RowsAt
 
 rng = np.random.default_rng(5)
 
@@ -53,6 +56,11 @@ def run_at(count: int, **values: Any) -> Any:
         dims = ["chain", "draw", *(f"{name}_{k}" for k in range(np.ndim(value)))]
         variables[name] = dims, np.broadcast_to(np.asarray(value, "f"), shape)
     return as_inference_data({"posterior": xr.Dataset(variables)}, {"kernel": "test"})
+
+
+def set_up_error(model: Any, draws: Any, args: tuple) -> dict[str, float]:
+    """The error of the quadrature that a kernel's set-up measures at these draws."""
+    return model.approximation(args, {})(draws, model)
 
 
 def drawn(idata: Any, name: str) -> np.ndarray:
@@ -241,7 +249,7 @@ def test_the_set_up_measures_the_quadrature_error_of_log_ratios() -> None:
         return by_rows(nodes).sum(1)
 
     seven = marginalize(overdispersed, num_nodes=7)
-    found = seven.approximation(draws, (jnp.asarray(y),), {})
+    found = set_up_error(seven, draws, (jnp.asarray(y),))
     spread = np.std(by_quadrature(7) - exact)
     assert found["quadrature_sd"] == pytest.approx(spread, rel=1e-3)
     assert 0.1 < spread < 0.3
@@ -251,14 +259,12 @@ def test_the_set_up_measures_the_quadrature_error_of_log_ratios() -> None:
     assert largest[1] > 1e-4 > largest[2]
     assert found["quadrature_better_nodes"] == 15
     rough = marginalize(overdispersed, num_nodes=7, accuracy=0.01)
-    found = rough.approximation(draws, (jnp.asarray(y),), {})
+    found = set_up_error(rough, draws, (jnp.asarray(y),))
     assert found["quadrature_better_nodes"] == 11
     # with five nodes it is more than half a posterior standard deviation
     assert np.std(by_quadrature(5) - exact) > 0.5
     with pytest.raises(ValueError, match=r"changes the log density by 0\.7.*nodes=15"):
-        marginalize(overdispersed, num_nodes=5).approximation(
-            draws, (jnp.asarray(y),), {}
-        )
+        set_up_error(marginalize(overdispersed, num_nodes=5), draws, (jnp.asarray(y),))
 
 
 def log_rows_at(model: Any, values: dict[str, Any], *args: Any) -> jax.Array:
@@ -285,38 +291,83 @@ def test_a_coarse_quadrature_is_refined_unless_it_was_chosen() -> None:
     y = (jnp.asarray(counts(2000)),)
     draws = {"mu": np.linspace(-0.7, -0.3, 8), "s": 1.5 + 0.1 * np.sin(np.arange(8.0))}
     fine = marginalize(overdispersed, accuracy=0.01)
-    report = fine.approximation(draws, y, {})
+    report = set_up_error(fine, draws, y)
     assert report["quadrature_sd"] < 0.05 and fine.refined(report) is None
     # the accuracy of a row needs more
     exact = marginalize(overdispersed)
     assert report["quadrature_error"] > exact.accuracy == 1e-4
-    assert exact.refined(exact.approximation(draws, y, {})).num_nodes == 15
+    assert exact.refined(set_up_error(exact, draws, y)).num_nodes == 15
     # an error as with five nodes: refused if the user chose them
     coarse = report | {"quadrature_sd": 0.7, "quadrature_better_nodes": 15}
     assert fine.refined(coarse) == replace(fine, num_nodes=15)
     assert marginalize(overdispersed, num_nodes=5).refined(coarse) is None
 
 
+@pytest.mark.parametrize("found", ["early", "at the end"])
 def test_the_second_set_up_searches_from_the_first_posterior(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, found: str
 ) -> None:
     """One search in place of four, and another mode stays known."""
-    asked = []
-
-    def surveyed(*args: Any) -> Any:
-        asked.append(args[4])
-        return before._replace(report={"other_mode": 0.0, "quadrature_nodes": 15})
-
+    y = jnp.asarray(counts(50))
+    kernel = MinibatchMH(marginalize(overdispersed), control_variate="taylor2")
+    better = marginalize(overdispersed, num_nodes=15)
+    asked, errors = [], [] if found == "early" else [{"quadrature_sd": 0.1}]
     starts = {"b": np.array([[1.0, 2.0], [3.0, 4.0]]), "s": np.array([5.0, 7.0])}
     fields = dict.fromkeys(Prepared._fields, None)
     before = Prepared(**fields | {"starts": starts, "report": {"other_mode": 6.0}})
+
+    def surveyed(*_: Any, near: Any = None, **__: Any) -> Any:
+        asked.append(near)
+        if near is not None:
+            return before._replace(report={"other_mode": 0.0})
+        if found == "early":
+            raise survey.TooCoarse(better, np.array([2.0, 3.0, 6.0]), 6.0)
+        return before
+
+    class Measured:
+        def __init__(self, *_: Any) -> None:
+            self.better = None
+
+        def at(self, prepared: Any) -> Any:
+            error = errors.pop() if errors else {"quadrature_sd": 0.01}
+            return error, better if error["quadrature_sd"] > 0.05 else None
+
     monkeypatch.setattr(survey, "_surveyed", surveyed)
-    kernel = MinibatchMH(marginalize(overdispersed), control_variate="taylor2")
-    found = survey._surveyed_again(kernel, None, [], None, before)
-    np.testing.assert_array_equal(asked[0], [2.0, 3.0, 6.0])
-    assert found.report == {"other_mode": 6.0, "quadrature_nodes": 15}
-    positions = _positions(SimpleNamespace(near=asked[0]), None)
-    np.testing.assert_array_equal(positions, asked)
+    monkeypatch.setattr(survey, "_Approximation", Measured)
+    prepared = survey._refined(kernel, *Static.split((y,), {}), None)
+    assert asked[0] is None and len(asked) == 2
+    np.testing.assert_array_equal(asked[1], [2.0, 3.0, 6.0])
+    assert prepared.report == {"other_mode": 6.0, "quadrature_sd": 0.01}
+    assert kernel._sampled_model == better
+    positions = _positions(SimpleNamespace(near=asked[1]), None)
+    np.testing.assert_array_equal(positions, asked[1:])
+
+
+def test_a_coarse_quadrature_is_refined_before_anything_is_sampled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Tails and trajectories of a coarse one take longer than all else."""
+    nodes, compiled = [], []
+
+    def pilot(problem: Any, *args: Any, **kwargs: Any) -> Any:
+        nodes.append(problem.target_of(problem.arrays).model.num_nodes)
+        return run_pilot(problem, *args, **kwargs)
+
+    def looker(self: RowsAt, *args: Any, **kwargs: Any) -> Any:
+        compiled.append(args)
+        return looked(self, *args, **kwargs)
+
+    run_pilot, looked = _setup.run_pilot, RowsAt.looker
+    monkeypatch.setattr(_setup, "run_pilot", pilot)
+    monkeypatch.setattr(RowsAt, "looker", looker)
+    kernel = MinibatchMH(
+        marginalize(overdispersed), control_variate="taylor2", batch_size=100
+    )
+    kernel.init(jax.random.key(0), 10, None, (jnp.asarray(counts(2000)),), {})
+    assert set(nodes) == {15}
+    assert kernel.facts["pilot"]["quadrature_nodes"] == 15
+    # both measurements of the error use one program
+    assert len(compiled) == 1
 
 
 def test_the_set_up_reads_fewer_rows_if_they_have_many_nodes() -> None:
@@ -412,7 +463,7 @@ def test_a_heavy_tail_is_seen(tail: str) -> None:
 
     model = partial(heavy, prior=dist.StudentT if tail == "heavy" else normal)
     y, draws = jnp.asarray(counts(500)), {"s": np.linspace(0.8, 1.2, 8)}
-    found = marginalize(model).approximation(draws, (y,), {})
+    found = set_up_error(marginalize(model), draws, (y,))
     assert (found["quadrature_elsewhere"] > 0.01) == (tail == "heavy")
     if tail == "heavy":
         assert y[found["quadrature_row_elsewhere"]] == 0
@@ -441,8 +492,8 @@ def test_a_second_mode_that_matters_is_refused() -> None:
     y = jnp.asarray(20.0 * np.random.default_rng(0).normal(size=100))
     draws = {"w": np.linspace(0.3, 0.5, 8)}
     with pytest.raises(ValueError, match="write the component as a discrete"):
-        marginalize(model).approximation(draws, (y,), {})
-    found = marginalize(by_component).approximation(draws, (y,), {})
+        set_up_error(marginalize(model), draws, (y,))
+    found = set_up_error(marginalize(by_component), draws, (y,))
     assert found["quadrature_sd_elsewhere"] < 1e-3
 
 
@@ -458,8 +509,8 @@ def test_the_rows_with_the_largest_error_are_measured() -> None:
     there = [row for row in rare if row in set(screened)]
     assert there
     model = marginalize(overdispersed, num_nodes=15)
-    found = model.approximation(draws, (jnp.asarray(y),), {})
-    alone = model.approximation(draws, (jnp.asarray(y[there]),), {})
+    found = set_up_error(model, draws, (jnp.asarray(y),))
+    alone = set_up_error(model, draws, (jnp.asarray(y[there]),))
     assert found["quadrature_error"] == pytest.approx(alone["quadrature_error"])
 
 
@@ -584,7 +635,7 @@ def test_rows_of_several_plates_are_recovered() -> None:
             recover_marginals(model, idata, *y, rows=rows)
     assert quadrature_error(model, run_at(3, tau=1.5), *y).largest < 1e-5
     draws = {"tau": np.linspace(1.0, 2.0, 8)}
-    assert model.approximation(draws, y, {})["quadrature_error"] < 1e-5
+    assert set_up_error(model, draws, y)["quadrature_error"] < 1e-5
 
 
 # bad input ----------------------------------------------------------------------------
@@ -730,7 +781,7 @@ def test_a_search_that_does_not_converge_is_repeated_with_more_nodes(
 
     tried = []
 
-    def surveyed(kernel: Any, *_: Any) -> Any:
+    def surveyed(kernel: Any, *_: Any, **__: Any) -> Any:
         tried.append(kernel._sampled_model.num_nodes)
         if tried[-1] == num_nodes:
             raise survey.Refused("no mode")

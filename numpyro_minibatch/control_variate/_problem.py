@@ -40,6 +40,7 @@ __all__ = [
     "Problem",
     "Program",
     "Refused",
+    "TooCoarse",
     "double",
     "known_hessian",
 ]
@@ -80,6 +81,19 @@ class Kinks(Refused):
 
 class PriorKinks(Refused):
     """The kinks are those of the prior, which is not expanded."""
+
+
+class TooCoarse(Exception):
+    """The likelihood is an approximation, and a better one is to be expanded instead.
+
+    :param better: the better one.
+    :param near: a flat position in the middle of the posterior.
+    :param other_mode: how far the searches for the mode ended from each other.
+    """
+
+    def __init__(self, better: Any, near: np.ndarray, other_mode: float) -> None:
+        super().__init__("the approximation of the likelihood is too coarse")
+        self.better, self.near, self.other_mode = better, near, other_mode
 
 
 class Chosen(NamedTuple):
@@ -169,6 +183,8 @@ class Problem:
     :param on_host: whether rows stay in host memory or in files.
     :param near: a flat position near the mode, known from another set-up, from which
         the search for the mode starts; ``None`` for several starts.
+    :param better: if the likelihood is an approximation, a function of positions
+        that returns a better approximation if this one is too coarse there.
     :param identity: a key for everything but the data, so that compiled programs are
         found again for other data of the same shapes; ``None`` if there is no such key.
     """
@@ -184,6 +200,7 @@ class Problem:
     placed: list[Any] | None = None
     on_host: bool = False
     near: np.ndarray | None = None
+    better: Callable[[Any], Any] | None = None
     identity: Hashable = None
 
     def over_rows(self, fn: Callable, *static: Hashable) -> Program:
@@ -238,7 +255,7 @@ class Problem:
         key = fn, static, mesh
         if key not in self._programs:
             # without the data, which the stored program would keep in memory
-            bare = replace(self, arrays=[], placed=None, near=None)
+            bare = replace(self, arrays=[], placed=None, near=None, better=None)
             shared = passes.shared(partial(fn, bare, *static), mesh)
             self._programs[key] = _Compiled(shared)
         return self._programs[key]

@@ -61,6 +61,7 @@ from numpyro_minibatch.control_variate._problem import (
     PriorKinks,
     Problem,
     Refused,
+    TooCoarse,
 )
 from numpyro_minibatch.control_variate._surrogate import (
     compile_log_surrogate,
@@ -169,6 +170,7 @@ def prepare(who: str, problem: Problem, chosen: Chosen, needs: Needs) -> Prepare
     :param chosen: the user's choices.
     :param needs: what the kernel needs.
     :raises Refused: the expansion is of no use; the message says why.
+    :raises TooCoarse: the likelihood is an approximation, and a better one is needed.
     """
     try:
         with stages(who, _STAGES):
@@ -294,6 +296,7 @@ def _prepared(problem: Problem, chosen: Chosen, needs: Needs) -> Prepared:
             center.known_hessian,
             meanwhile=compile_trajectories if needs.follows and not few else None,
         )
+        _check_approximation(problem, center, posterior)
         # if representative rows suffice, this residual decides nothing
         rough = needs.follows and problem.in_own_coordinates and not few
         pilot = run_pilot(problem, chosen, needs, posterior, rough=rough)
@@ -321,6 +324,25 @@ def _prepared(problem: Problem, chosen: Chosen, needs: Needs) -> Prepared:
     if found is not None:
         outcome = outcome._replace(report=outcome.report | found.report)
     return outcome
+
+
+def _check_approximation(
+    problem: Problem, center: Center, posterior: SurrogatePosterior
+) -> None:
+    """Stop before all else if the likelihood is too coarse an approximation.
+
+    The tails of a coarse quadrature differ from those of the model, so that all that
+    is measured from here on would be measured in vain.
+
+    :raises TooCoarse: there is a better approximation.
+    """
+    if problem.better is None:
+        return
+    draws = unflatten(posterior.draws[:_STARTING], problem.example)
+    dtype = problem.dtype
+    better = problem.better(jax.tree.map(lambda x: np.asarray(x, dtype), draws))
+    if better is not None:
+        raise TooCoarse(better, posterior.location, center.other_mode)
 
 
 def _of_expansion(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -11,25 +11,37 @@ import numpy as np
 from numpyro_minibatch._internal.checks import check_count, check_positive
 from numpyro_minibatch._internal.precision import double
 from numpyro_minibatch.marginal._model import RowsMarginalized
+from numpyro_minibatch.marginal._quadrature import NODES
 from numpyro_minibatch.marginal._recover import parameters_of, rows_of_plates
 from numpyro_minibatch.marginal._rules import (
+    Look,
     QuadratureError,
     Rules,
     at_worst_rows,
     look_by,
+    looks_of,
     rules_of,
     summary,
     together,
     with_more_nodes,
 )
+from numpyro_minibatch.marginal._sites import Level
 from numpyro_minibatch.marginal._visit import RowsAt, check_marginalized
 
-__all__ = ["ACCURACY", "ADVISED", "QuadratureError", "quadrature_error", "set_up_error"]
+__all__ = [
+    "ACCURACY",
+    "ADVISED",
+    "QuadratureError",
+    "SetUpError",
+    "quadrature_error",
+]
 
 ACCURACY = 1e-4  # of the log likelihood of a row
 REFUSED = 0.5  # limit of ``spread``: the error of means in posterior sds
 ADVISED = 0.05
 _ELSEWHERE = 0.5  # log likelihood of a row that points elsewhere must add to refuse it
+
+_NEARLY = 10.0  # times the accuracy that the finest reference is likely to reach
 
 _TRIED = {1: (7, 11, 15, 21, 31, 45), 2: (5, 7, 9, 13, 17, 25), 3: (5, 7, 9, 11, 15)}
 _FINE = {1: 81, 2: 41, 3: 19}
@@ -127,81 +139,135 @@ def quadrature_error(
     return together(errors)
 
 
-def set_up_error(
-    model: RowsMarginalized,
-    draws: Mapping[str, Any],
-    args: tuple,
-    kwargs: Any,
-    accuracy: float = ACCURACY,
-) -> dict[str, float]:
+class SetUpError:
     """The error of the quadrature for a kernel's set-up, in double precision.
 
-    Of the rows a part are those with the largest errors at the first draw.
+    A set-up measures it early, to choose the number of nodes, and again at the end.
+    Both use the same compiled program, which compares many numbers of nodes.
 
-    :param model: the marginalized model.
-    :param draws: constrained values of the parameters, along a first axis.
     :param args: positional arguments of the model.
     :param kwargs: keyword arguments of the model.
-    :param accuracy: the largest acceptable error of a row.
-    :raises ValueError: the error shifts the posterior too far, and the user chose the
-        number of nodes.
     """
-    errors, plates, own, most = [], [], 0, 0
-    for at in RowsAt.each("marginalize", model, args, kwargs):
-        rules = rules_of(at, _TRIED, _FINE_SETUP, finer=True)
-        if not rules:
-            continue
-        with double():
-            numbers, weights, found = at_worst_rows(at, draws, rules)
-            used, found = _with_more(at, draws, numbers, found, rules, accuracy)
-        errors.append(summary(found, used, numbers, weights, accuracy))
-        plates.append(repr(at.plate))
-        own = max(own, *(rule.own for rule in rules.values()))
-        most = max(most, *(rule.fine for rule in used.values()))
-    if not errors:
-        return {}
-    error = together(errors)
-    better = _better_nodes(error, own, most, accuracy)
-    # a default number of nodes is increased instead; see `Marginalized.refined`
-    if error.spread > REFUSED and model.num_nodes is not None:
-        enough = any(s < ADVISED for s in error.spread_by_nodes.values())
-        raise ValueError(
-            f"the quadrature of the rows of plate {', '.join(plates)} is too coarse: "
-            "between "
-            f"posterior draws its error changes the log density by {error.spread:.2g} "
-            f"(standard deviation; {REFUSED:g} is the limit), most of all in row "
-            f"{error.row}. Write marginalize(model, num_nodes={better})"
-            + (
-                "."
-                if enough
-                else ", and if that is refused as well, sample the model with its "
-                "latent sites, by NumPyro's NUTS."
+
+    def __init__(self, args: tuple, kwargs: Mapping[str, Any]) -> None:
+        self._args, self._kwargs = args, kwargs
+        self._compared: dict[Any, list[_Compared]] = {}
+
+    def __call__(
+        self, model: RowsMarginalized, draws: Mapping[str, Any], accuracy: float
+    ) -> dict[str, float]:
+        """Measure the error at some draws, on the rows where it is largest and others.
+
+        :param model: the marginalized model; others differ in ``num_nodes`` only.
+        :param draws: constrained values of the parameters, along a first axis.
+        :param accuracy: the largest acceptable error of a row.
+        :raises ValueError: the error shifts the posterior too far, and the user chose
+            the number of nodes.
+        """
+        errors, plates, own, most = [], [], 0, 0
+        for at, rules, look in self._comparisons(model, draws):
+            rules = {
+                names: rule._replace(own=_own_nodes(model, at.levels[rule.number]))
+                for names, rule in rules.items()
+            }
+            with double():
+                numbers, weights, found = at_worst_rows(look, at.size, draws, rules)
+                used, found = _with_more(at, draws, numbers, found, rules, accuracy)
+            errors.append(summary(found, used, numbers, weights, accuracy))
+            plates.append(at.plate)
+            own = max(own, *(rule.own for rule in rules.values()))
+            most = max(most, *(rule.fine for rule in used.values()))
+        if not errors:
+            return {}
+        error = together(errors)
+        better = _better_nodes(error, own, most, accuracy)
+        # a default number of nodes is increased instead; see `Marginalized.refined`
+        if model.num_nodes is not None:
+            _check_spread(error, plates, better)
+        _check_elsewhere(error, plates)
+        return {
+            "quadrature_sd": error.spread,
+            "quadrature_sd_elsewhere": error.spread_elsewhere,
+            "quadrature_error": error.largest,
+            "quadrature_accuracy": accuracy,
+            "quadrature_elsewhere": error.elsewhere,
+            "quadrature_row_elsewhere": error.row_elsewhere,
+            "quadrature_unconverged": error.unconverged,
+            "quadrature_nodes": own,
+            "quadrature_better_nodes": better,
+        }
+
+    def _comparisons(
+        self, model: RowsMarginalized, draws: Mapping[str, Any]
+    ) -> list[_Compared]:
+        """The comparisons for a model with this number of nodes, or fewer."""
+        count = len(next(iter(draws.values())))
+        for (nodes, known), compared in self._compared.items():
+            apart = all(len(each.rules) == 1 for each in compared)
+            covered = all(
+                _own_nodes(model, each.at.levels[rule.number]) in rule.tried
+                for each in compared
+                for rule in each.rules.values()
             )
+            # integrals of inner plates have this number of nodes, too
+            if known == count and (nodes == model.num_nodes or (apart and covered)):
+                return compared
+        compared = []
+        for at in RowsAt.each("marginalize", model, self._args, self._kwargs):
+            if rules := rules_of(at, _TRIED, _FINE_SETUP, finer=True):
+                compared.append(_Compared(at, rules, looks_of(at, count, rules)))
+        self._compared[model.num_nodes, count] = compared
+        return compared
+
+
+class _Compared(NamedTuple):
+    """The comparison of rules for the rows of a plate."""
+
+    at: RowsAt
+    rules: Rules
+    look: Look
+
+
+def _own_nodes(model: RowsMarginalized, level: Level) -> int:
+    return model.num_nodes or NODES[level.dimensions]
+
+
+def _check_spread(error: QuadratureError, plates: list[str], better: int) -> None:
+    """Refuse a number of nodes that moves the posterior."""
+    if error.spread <= REFUSED:
+        return
+    enough = any(s < ADVISED for s in error.spread_by_nodes.values())
+    raise ValueError(
+        f"the quadrature of the rows of plate {', '.join(map(repr, plates))} is too "
+        "coarse: between "
+        f"posterior draws its error changes the log density by {error.spread:.2g} "
+        f"(standard deviation; {REFUSED:g} is the limit), most of all in row "
+        f"{error.row}. Write marginalize(model, num_nodes={better})"
+        + (
+            "."
+            if enough
+            else ", and if that is refused as well, sample the model with its "
+            "latent sites, by NumPyro's NUTS."
         )
-    if error.elsewhere > _ELSEWHERE and error.spread_elsewhere > REFUSED:
-        raise ValueError(
-            "the quadrature misses a part of some rows of plate "
-            f"{', '.join(plates)}: points further from the mode change the log "
-            f"likelihood of row {error.row_elsewhere} by {error.elsewhere:.2g}, and "
-            f"that of all rows by {error.spread_elsewhere:.2g} (standard deviation "
-            f"between posterior draws; {REFUSED:g} is the limit). The density of a "
-            "row's latent variables has a second mode or a heavy tail, which more "
-            "nodes at the mode do not reach. If the modes are those of components, "
-            "write the component as a discrete latent site of the row: each of its "
-            "states has nodes of its own. Otherwise sample the model with its latent "
-            "sites, by NumPyro's NUTS."
-        )
-    return {
-        "quadrature_sd": error.spread,
-        "quadrature_sd_elsewhere": error.spread_elsewhere,
-        "quadrature_error": error.largest,
-        "quadrature_accuracy": accuracy,
-        "quadrature_elsewhere": error.elsewhere,
-        "quadrature_row_elsewhere": error.row_elsewhere,
-        "quadrature_unconverged": error.unconverged,
-        "quadrature_nodes": own,
-        "quadrature_better_nodes": better,
-    }
+    )
+
+
+def _check_elsewhere(error: QuadratureError, plates: list[str]) -> None:
+    """Refuse rows of which a part is out of the reach of nodes at the mode."""
+    if error.elsewhere <= _ELSEWHERE or error.spread_elsewhere <= REFUSED:
+        return
+    raise ValueError(
+        "the quadrature misses a part of some rows of plate "
+        f"{', '.join(map(repr, plates))}: points further from the mode change the log "
+        f"likelihood of row {error.row_elsewhere} by {error.elsewhere:.2g}, and "
+        f"that of all rows by {error.spread_elsewhere:.2g} (standard deviation "
+        f"between posterior draws; {REFUSED:g} is the limit). The density of a "
+        "row's latent variables has a second mode or a heavy tail, which more "
+        "nodes at the mode do not reach. If the modes are those of components, "
+        "write the component as a discrete latent site of the row: each of its "
+        "states has nodes of its own. Otherwise sample the model with its latent "
+        "sites, by NumPyro's NUTS."
+    )
 
 
 def _with_more(
@@ -228,6 +294,11 @@ def _better_nodes(error: QuadratureError, own: int, most: int, accuracy: float) 
     if not finer:
         return max(own + 2, most)
     accurate = [n for n in finer if error.num_nodes and n >= error.num_nodes]
+    largest = max(finer)
+    at_most = error.by_nodes[largest]
+    if not accurate and len(finer) > 1 and at_most < _NEARLY * accuracy:
+        if at_most < 0.5 * error.by_nodes[sorted(finer)[-2]]:
+            return most  # errors decrease, and will be small enough there
     # no number of nodes is accurate for a heavy tail
     best = min(error.by_nodes[n] for n in finer)
     return min(accurate or [n for n in finer if error.by_nodes[n] <= 2 * best])

@@ -8,11 +8,14 @@ from numbers import Integral
 from typing import Any
 
 from numpyro_minibatch._internal.checks import check_positive
-from numpyro_minibatch.marginal._error import ACCURACY, ADVISED, set_up_error
+from numpyro_minibatch.marginal._error import ACCURACY, ADVISED, SetUpError
 from numpyro_minibatch.marginal._model import RowsMarginalized
+from numpyro_minibatch.marginal._rules import ELSEWHERE
 
 __all__ = ["Marginalized", "marginalize"]
 
+
+_THIRD = 1 / 3
 
 # nodes of each dimension with which a search for the mode is repeated
 _MANY_NODES = {1: 45, 2: 17, 3: 11}
@@ -151,18 +154,20 @@ class Marginalized(RowsMarginalized):
         return replace(self, num_nodes=_MANY_NODES[dimensions])
 
     def approximation(
-        self, draws: Mapping[str, Any], args: tuple, kwargs: Mapping[str, Any]
-    ) -> dict[str, float]:
-        """The error of the quadrature at some draws, for the set-up of a kernel.
+        self, args: tuple, kwargs: Mapping[str, Any]
+    ) -> Callable[[Mapping[str, Any], Marginalized], dict[str, float]]:
+        """A function that measures the error of the quadrature, for set-ups.
 
-        :param draws: constrained values of the parameters, along a first axis.
+        It takes constrained values of the parameters, along a first axis, and this
+        model or one of :meth:`refined`, and returns numbers by name, none without
+        quadrature. It raises ValueError if the error shifts the posterior too far and
+        the user chose the number of nodes.
+
         :param args: positional arguments of the model.
         :param kwargs: keyword arguments of the model.
-        :return: numbers by name; empty without quadrature.
-        :raises ValueError: the error shifts the posterior too far, and the user chose
-            the number of nodes.
         """
-        return set_up_error(self, draws, args, kwargs, self.accuracy)
+        measure = SetUpError(args, kwargs)
+        return lambda draws, model: measure(model, draws, model.accuracy)
 
     def refined(self, report: Mapping[str, float]) -> Marginalized | None:
         """The model with enough nodes, if the user did not choose their number.
@@ -174,3 +179,17 @@ class Marginalized(RowsMarginalized):
         if self.num_nodes is not None or not coarse:
             return None
         return replace(self, num_nodes=int(report["quadrature_better_nodes"]))
+
+    def settled(self, report: Mapping[str, float]) -> bool:
+        """Whether all errors are below a third of what is reported or changed.
+
+        :param report: what :meth:`approximation` measured; empty for nothing.
+        """
+        limits = {
+            "quadrature_sd": ADVISED,
+            "quadrature_sd_elsewhere": ADVISED,
+            "quadrature_error": self.accuracy,
+            "quadrature_elsewhere": ELSEWHERE,
+            "quadrature_unconverged": 1.0,
+        }
+        return bool(report) and all(report[n] < _THIRD * x for n, x in limits.items())

@@ -421,6 +421,7 @@ class LevelModel:
                     "dist.Bernoulli(probs=jax.scipy.special.ndtr(m / s))."
                 )
 
+
 class _InPlates(Messenger):
     """Put a site into plates, with their scale."""
 

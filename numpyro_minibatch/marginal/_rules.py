@@ -27,7 +27,9 @@ __all__ = [
     "Rule",
     "Rules",
     "at_worst_rows",
+    "Look",
     "look_by",
+    "looks_of",
     "rules_of",
     "summary",
     "together",
@@ -150,15 +152,19 @@ def rules_of(
     return rules
 
 
-def at_worst_rows(
-    at: RowsAt, draws: Mapping[str, Any], rules: Rules
-) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
-    """Rows, how many rows each of them stands for, and the results at these.
+class Look(NamedTuple):
+    """A compiled comparison of rules.
 
-    If there are too many rows for all draws, a first pass at one draw finds those with
-    the largest errors among more rows, in the same compiled program.
+    :param most: the number of rows that are compared at all draws.
+    :param at: results at draws and rows, as :meth:`RowsAt.looker` returns them.
     """
-    count = len(next(iter(draws.values())))
+
+    most: int
+    at: Callable[..., dict[str, np.ndarray]]
+
+
+def looks_of(at: RowsAt, count: int, rules: Rules) -> Look:
+    """The comparison of some rules at so many draws, which compiles when it is used."""
     nodes = 0
     for rule in rules.values():
         level = at.levels[rule.number]
@@ -166,22 +172,35 @@ def at_worst_rows(
         d = level.dimensions
         nodes += states * sum(n**d for n in (*rule.tried, rule.fine, _WIDE[d][0]))
     most = max(_FEWEST_ROWS, min(_MOST_ROWS, _MOST // (nodes * count)))
-    look = at.looker(
-        jax.random.key(0), look_by(rules), width=min(most, at.size), height=1
-    )
-    if at.size <= most:
-        numbers = np.arange(at.size)
-        return numbers, np.ones(at.size), look(draws, numbers)
+    width = min(most, at.size)
+    return Look(most, at.looker(jax.random.key(0), look_by(rules), width, height=1))
+
+
+def at_worst_rows(
+    look: Look, size: int, draws: Mapping[str, Any], rules: Rules
+) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
+    """Rows, how many rows each of them stands for, and the results at these.
+
+    If there are too many rows for all draws, a first pass at one draw finds those with
+    the largest errors among more rows, in the same compiled program.
+
+    :param look: the comparison of the rules.
+    :param size: the number of rows.
+    """
+    most = look.most
+    if size <= most:
+        numbers = np.arange(size)
+        return numbers, np.ones(size), look.at(draws, numbers)
     first = {name: x[:1] for name, x in draws.items()}
-    screened = np.linspace(0, at.size - 1, min(at.size, _SCREENED * most)).astype(int)
-    found = look(first, screened)
+    screened = np.linspace(0, size - 1, min(size, _SCREENED * most)).astype(int)
+    found = look.at(first, screened)
     errors = np.max([_off(found, rule, rule.own)[0] for rule in rules.values()], axis=0)
     worst = screened[np.argsort(errors)[-(most // _WORST) :]]
-    others = np.linspace(0, at.size - 1, most - len(worst)).astype(int)
+    others = np.linspace(0, size - 1, most - len(worst)).astype(int)
     others = np.setdiff1d(others, worst)
-    weights = np.full(len(others), (at.size - len(worst)) / len(others))
+    weights = np.full(len(others), (size - len(worst)) / len(others))
     numbers = np.concatenate([worst, others])
-    return numbers, np.r_[np.ones(len(worst)), weights], look(draws, numbers)
+    return numbers, np.r_[np.ones(len(worst)), weights], look.at(draws, numbers)
 
 
 def with_more_nodes(

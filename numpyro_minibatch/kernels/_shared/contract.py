@@ -126,25 +126,33 @@ class Approximated(Protocol):
         ...
 
     def approximation(
-        self, draws: Mapping[str, Any], args: tuple, kwargs: Mapping[str, Any]
-    ) -> dict[str, float]:
-        """The error of the approximation, for the set-up of a kernel.
+        self, args: tuple, kwargs: Mapping[str, Any]
+    ) -> Callable[[Mapping[str, Any], Any], dict[str, float]]:
+        """A function that measures the error of the approximation, for set-ups.
 
-        :param draws: constrained values of the parameters, along a first axis.
+        It takes constrained values of the parameters, along a first axis, and this
+        model or a better one. It raises ValueError if the approximation is not good
+        enough, and :meth:`refined` has no better one.
+
         :param args: positional arguments of the model.
         :param kwargs: keyword arguments of the model.
-        :raises ValueError: the approximation is not good enough, and :meth:`refined`
-            has no better one.
         """
         ...
 
     def refined(self, report: Mapping[str, float]) -> Any:
         """The model with a better approximation, if it needs and has one.
 
-        The set-up is repeated with it. It is ``None`` if the user chose the
+        The set-up goes on with it. It is ``None`` if the user chose the
         approximation.
 
-        :param report: the result of :meth:`approximation`.
+        :param report: what :meth:`approximation` measured.
+        """
+        ...
+
+    def settled(self, report: Mapping[str, float]) -> bool:
+        """Whether an error is so small that it need not be measured again nearby.
+
+        :param report: what :meth:`approximation` measured; empty for nothing.
         """
         ...
 

@@ -6,7 +6,7 @@ import copy
 import warnings
 import weakref
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -25,6 +25,7 @@ from numpyro_minibatch.control_variate._problem import (
     NeverFinite,
     Problem,
     Refused,
+    TooCoarse,
 )
 from numpyro_minibatch.control_variate._setup import Prepared, prepare
 from numpyro_minibatch.host_rows import find_rows
@@ -119,49 +120,98 @@ def _setting(kernel: Any, static: Static, arrays: list[Any]) -> Hashable | None:
     return bare, identity, jnp.result_type(float), tuple(map(id, arrays))
 
 
+class _Approximation:
+    """The accuracy of a model's approximate likelihood, measured in a set-up.
+
+    :param kernel: the kernel, whose model approximates its likelihood.
+    :param args: positional arguments of the model.
+    :param kwargs: its keyword arguments.
+    """
+
+    def __init__(self, kernel: Any, args: tuple, kwargs: dict[str, Any]) -> None:
+        self._kernel, self._args, self._kwargs = kernel, args, kwargs
+        self._measure = kernel._prepared_model.approximation(args, kwargs)
+        self._found: dict[str, float] = {}
+
+    def better(self, positions: Any) -> Any:
+        """The approximation to use instead of a coarse one, or ``None``.
+
+        :param positions: draws of the surrogate's posterior, with a leading axis.
+        """
+        try:
+            self._found = self._error(positions)
+        except ValueError:  # a refusal waits until the posterior is known better
+            return None
+        return self._other(self._found)
+
+    def at(self, prepared: Prepared) -> tuple[dict[str, float], Any]:
+        """The error over the posterior, and the approximation to use instead, if any.
+
+        :param prepared: the result of a set-up.
+        :raises ValueError: the error is too large.
+        """
+        settled = self._kernel._prepared_model.settled(self._found)
+        if not (settled and prepared.report.get("gaussian")):
+            self._found = self._error(prepared.starts)
+        return self._found, self._other(self._found)
+
+    def _error(self, positions: Any) -> dict[str, float]:
+        """The error at unconstrained positions with a leading axis."""
+        kernel = self._kernel
+        constrain = kernel.make_target(self._args, self._kwargs).constrain
+        some = jax.tree.map(lambda x: jnp.asarray(x[:_LOOKS]), positions)
+        draws = jax.tree.map(np.asarray, jax.jit(jax.vmap(constrain))(some))
+        try:
+            return self._measure(draws, kernel._sampled_model)
+        except ValueError as error:
+            raise ValueError(f"{type(kernel).__name__}: {error}") from None
+
+    def _other(self, error: dict[str, float]) -> Any:
+        better = self._kernel._prepared_model.refined(error)
+        return None if better == self._kernel._sampled_model else better
+
+
 def _refined(kernel: Any, static: Static, arrays: list[Any], init: Any) -> Any:
     """The result of a set-up whose model is approximated well enough."""
+    model = kernel._prepared_model
+    if not isinstance(model, Approximated):
+        return _surveyed(kernel, static, arrays, init)
+    args, kwargs = static.join(arrays)
+    approximation = _Approximation(kernel, args, kwargs)
+    # of several modes, each search starts somewhere else
+    one = kernel.control_variate is not None and kernel.control_variate.modes == 1
+    other: dict[str, Any] = {}
     try:
-        prepared = _surveyed(kernel, static, arrays, init)
+        try:
+            better = approximation.better
+            prepared = _surveyed(kernel, static, arrays, init, better=better)
+        except TooCoarse as coarse:
+            kernel._learn(refined=coarse.better)
+            other["other_mode"] = coarse.other_mode
+            prepared = _surveyed(kernel, static, arrays, init, near=coarse.near)
     except Refused as reason:
-        model = kernel._prepared_model
-        finer = None
-        if isinstance(model, Approximated) and not isinstance(reason, NeverFinite):
-            finer = model.finer(*static.join(arrays))
-        if finer is None:
+        finer = model.finer(args, kwargs)
+        if finer in (None, kernel._sampled_model) or isinstance(reason, NeverFinite):
             raise
         # the gradient of a coarse approximation is not that of its values, which ends
         # a search for the centre without a centre, and trajectories in rejections
         kernel._learn(refined=finer)
+        other = {}
         prepared = _surveyed(kernel, static, arrays, init)
-    if isinstance(kernel._prepared_model, Approximated) and prepared.starts is not None:
-        error = _approximation(kernel, prepared, *static.join(arrays))
-        finer = kernel._prepared_model.refined(error)
-        if finer not in (None, kernel._sampled_model):
-            kernel._learn(refined=finer)
-            prepared = _surveyed_again(kernel, static, arrays, init, prepared)
-            error = _approximation(kernel, prepared, *static.join(arrays))
-        prepared = prepared._replace(report=prepared.report | error)
-    return prepared
-
-
-def _surveyed_again(
-    kernel: Any, static: Static, arrays: list[Any], init: Any, before: Any
-) -> Any:
-    """The result of a set-up after one with a coarser approximation.
-
-    Its search for the mode starts from the middle of the posterior that is known. The
-    searches from several starts found out before whether there is another mode.
-
-    :param before: the result of the set-up with the coarser approximation.
-    """
-    if kernel.control_variate is None or kernel.control_variate.modes > 1:
-        return _surveyed(kernel, static, arrays, init)
-    leaves = jax.tree.leaves(before.starts)
-    near = np.concatenate([np.mean(x, 0, dtype=float).ravel() for x in leaves])
-    prepared = _surveyed(kernel, static, arrays, init, near)
-    other = {n: x for n, x in before.report.items() if n == "other_mode"}
-    return prepared._replace(report=prepared.report | other)
+    if prepared.starts is None:
+        return prepared
+    error, finer = approximation.at(prepared)
+    if finer is not None:
+        kernel._learn(refined=finer)
+        near = None
+        if one:  # searches from several starts found out whether there is another mode
+            leaves = jax.tree.leaves(prepared.starts)
+            near = np.concatenate([np.mean(x, 0, dtype=float).ravel() for x in leaves])
+            found = prepared.report.items()
+            other = {n: x for n, x in found if n == "other_mode"} | other
+        prepared = _surveyed(kernel, static, arrays, init, near=near)
+        error, _ = approximation.at(prepared)
+    return prepared._replace(report=prepared.report | other | error)
 
 
 def _surveyed(
@@ -170,10 +220,18 @@ def _surveyed(
     arrays: list[Any],
     init: Any,
     near: np.ndarray | None = None,
+    better: Callable[[Any], Any] | None = None,
 ) -> Any:
-    """The result of one set-up with the current approximation of the model."""
+    """The result of one set-up with the current approximation of the model.
+
+    :param near: where the search for the mode starts, in the middle of the posterior.
+    :param better: a function of positions that returns the approximation to use
+        instead, or ``None``.
+    :raises TooCoarse: there is such a one.
+    """
     try:
-        problem = replace(_problem(kernel, static, arrays, init), near=near)
+        problem = _problem(kernel, static, arrays, init)
+        problem = replace(problem, near=near, better=better)
         return kernel._survey(problem, init)
     except NeverFinite:  # values outside of a support, not a matter of accuracy
         raise
@@ -187,22 +245,6 @@ def _surveyed(
         if isinstance(model, Approximated):
             raise type(refused)(f"{refused} {model.approximation_advice}") from None
         raise
-
-
-def _approximation(
-    kernel: Any, prepared: Prepared, args: tuple, kwargs: dict[str, Any]
-) -> dict[str, float]:
-    """Measure the error of a model's approximate likelihood over the posterior.
-
-    :raises ValueError: the error is too large.
-    """
-    constrain = kernel.make_target(args, kwargs).constrain
-    some = jax.tree.map(lambda x: jnp.asarray(x[:_LOOKS]), prepared.starts)
-    draws = jax.tree.map(np.asarray, jax.jit(jax.vmap(constrain))(some))
-    try:
-        return kernel._sampled_model.approximation(draws, args, kwargs)
-    except ValueError as error:
-        raise ValueError(f"{type(kernel).__name__}: {error}") from None
 
 
 def _problem(kernel: Any, static: Static, arrays: list[Any], init: Any) -> Problem:
