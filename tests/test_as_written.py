@@ -156,6 +156,49 @@ def test_numpy_standardizes_by_all_rows_and_acts_entry_by_entry() -> None:
         np.testing.assert_allclose(found, norm.logpdf(Y, mean)[ROWS], rtol=1e-4)
 
 
+def binned(x: Any, y: Any) -> None:
+    means = numpyro.sample("means", dist.Normal(0.0, 1.0).expand([GROUPS]).to_event(1))
+    bins = np.digitize(x * 2.0, [1.0, 2.0, 4.0])
+    sign = np.where(bins > 1, 1.0, -1.0)
+    scale = np.clip(np.std(x), 0.5, 2.0)  # of all rows
+    numpyro.sample("y", dist.Normal(sign * means[bins], scale), obs=y)
+
+
+def test_numpy_may_act_entry_by_entry_on_what_jax_computes() -> None:
+    kernel = set_up(binned, X, Y)
+    bins = np.digitize(X * 2.0, [1.0, 2.0, 4.0])
+    mean = np.where(bins > 1, 1.0, -1.0) * MEANS[bins]
+    expected = norm.logpdf(Y, mean, np.clip(np.std(X), 0.5, 2.0))[ROWS]
+    found = rows_of(kernel, (X, Y), {"means": jnp.asarray(MEANS)})
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
+
+
+def asserting(x: Any, y: Any) -> None:
+    assert len(x) == N
+    line(x, y)
+
+
+def raising(x: Any, y: Any) -> None:
+    if len(x) != N:
+        raise ValueError(f"{N} rows expected")
+    line(x, y)
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (asserting, r"`assert len\(x\) == N`"),
+        (raising, r"`raise ValueError\(.*\(40 rows expected\)"),
+    ],
+)
+def test_a_check_of_all_rows_in_the_model_is_named(model: Any, reason: str) -> None:
+    message = (
+        rf"some of the rows of its arguments, and then raises in line \d+, {reason}"
+    )
+    with pytest.raises(ValueError, match=message):
+        set_up(model, X, Y)
+
+
 def centred_by_numpy(x: Any, y: Any) -> None:
     # without an error, NumPy's mean would call the method of the rows of a batch
     mean, bound = np.mean(x), np.max(np.abs(y))

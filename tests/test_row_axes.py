@@ -161,10 +161,23 @@ FIVE = (Y[:5], Y, WHICH % 5, Y)
 
 def equal_plates(x: Any, y: Any) -> None:
     b = numpyro.sample("b", dist.Normal(0.0, 1.0))
-    with numpyro.plate("one", N):
-        numpyro.sample("x", dist.Normal(b, 1.0), obs=x)
-    with numpyro.plate("two", N):
-        numpyro.sample("y", dist.Normal(b, 1.0), obs=y)
+    with numpyro.plate("one", N) as idx:
+        numpyro.sample("x", dist.Normal(b, 1.0), obs=x[idx])
+    with numpyro.plate("two", N) as idx:
+        numpyro.sample("y", dist.Normal(b, 1.0), obs=y[idx])
+
+
+def test_plates_of_the_same_size_may_have_named_rows() -> None:
+    def model(x: Any, y: Any) -> None:
+        b = numpyro.sample("b", dist.Normal(0.0, 1.0))
+        with numpyro.plate("one", N):
+            numpyro.sample("x", dist.Normal(b, 1.0), obs=x)
+        with numpyro.plate("two", N):
+            numpyro.sample("y", dist.Normal(b, 1.0), obs=y)
+
+    named = RowAxes.of("MINT", {"x": 0, "y": 0})
+    layout, _ = inspect_model("MINT", model, (Y, Y), {}, {"two": 2}, rows=named)
+    assert layout.plates == (("one", N),) and layout.widths == (("one", 2),)
 
 
 @pytest.mark.parametrize(

@@ -132,6 +132,22 @@ def network(X: Any, y: Any) -> None:
     numpyro.sample("obs", dist.Normal(hidden, 0.5), obs=y)
 
 
+def two_plates(X: Any, y: Any, z: Any) -> None:
+    b = weights()
+    with numpyro.plate("first", len(y)):
+        numpyro.sample("y", dist.Normal(X @ b, 1.0), obs=y)
+    with numpyro.plate("second", len(z)):
+        numpyro.sample("z", dist.Poisson(jnp.exp(X @ b)), obs=z)
+
+
+def two_plates_with_plates_inside(X: Any, y: Any) -> None:
+    b = numpyro.sample("b", dist.Normal(0.0, 1.0).expand([3, 2]).to_event(2))
+    with numpyro.plate("first", N):
+        numpyro.sample("sum", dist.Normal((X @ b).sum(1), 1.0), obs=y.sum(1))
+    with numpyro.plate("outputs", 2, dim=-1), numpyro.plate("second", N, dim=-2):
+        numpyro.sample("obs", dist.Normal(X @ b, 1.0), obs=y)
+
+
 class Case(NamedTuple):
     """A model, its arguments, the plate of its rows, and the sites that have rows."""
 
@@ -158,6 +174,8 @@ CASES = [
     Case(ordinal, (X, LABELS)),
     Case(mixture, (X, Y)),
     Case(network, (X, Y)),
+    Case(two_plates, (X, Y, COUNTS), "first"),
+    Case(two_plates_with_plates_inside, (X, PAIRS), "first"),
 ]
 
 
@@ -230,6 +248,26 @@ def test_a_run_gives_what_arviz_expects() -> None:
     mean = X @ np.asarray(draw["b"])
     expected = dist.StudentT(4.0, mean, draw["scale"]).log_prob(Y)
     np.testing.assert_allclose(values, expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("size", [30, {"second": 30}, {"first": 40, "second": 30}])
+def test_plates_of_the_same_size_share_a_batch(size: Any) -> None:
+    mcmc = MCMC(
+        MinibatchMH(two_plates, control_variate="taylor2", batch_size=size),
+        num_warmup=2,
+        num_samples=2,
+        progress_bar=False,
+    )
+    mcmc.run(jax.random.key(0), X, Y, COUNTS)
+    assert mcmc.sampler.plates == {"first": N}
+    assert mcmc.sampler.batch_sizes == {"first": 30}
+    idata = to_inference_data(mcmc, log_likelihood=True)
+    assert idata["observed_data"]["y"].sizes == {"first": N}
+    assert idata["observed_data"]["z"].sizes == {"first": N}
+    draw = mcmc.get_samples()["b"][1]
+    expected = dist.Poisson(jnp.exp(X @ np.asarray(draw))).log_prob(COUNTS)
+    found = idata["log_likelihood"]["z"].sel(chain=0, draw=1).to_numpy()
+    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.slow

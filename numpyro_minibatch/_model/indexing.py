@@ -17,13 +17,19 @@ from numpyro_minibatch._model.plates import example_plate
 from numpyro_minibatch._model.rowwise import trace_rows
 from numpyro_minibatch._model.rowwise_rules import rows_of_plate
 from numpyro_minibatch._model.sites import Site, static_site
-from numpyro_minibatch._model.values import NEEDS_VALUES, first_line, needs_values
+from numpyro_minibatch._model.values import (
+    NEEDS_VALUES,
+    first_line,
+    needs_values,
+    own_check,
+)
 from numpyro_minibatch.target import ModelTarget, Target, data_frames
 
 __all__ = [
     "WHICH_FAILS",
     "NeedsValues",
     "NotIndexed",
+    "OwnCheck",
     "check_flow",
     "check_indexing",
     "fails_on_rows",
@@ -97,6 +103,10 @@ class NeedsValues(TypeError):
     """The Python code of a model needs the values of its data."""
 
 
+class OwnCheck(ValueError):
+    """A check in the model itself does not hold for some of the rows."""
+
+
 class NotIndexed(ValueError):
     """Data do not follow the indices; the error also has the problem by itself."""
 
@@ -147,6 +157,12 @@ def check_indexing(
             raise NeedsValues(needs_values(who, target.model, error)) from error
         if not any(size > 2 for size in plates.values()):
             raise
+        if target.slices is not None and (line := own_check(error)):
+            raise OwnCheck(
+                f"{who}: the model does not index its data by a plate, so it is run on "
+                f"some of the rows of its arguments, and then raises in {line}. Leave "
+                "this check out, and make it before the run."
+            ) from error
         problem = f"on 2 rows the model fails with: {first_line(error)}"
     if problem:
         plate, size = next(iter(plates.items()))

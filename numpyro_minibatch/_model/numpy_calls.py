@@ -5,8 +5,9 @@ argument, as with NUTS. A kernel traces the model with the rows of a batch, whic
 no values at that time. The model is therefore run with NumPy functions that receive the
 values of all rows in place of arguments of the model. JAX's functions get the batch.
 
-Elementwise functions of NumPy (``np.log(x)``, ``np.asarray(x)``) are computed by JAX
-for the rows of the batch. Their values for all rows are known, too.
+Elementwise functions of NumPy (``np.log(x)``, ``np.where(x > 0, 1, 0)``) are computed
+by JAX for the rows of the batch. If their arguments are those of the model, their
+values for all rows are known, too.
 """
 
 from __future__ import annotations
@@ -33,6 +34,20 @@ from numpyro_minibatch.target import ModelTarget, flatten_arguments, traces_rows
 __all__ = ["ReadsValues"]
 
 _CONVERSIONS = {np.asarray, np.array, np.asanyarray, np.ascontiguousarray, np.copy}
+# functions besides NumPy's universal ones whose entry for a row needs that row only
+_BY_ROW = {
+    np.around,
+    np.clip,
+    np.column_stack,
+    np.digitize,
+    np.isin,
+    np.nan_to_num,
+    np.ones_like,
+    np.round,
+    np.searchsorted,
+    np.where,
+    np.zeros_like,
+}
 
 
 class _Known(NamedTuple):
@@ -190,6 +205,10 @@ class _Noted(dict[int, _Known]):
         self._recording.read.add(number)
         return self._recording.values[number]
 
+    def note_rows(self) -> None:
+        """Note that NumPy computes of the rows of arguments, of whichever."""
+        self._recording.used.update(self._recording.values)
+
     def __getitem__(self, key: int) -> _Known:
         if key in self._numbers:
             self._recording.used.add(self._numbers[key])
@@ -224,23 +243,42 @@ class _Function:
             args, kwargs = jax.tree.unflatten(treedef, filled)
             return self._function(*args, **kwargs)
 
-        by_row = self._by_row(len(args)) if found else None
+        traced = _traced(leaves)
+        by_row = self._by_row(len(args)) if found or traced else None
         if by_row is None:
             return compute()
         rows = by_row(*args, **kwargs)
-        known[id(rows)] = _Known(rows, compute)
+        if all(id(x) in known for x in traced):
+            known[id(rows)] = _Known(rows, compute)
+        elif isinstance(known, _Noted):
+            known.note_rows()
         return rows
 
     def _by_row(self, number: int) -> Callable | None:
         """The function of JAX for the rows of a batch, if it acts entry by entry."""
         if self._function in _CONVERSIONS and number <= 2:
             return jnp.array  # a new array, even of one that has a place already
+        if self._function in _BY_ROW and (
+            self._function is not np.where or number == 3
+        ):
+            function = getattr(jnp, self._function.__name__)
+            return lambda *args, **kwargs: function(*map(_array, args), **kwargs)
         if isinstance(self._function, np.ufunc) and self._function.signature is None:
             return getattr(jnp, self._function.__name__, None)
         return None
 
     def __getattr__(self, name: str) -> Any:
         return _wrapped(getattr(self._function, name))
+
+
+def _array(x: Any) -> Any:
+    """A list of numbers as the array that JAX requires in its place."""
+    return np.asarray(x) if isinstance(x, list) and not _traced(x) else x
+
+
+def _traced(tree: Any) -> list[Any]:
+    leaves = jax.tree.leaves(tree)
+    return [x for x in leaves if isinstance(x, jax.core.Tracer)]
 
 
 class _Module(types.ModuleType):

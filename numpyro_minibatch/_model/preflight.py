@@ -34,6 +34,7 @@ from numpyro_minibatch._model.row_arguments import (
     conditioned,
     find_slices,
     given_rows,
+    in_one_plate,
     named_rows,
     with_row_plate,
 )
@@ -153,7 +154,7 @@ def _inspected(
     target = ModelTarget(model=model, args=args, kwargs=kwargs, sizes={})
     sites, frozen = _sites_as_written(who, target)
     _warn_of_params(who, frozen, sites)
-    given = None
+    given = moved = None
     if whole:
         names = {s.name: s.args[0] for s in sites if s.name in own_sizes(sites)}
         widths, plates = names, names
@@ -162,9 +163,10 @@ def _inspected(
             given = named.find(who, target.model, target.args, target.kwargs)
         lengths = None if given is None else {x.size for x in given}
         sites, rows = with_row_plate(target, sites, lengths)
+        sites, moved, sizes = in_one_plate(who, target, sites, sizes)
         widths, plates = choose_plates(who, sites, sizes, full, default)
     latents = check_sites(who, sites, plates)
-    target = replace(target, sizes=plates, frozen=frozen)
+    target = replace(target, sizes=plates, frozen=frozen, slices=moved)
     by_name = {site.name: site for site in sites}
     if named is not None and given is not None:
         who_names = f"{who}(rows={named!r})"
@@ -231,7 +233,11 @@ def _indexed_or_given(
     """
     by_name = {site.name: site for site in sites}
     try:
-        return target, check_indexing(who, target, plates, by_name)
+        if target.slices is None:
+            return target, check_indexing(who, target, plates, by_name)
+        site, plate, _ = target.slices.sites[0]
+        problem = f"site {site!r} is in a plate as large as {plate!r}, and not indexed"
+        raise NotIndexed(not_indexed(who, problem, plates[plate], plate), problem)
     except ValueError as error:
         if isinstance(error, NotIndexed):
             error = ValueError(str(error)).with_traceback(error.__traceback__)

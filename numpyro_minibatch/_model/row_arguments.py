@@ -14,6 +14,7 @@ from numpyro_minibatch._model.indexing import (
     WHICH_FAILS,
     NeedsValues,
     NotIndexed,
+    OwnCheck,
     check_indexing,
 )
 from numpyro_minibatch._model.plates import candidates, example_plate
@@ -28,6 +29,7 @@ __all__ = [
     "conditioned",
     "find_slices",
     "given_rows",
+    "in_one_plate",
     "named_rows",
     "with_row_plate",
 ]
@@ -109,6 +111,58 @@ def with_row_plate(
         name=name, type="plate", observed=False, frames=(), args=(size, None)
     )
     return [*placed, empty], tuple((site, name, dim) for site, dim in dims.items())
+
+
+def in_one_plate(
+    who: str,
+    target: ModelTarget,
+    sites: list[Site],
+    asked: int | Mapping[str, int] | None,
+) -> tuple[list[Site], Slices | None, int | Mapping[str, int] | None]:
+    """The sites of a model as if its plates with the same number of rows were one.
+
+    Its data cannot be told apart by their length. So row i of all of them together is
+    one row. A model without plates is understood in the same way. Plates whose data are
+    indexed stay apart.
+
+    :param asked: the rows of a batch, as the user gave them.
+    :return: the sites, which of them and which plates have the rows of another one, if
+        any, and the rows of a batch by the plates that are left, of several numbers the
+        smallest.
+    """
+    sizes = {s.name: s.args[0] for s in sites if s.type == "plate"}
+    holding = candidates(sites, sizes)
+    twice = {n: sizes[n] for n in holding if list(sizes.values()).count(sizes[n]) > 1}
+    first: dict[int, str] = {}
+    same = {name: first.setdefault(size, name) for name, size in twice.items()}
+    if len(first) == len(same) or own_sizes(sites):
+        return sites, None, asked
+    try:
+        trial = replace(target, sizes=twice)
+        check_indexing(who, trial, twice, {s.name: s for s in sites})
+        return sites, None, asked
+    except NeedsValues:
+        raise
+    except (ValueError, TypeError, AssertionError, IndexError):
+        pass
+    placed, moved = [], []
+    for site in sites:
+        frames = list(site.frames)
+        for k, frame in enumerate(frames):
+            if same.get(frame.name, frame.name) != frame.name:
+                frames[k] = frame._replace(name=same[frame.name])
+                if site.type == "sample" and site.observed:
+                    moved.append((site.name, same[frame.name], frame.dim))
+        if site.type != "plate" or same.get(site.name, site.name) == site.name:
+            placed.append(site._replace(frames=tuple(frames)))
+    if isinstance(asked, Mapping):
+        one = {name: same.get(name, name) for name in asked}
+        asked = {
+            name: min(n for other, n in asked.items() if one[other] == name)
+            for name in one.values()
+        }
+    others = tuple((n, plate) for n, plate in same.items() if n != plate)
+    return placed, Slices((), tuple(moved), others), asked
 
 
 def given_rows(
@@ -200,6 +254,7 @@ def find_slices(
     :param rows: ``(site, plate, dim)`` of observed sites in no plate.
     :return: the target that reads rows of them, and the deterministic sites in no plate
         that have a value for each row; if there is no such set of arrays, the reason.
+    :raises ValueError: the model itself checks that it gets all rows.
     """
     if len(set(plates.values())) < len(plates):
         return "two plates have the same number of rows, and arrays may be of either"
@@ -212,19 +267,37 @@ def find_slices(
     places = _places(leaves, plates)
     if not places:
         return "no argument of the model has as many rows"
-    reason = ""
+    reason, own = "", None
     smaller = [places[:k] + places[k + 1 :] for k in range(len(places))]
     for some in [places, *(smaller if len(places) > 1 else [])]:
-        given = replace(target, slices=Slices(tuple(some), rows))
+        given = _given(target, some, rows)
         try:
             return given, check_indexing(who, given, plates, as_written)
         except NotIndexed as error:
             reason = reason or error.problem
         except NeedsValues:
             raise  # whichever arrays have the rows
+        except OwnCheck as error:
+            own = own or error
         except (ValueError, TypeError, AssertionError, IndexError) as error:
             reason = reason or first_line(error)
+    if own is not None:
+        raise ValueError(str(own)) from None
     return reason
+
+
+def _given(
+    target: ModelTarget,
+    places: list[tuple[int, str, int]],
+    rows: tuple[tuple[str, str, int], ...],
+) -> ModelTarget:
+    """The target that reads rows of the arrays at these places.
+
+    :param target: the target; plates of it may have the rows of others already.
+    """
+    known = target.slices or Slices(())
+    slices = known._replace(leaves=tuple(places), sites=(*known.sites, *rows))
+    return replace(target, slices=slices)
 
 
 def _places(leaves: list[Any], plates: Mapping[str, int]) -> list[tuple[int, str, int]]:
@@ -282,7 +355,7 @@ def named_rows(
             )
         places.append((array.leaf, fit[0], array.axis))
     places.sort()
-    given = replace(target, slices=Slices(tuple(places), rows))
+    given = _given(target, places, rows)
     try:
         return given, check_indexing(who, given, plates, as_written)
     except NeedsValues:

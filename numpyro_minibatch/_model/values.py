@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-__all__ = ["NEEDS_VALUES", "first_line", "function_of", "needs_values"]
+__all__ = ["NEEDS_VALUES", "first_line", "function_of", "needs_values", "own_check"]
 
 NEEDS_VALUES = (
     jax.errors.ConcretizationTypeError,
@@ -67,6 +67,21 @@ def first_line(error: BaseException) -> str:
     :param error: the error.
     """
     return str(error).partition("\n")[0].rstrip(".")
+
+
+def own_check(error: BaseException) -> str:
+    """The line of the user's that raised an error by itself; empty if none did.
+
+    :param error: the error, with its traceback.
+    """
+    *_, (frame, number) = traceback.walk_tb(error.__traceback__)
+    if _is_of_a_library(frame):
+        return ""
+    text, code = _statement(frame, number)
+    if not isinstance(code, ast.Assert | ast.Raise):
+        return ""
+    said = f" ({first_line(error)})" if str(error) else ""
+    return f"line {number}, `{text}`{said}"
 
 
 def needs_values(who: str, model: Any, error: BaseException) -> str:
@@ -173,8 +188,7 @@ def _line_in_model(model: Any, error: BaseException) -> _Line | None:
     function = function_of(model)
     found = None
     for frame, number in traceback.walk_tb(error.__traceback__):
-        path = frame.f_code.co_filename.replace("\\", "/")
-        if not any(part in path for part in _NOT_THE_MODEL):
+        if not _is_of_a_library(frame):
             found = frame, number
     if found is None:
         return None
@@ -188,6 +202,11 @@ def _line_in_model(model: Any, error: BaseException) -> _Line | None:
     modules = {n for n in names if _computes(frame.f_globals.get(n))}
     computes = frozenset({*traced, *numpy, *modules})
     return _Line(number, text, code, tuple(traced), tuple(numpy), computes, own)
+
+
+def _is_of_a_library(frame: FrameType) -> bool:
+    path = frame.f_code.co_filename.replace("\\", "/")
+    return any(part in path for part in _NOT_THE_MODEL)
 
 
 def _computes(module: Any) -> bool:

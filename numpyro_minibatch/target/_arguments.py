@@ -34,15 +34,23 @@ class Slices(NamedTuple):
         among the leaves of ``(args, kwargs)``.
     :param sites: ``(site, plate, dim)`` of observed sites in no plate whose batch
         dimension ``dim`` is that of the rows.
+    :param same: ``(plate, other)`` of each plate that has the rows of another one.
     """
 
     leaves: tuple[tuple[int, str, int], ...]
     sites: tuple[tuple[str, str, int], ...] = ()
+    same: tuple[tuple[str, str], ...] = ()
 
     @property
     def plates(self) -> set[str]:
         """The plates whose rows are passed to the model."""
-        return {plate for _, plate, _ in self.leaves}
+        own = {plate for _, plate, _ in self.leaves}
+        return own | {plate for plate, other in self.same if other in own}
+
+    def by_plate(self, indices: Indices) -> dict[str, Any]:
+        """The indices of all plates, also of those that have the rows of another."""
+        others = {plate: indices[other] for plate, other in self.same}
+        return {**indices, **others}
 
     def names(self, model: Callable, arguments: Any) -> list[str]:
         """The names of the arrays in the signature of the model.

@@ -150,6 +150,7 @@ class ModelTarget(Target):
             given = self.slices.plates
             args, kwargs = self.slices.take((args, kwargs), indices)
             model = RowFrames(model, self.slices, indices)
+            indices = self.slices.by_plate(indices)
         model = Subsample(model, indices, given)
         token = TRACES_ROWS.set(True)
         try:
