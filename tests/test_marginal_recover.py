@@ -303,6 +303,27 @@ def test_a_coarse_quadrature_is_refined_unless_it_was_chosen() -> None:
     assert marginalize(overdispersed, num_nodes=5).refined(coarse) is None
 
 
+def test_a_complete_set_up_is_not_repeated_with_little_effect() -> None:
+    model, some = marginalize(overdispersed), {"quadrature_nodes": 25}
+
+    def late(sd: float, error: float, nodes: int, then: float) -> Any:
+        report = {
+            "quadrature_sd": sd,
+            "quadrature_error": error,
+            "quadrature_better_nodes": nodes,
+            "quadrature_better_error": then,
+        }
+        assert model.refined(some | report).num_nodes == nodes
+        return model.refined(some | report, late=True)
+
+    # no number of nodes is accurate, and more of them leave half of the error
+    assert late(0.06, 7e-3, 31, 3e-3) is None
+    assert late(0.04, 1.5e-4, 31, 5e-5) is None
+    assert late(0.2, 7e-3, 31, 3e-3) is not None
+    assert late(0.06, 7e-3, 45, 1e-3) is not None
+    assert late(0.04, 3e-4, 31, 5e-5) is not None
+
+
 @pytest.mark.parametrize("found", ["early", "at the end"])
 def test_the_second_set_up_searches_from_the_first_posterior(
     monkeypatch: pytest.MonkeyPatch, found: str

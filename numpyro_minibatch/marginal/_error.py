@@ -195,6 +195,7 @@ class SetUpError:
             "quadrature_unconverged": error.unconverged,
             "quadrature_nodes": own,
             "quadrature_better_nodes": better,
+            "quadrature_better_error": error.by_nodes.get(better, np.inf),
         }
 
     def _comparisons(

@@ -16,6 +16,7 @@ __all__ = ["Marginalized", "marginalize"]
 
 
 _THIRD = 1 / 3
+_WORTH_IT = 1.5  # times as many nodes reduce the error by more than half
 
 # nodes of each dimension with which a search for the mode is repeated
 _MANY_NODES = {1: 45, 2: 17, 3: 11}
@@ -169,16 +170,27 @@ class Marginalized(RowsMarginalized):
         measure = SetUpError(args, kwargs)
         return lambda draws, model: measure(model, draws, model.accuracy)
 
-    def refined(self, report: Mapping[str, float]) -> Marginalized | None:
+    def refined(
+        self, report: Mapping[str, float], late: bool = False
+    ) -> Marginalized | None:
         """The model with enough nodes, if the user did not choose their number.
 
-        :param report: the result of :meth:`approximation`.
+        :param report: what :meth:`approximation` measured.
+        :param late: whether a set-up is complete. It is then not repeated with a few
+            more nodes that do not make the rows accurate either.
         """
-        coarse = report.get("quadrature_sd", 0.0) > ADVISED
-        coarse |= report.get("quadrature_error", 0.0) > self.accuracy
-        if self.num_nodes is not None or not coarse:
+        spread = report.get("quadrature_sd", 0.0)
+        if self.num_nodes is not None:
             return None
-        return replace(self, num_nodes=int(report["quadrature_better_nodes"]))
+        error = report.get("quadrature_error", 0.0)
+        if spread <= ADVISED and error <= self.accuracy:
+            return None
+        better = int(report["quadrature_better_nodes"])
+        few = better < _WORTH_IT * report["quadrature_nodes"] and spread <= 2 * ADVISED
+        helps = report["quadrature_better_error"] <= self.accuracy < error / 2
+        if late and few and not helps:
+            return None
+        return replace(self, num_nodes=better)
 
     def settled(self, report: Mapping[str, float]) -> bool:
         """Whether all errors are below a third of what is reported or changed.

@@ -139,13 +139,14 @@ class Approximated(Protocol):
         """
         ...
 
-    def refined(self, report: Mapping[str, float]) -> Any:
+    def refined(self, report: Mapping[str, float], late: bool = False) -> Any:
         """The model with a better approximation, if it needs and has one.
 
         The set-up goes on with it. It is ``None`` if the user chose the
         approximation.
 
         :param report: what :meth:`approximation` measured.
+        :param late: whether a set-up is complete, so that it would have to be repeated.
         """
         ...
 

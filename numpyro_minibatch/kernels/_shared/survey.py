@@ -153,7 +153,7 @@ class _Approximation:
         settled = self._kernel._prepared_model.settled(self._found)
         if not (settled and prepared.report.get("gaussian")):
             self._found = self._error(prepared.starts)
-        return self._found, self._other(self._found)
+        return self._found, self._other(self._found, late=True)
 
     def _error(self, positions: Any) -> dict[str, float]:
         """The error at unconstrained positions with a leading axis."""
@@ -166,8 +166,8 @@ class _Approximation:
         except ValueError as error:
             raise ValueError(f"{type(kernel).__name__}: {error}") from None
 
-    def _other(self, error: dict[str, float]) -> Any:
-        better = self._kernel._prepared_model.refined(error)
+    def _other(self, error: dict[str, float], late: bool = False) -> Any:
+        better = self._kernel._prepared_model.refined(error, late)
         return None if better == self._kernel._sampled_model else better
 
 
