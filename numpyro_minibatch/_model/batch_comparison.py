@@ -407,11 +407,15 @@ class Comparison:
 
 
 def _cast(arrays: list[Any], dtype: Any) -> list[Any]:
-    """Arrays with their numbers in one precision, as in a model that computes in it."""
+    """Arrays with their numbers in one precision, as in a model that computes in it.
+
+    They are other arrays: JAX knows one that was a constant of another program by its
+    identity, and would pass on the numbers of that program's precision.
+    """
     if sum(x.size for x in arrays) > _MOST_CAST:
-        return arrays
+        return [x.view() if isinstance(x, np.ndarray) else x for x in arrays]
     return [
-        np.asarray(x, dtype)
+        np.array(x, dtype)
         if isinstance(x, np.ndarray | jax.Array)
         and jnp.issubdtype(x.dtype, np.floating)
         else x

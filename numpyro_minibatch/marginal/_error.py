@@ -43,16 +43,20 @@ _ELSEWHERE = 0.5  # log likelihood of a row that points elsewhere must add to re
 
 _NEARLY = 10.0  # times the accuracy that the finest reference is likely to reach
 
-_TRIED = {1: (7, 11, 15, 21, 31, 45), 2: (5, 7, 9, 13, 17, 25), 3: (5, 7, 9, 11, 15)}
-_FINE = {1: 81, 2: 41, 3: 19}
+_TRIED = {
+    1: (7, 11, 15, 21, 31, 45, 61),
+    2: (5, 7, 9, 13, 17, 21, 25),
+    3: (5, 7, 9, 11, 15),
+}
+_FINE = {1: 121, 2: 41, 3: 19}
 _MOST_ROWS = 20_000
-_FINE_SETUP = {1: 61, 2: 31, 3: 19}  # in the set-up of a kernel
+_FINE_SETUP = {1: 121, 2: 35, 3: 19}  # in the set-up of a kernel
 # For rows where none of the above is accurate: further numbers of nodes, and that of
 # their reference. With three numbers, these are up to 12,167 nodes and 29,791 of the
 # reference, then 24,389 and 50,653: too many for models that do not need them.
 _MORE: tuple[tuple[dict[int, tuple[int, ...]], dict[int, int]], ...] = (
-    ({1: (), 2: (), 3: (15, 19, 23)}, {1: 81, 2: 41, 3: 31}),
-    ({1: (), 2: (), 3: (29,)}, {1: 81, 2: 41, 3: 37}),
+    ({1: (), 2: (), 3: (15, 19, 23)}, {1: 121, 2: 41, 3: 31}),
+    ({1: (), 2: (), 3: (29,)}, {1: 121, 2: 41, 3: 37}),
 )
 
 

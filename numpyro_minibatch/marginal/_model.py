@@ -25,6 +25,8 @@ from numpyro_minibatch.marginal._quadrature import (
     NODES,
     Place,
     find_place,
+    find_reach,
+    is_wide,
     log_integral,
     log_sum_exp,
 )
@@ -644,7 +646,9 @@ class Rows:
             if not self.continuous:
                 return self.log_joint(state, None)
             density = self.density(state)
-            return log_integral(density, self.place(density), nodes)
+            place = self.place(density)
+            reach = find_reach(density.stopped(), place) if is_wide(nodes) else None
+            return log_integral(density, place, nodes, reach)
 
         states = jnp.asarray(self.states)
         return one(states[0])[None] if len(states) == 1 else jax.vmap(one)(states)

@@ -15,6 +15,7 @@ from numpyro_minibatch.marginal._model import Rows
 from numpyro_minibatch.marginal._quadrature import (
     NODES,
     Place,
+    find_reach,
     log_integrals,
     log_sum_exp,
 )
@@ -42,7 +43,7 @@ ELSEWHERE = 0.01  # share of a row's likelihood elsewhere that is reported
 # many standard deviations they are apart
 _WIDE = {1: (121, 0.5), 2: (31, 0.8), 3: (19, 1.0)}
 # rows at all draws, and evaluations of row likelihoods there
-_FEWEST_ROWS, _MOST_ROWS, _MOST = 24, 2_000, 6_000_000
+_FEWEST_ROWS, _MOST_ROWS, _MOST = 24, 2_000, 9_000_000
 _SCREENED = 8  # times as many rows are looked at for those with the largest error
 _WORST = 4  # one in so many of the rows that are measured are these
 
@@ -349,7 +350,8 @@ def look_by(rules: Rules) -> Callable[..., dict[str, Array]]:
         def one(state: Array) -> dict[str, Array]:
             density = rows.density(state)
             place = rows.place(density)
-            values = log_integrals(density, place, [*rule.tried, rule.fine])
+            reach = find_reach(density.stopped(), place)
+            values = log_integrals(density, place, [*rule.tried, rule.fine], reach)
             found = {str(n): x for n, x in zip(rule.tried, values, strict=False)}
             found["fine"] = values[-1]
             found["wide"] = _log_trapezoidal(density, place)
