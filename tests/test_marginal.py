@@ -526,6 +526,13 @@ def intervals(y: Any) -> None:
         numpyro.sample("y", dist.Normal(which, 1.0), obs=y[idx])
 
 
+def masked(y: Any) -> None:
+    s = numpyro.sample("s", dist.LogNormal(0.0, 1.0))
+    with numpyro.plate("data", len(y)), handlers.mask(mask=y > 0):
+        a = numpyro.sample("a", dist.Normal(0.0, s))
+        numpyro.sample("y", dist.Normal(a, 1.0), obs=y)
+
+
 def no_latent(y: Any) -> None:
     s = numpyro.sample("s", dist.LogNormal(0.0, 1.0))
     with numpyro.plate("data", len(y)) as idx:
@@ -544,6 +551,7 @@ def no_latent(y: Any) -> None:
         (dependent, ["z"], "'z' out of each row of plate 'data': site 'a' depends"),
         (sign, None, r"'a' by quadrature: the observations.*Normal\(m, s\).*ndtr"),
         (intervals, None, "'a' by quadrature: the observations depend.*steps"),
+        (masked, None, "'a', which is inside of numpyro.handlers.mask.*observed sites"),
         (no_latent, None, "no latent site in a plate with observations.*are: 's'"),
         (no_latent, ["y"], "'y', which is observed"),
         (no_latent, ["x"], "'x', which is not in the model.*: 's'"),
@@ -555,6 +563,38 @@ def test_models_without_a_marginal_likelihood_per_row_are_refused(
     args = (Y, jnp.zeros(7, int)) if model is shared else (Y,)
     with pytest.raises(ValueError, match=f"(?s){message}"):
         log_rows(marginalize(model, sites), {}, *args)
+
+
+EXCLUDED: dict[str, Any] = {
+    "Poisson": lambda present, rate: dist.Poisson(present * rate),
+    "where": lambda present, rate: dist.Poisson(jnp.where(present == 1, rate, 0.0)),
+    "Binomial": lambda present, rate: dist.Binomial(9, present * rate / (1 + rate)),
+}
+
+
+@pytest.mark.parametrize("of", EXCLUDED.values(), ids=EXCLUDED)
+def test_states_that_the_observations_exclude_have_derivatives(of: Callable) -> None:
+    """A count above zero where nothing is present."""
+    counts = jnp.array([0.0, 3.0, 1.0, 0.0, 2.0])
+
+    def model(y: Any) -> None:
+        rate = numpyro.sample("rate", dist.LogNormal(0.0, 1.0))
+        with numpyro.plate("data", len(y)) as idx:
+            present = numpyro.sample("present", dist.Bernoulli(0.4))
+            with numpyro.plate("visits", 60):  # many zeros exclude nothing
+                numpyro.sample("y", of(present, rate), obs=y[idx])
+
+    def found(rate: Any) -> Any:
+        return log_rows(marginalize(model), {"rate": rate}, counts).sum()
+
+    def by_hand(rate: Any) -> Any:
+        there = jnp.log(0.4) + 60 * of(1.0, rate).log_prob(counts)
+        absent = jnp.where(counts == 0, jnp.log(0.6), -jnp.inf)
+        return jnp.logaddexp(there, absent).sum()
+
+    for derive in (lambda f: f, jax.grad, jax.hessian):
+        at = jnp.array(0.7)
+        np.testing.assert_allclose(derive(found)(at), derive(by_hand)(at), rtol=1e-4)
 
 
 def test_numbers_that_are_cut_off_have_a_density_without_steps() -> None:

@@ -15,6 +15,7 @@ from numpyro.infer.util import log_density
 
 from numpyro_minibatch import MinibatchMH, marginalize
 from numpyro_minibatch._internal.precision import double, in_this_precision
+from numpyro_minibatch._model import batch_comparison
 from numpyro_minibatch._model.numpy_calls import ReadsValues
 from numpyro_minibatch._model.replay import Program
 from numpyro_minibatch.target import ModelTarget
@@ -149,6 +150,26 @@ def test_data_that_were_constants_of_a_program_have_the_present_precision():
     assert found.dtype == jnp.float64
     np.testing.assert_array_equal(found, 2.0 * x)
     del kept
+
+
+@pytest.mark.parametrize("largest", [10_000_000, 10])
+def test_rows_are_compared_after_another_program_had_them_as_constants(
+    monkeypatch: pytest.MonkeyPatch, largest: int
+) -> None:
+    """As after NUTS on the same NumPy arrays, which are constants of its program."""
+    x, y = np.random.default_rng(0).normal(size=(2, 300))
+    jax.jit(lambda b: (b * x).sum() + y.sum())(1.0)
+
+    def model(x, y):
+        b = numpyro.sample("b", dist.Normal(0.0, 1.0))
+        order = jnp.argsort(jnp.asarray(x))  # there is no proof for a permutation
+        mean = jnp.zeros(len(x)).at[order].set(b * jnp.asarray(x)[order])
+        numpyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+
+    monkeypatch.setattr(batch_comparison, "_MOST_CAST", largest)
+    kernel = MinibatchMH(model, control_variate="taylor2", batch_size=50)
+    kernel.init(jax.random.key(0), 10, None, (x, y), {})
+    assert kernel.plates == {"data": 300}
 
 
 def test_what_contains_no_array_is_not_copied():

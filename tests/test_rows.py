@@ -18,6 +18,7 @@ from numpyro.infer.util import potential_energy
 from numpyro_minibatch import MINT, HostRows, MinibatchMH, to_inference_data
 from numpyro_minibatch._model.independence import check_rows
 from numpyro_minibatch._model.preflight import inspect_model
+from numpyro_minibatch._model.row_axes import RowAxes
 from numpyro_minibatch.target import ModelTarget
 
 pytestmark = pytest.mark.x64
@@ -224,6 +225,27 @@ def test_rows_are_those_of_the_model_on_all_data(case: Case) -> None:
     np.testing.assert_allclose(known + rows.sum(), theirs, rtol=tolerance)
     np.testing.assert_allclose(some_rows, rows[some], rtol=tolerance, atol=tolerance)
     np.testing.assert_allclose(same, known, rtol=tolerance)
+
+
+def test_rows_may_be_along_another_axis_of_an_observed_site() -> None:
+    wide = np.stack([Y, 2 * Y, -Y])
+
+    def model(y: Any) -> None:
+        loc = numpyro.sample("loc", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+        numpyro.sample("obs", dist.Normal(loc[:, None], 1.0), obs=y)
+
+    with pytest.raises(ValueError, match=r"shape \(3, 60\).*rows=\{'y': 1\}"):
+        inspect_model("MINT", model, (wide,), {}, 2)
+    named = RowAxes.of("MINT", {"y": 1})
+    layout, _ = inspect_model("MINT", model, (wide,), {}, 2, rows=named)
+    assert layout.plates == (("data", N),)
+    target = ModelTarget(
+        model=model, args=(wide,), sizes={"data": N}, slices=layout.slices
+    )
+    z = {"loc": jnp.array([0.3, -0.2, 0.1])}
+    rows = target.terms(z, {"data": jnp.array([5, 59])}).rows["data"]
+    expected = dist.Normal(z["loc"], 1.0).log_prob(wide.T[[5, 59]]).sum(-1)
+    np.testing.assert_allclose(rows, expected, rtol=1e-5)
 
 
 def test_few_rows_and_keyword_data() -> None:

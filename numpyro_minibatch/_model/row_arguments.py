@@ -89,8 +89,19 @@ def with_row_plate(
             continue
         shape = batch_shape(site)
         taken = {frame.dim for frame in site.frames}
-        if shape and shape[0] > 1 and shape[0] in lengths and -len(shape) not in taken:
-            found.setdefault(shape[0], []).append((site, -len(shape)))
+        # the first dimension, or any if the user names the axis of the rows
+        axes = range(1 if named is None else len(shape))
+        fit = [
+            axis
+            for axis in axes
+            if axis < len(shape)
+            and shape[axis] > 1
+            and shape[axis] in lengths
+            and axis - len(shape) not in taken
+        ]
+        if fit:
+            axis = max(fit, key=lambda axis: shape[axis])
+            found.setdefault(shape[axis], []).append((site, axis - len(shape)))
     plates = {s.name: s.args[0] for s in sites if s.type == "plate"}
     largest = max([plates[n] for n in candidates(sites, plates)], default=1)
     if not found or (named is None and max(found) <= largest):
@@ -190,6 +201,12 @@ def given_rows(
                 "process or a random walk, so that there are no minibatches: sample "
                 "with NUTS."
             )
+        if found.startswith("latent site") and "_unobserved'" in found:
+            raise ValueError(
+                f"{who}: {found}: numpyro.sample(..., obs_mask=...) made it for the "
+                "missing values. Use numpyro.handlers.mask around a plain observed "
+                "site instead."
+            )
         if found.startswith("latent site"):
             raise ValueError(
                 f"{who}: {found} of observed site {site!r}, and most rows are not in a "
@@ -200,12 +217,25 @@ def given_rows(
         raise ValueError(
             f"{who}: observed site {site!r} has {plates[plate]} rows and is in no "
             "plate, so the model is run on some of the rows of its arguments, "
-            f"{WHICH_FAILS}{found}. If each row follows from the ones before, as in a "
+            f"{WHICH_FAILS}{found}. {_along_another_axis(as_written[site])}"
+            "If each row follows from the ones before, as in a "
             "time series, use NUTS. Otherwise: "
             f"{_give_names(target, plates)}{_GIVE_ARGUMENTS}"
             f"{example_plate(plates[plate], plate, as_written[site])}"
         )
     return found
+
+
+def _along_another_axis(site: Site) -> str:
+    """The advice to name the axis of the rows if another one is longer."""
+    shape = batch_shape(site)
+    if max(shape) == shape[0]:
+        return ""
+    return (
+        f"Site {site.name!r} has shape {shape}, and rows are taken along its first "
+        f"axis. If they are along axis {shape.index(max(shape))}, name this axis of "
+        "the arguments, as in rows={'y': 1}. "
+    )
 
 
 def _process_of_rows(as_written: Mapping[str, Site], size: int) -> Site | None:

@@ -431,6 +431,14 @@ def newton(
             start,
             step.step,
         )
+    if not np.isfinite(decrement) and np.isfinite(at(start)[0]):
+        raise NoCenter(
+            "the log likelihood is finite where the search for the centre ended, and "
+            "its derivatives are not. This happens where a function has no derivative: "
+            "a rate, a scale or a mean of zero, as in dist.Poisson(present * rate), or "
+            "jnp.sqrt(0.0). Write a small number such as 1e-10 in place of zero: "
+            "jnp.where(present, rate, 1e-10)."
+        )
     raise NoCenter(
         "the search for the centre of the control variate did not converge "
         f"(Newton decrement {decrement:.2g}). Standardise the data, or pass a centre: "

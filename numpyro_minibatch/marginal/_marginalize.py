@@ -131,16 +131,25 @@ class Marginalized(RowsMarginalized):
 
     accuracy: float = ACCURACY
 
-    @property
-    def approximation_advice(self) -> str:
-        """Advice for a failed set-up of a kernel."""
-        few = "a quadrature that is too coarse"
-        if self.num_nodes is None:
-            few += ": try marginalize(model, num_nodes=31), or 17 for two numbers"
-        else:
-            more = min(2 * self.num_nodes + 1, 101)
-            few += f": try marginalize(model, num_nodes={more})"
-        return f"If latent variables of rows are continuous, this can be due to {few}."
+    def approximation_advice(self, args: tuple, kwargs: Mapping[str, Any]) -> str:
+        """Advice for a failed set-up of a kernel; empty without quadrature.
+
+        :param args: positional arguments of the model.
+        :param kwargs: keyword arguments of the model.
+        """
+        levels = self.levels(args, kwargs)
+        dimensions = max((level.dimensions for level in levels), default=0)
+        if not dimensions:
+            return ""
+        more = _MANY_NODES[dimensions]
+        if self.num_nodes is not None:
+            more = max(more, min(2 * self.num_nodes + 1, 101))
+            if self.num_nodes >= more:
+                return ""
+        return (
+            " This can be due to a quadrature that is too coarse: try "
+            f"marginalize(model, num_nodes={more})."
+        )
 
     def finer(self, args: tuple, kwargs: Mapping[str, Any]) -> Marginalized | None:
         """The model with many nodes, if the user did not choose their number.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -29,6 +30,7 @@ __all__ = [
     "site_rows",
 ]
 
+_NEVER = 1e30  # minus the log of a density of zero, which may be a finite number
 _IMPOSSIBLE = 1e-18  # the square of a probability is a number in single precision
 
 
@@ -87,7 +89,12 @@ def _log_prob(fn: Any, value: Array) -> Array:
             masks.append(base._mask)
         base = base.base_dist
     if not isinstance(base, BernoulliProbs):
-        return fn.log_prob(value)
+        found = _with_zeros(base, value)
+        if found is None:
+            return fn.log_prob(value)
+        for mask in masks:
+            found = jnp.where(mask, found, 0.0)
+        return found
     p = clamp_probs(base.probs)
     yes = jnp.asarray(value) == 1
     possible = p > _IMPOSSIBLE
@@ -100,6 +107,31 @@ def _log_prob(fn: Any, value: Array) -> Array:
     for mask in masks:
         found = jnp.where(mask, found, 0.0)
     return found
+
+
+def _with_zeros(fn: Any, value: Array) -> Array | None:
+    """The log density of a discrete value, with finite derivatives at rates of zero.
+
+    ``dist.Poisson(present * rate)`` excludes counts above zero where nothing is present
+    and has an infinite derivative there, which zero times a share of zero does not
+    remove.
+
+    :return: ``None`` if no parameter of the distribution can be zero.
+    """
+    if not fn.support.is_discrete:
+        return None
+    zero: Any = False
+    changed = copy.copy(fn)
+    for name, constraint in fn.arg_constraints.items():
+        if constraint in (constraints.positive, constraints.unit_interval):
+            x = vars(fn).get(name)
+            if x is not None and jnp.issubdtype(jnp.result_type(x), jnp.floating):
+                zero = zero | (x == 0)
+                setattr(changed, name, jnp.where(x == 0, _IMPOSSIBLE, x))
+    if zero is False:
+        return None
+    excluded = jax.lax.stop_gradient(fn.log_prob(value)) < -_NEVER
+    return jnp.where(zero & excluded, -jnp.inf, changed.log_prob(value))
 
 
 def site_rows(site: Any, plates: Sequence[str], scale: float) -> Array:

@@ -401,6 +401,14 @@ def _kind(fn: Any) -> str:
     return type(fn).__name__
 
 
+def _is_masked(fn: Any) -> bool:
+    while isinstance(fn, ExpandedDistribution | Independent | MaskedDistribution):
+        if isinstance(fn, MaskedDistribution) and fn._mask is not True:
+            return True
+        fn = fn.base_dist
+    return False
+
+
 def summed_site(name: str, fn: Any) -> Local:
     """A discrete site to sum over.
 
@@ -434,9 +442,17 @@ def _local(name: str, fn: Any, free_shape: tuple[int, ...]) -> Local:
             raise ValueError(
                 f"marginalize cannot sum over site {name!r}: its support depends on "
                 f"values or differs between rows ({str(error).partition(chr(10))[0]})."
-                " Give all rows one support of a fixed size."
+                " Give all rows one support of a fixed size, such as total_count=8, a "
+                "number of Python and not an array."
             ) from error
         return Local(name, True, count)
+    if _is_masked(fn):
+        raise ValueError(
+            f"marginalize cannot integrate out site {name!r}, which is inside of "
+            "numpyro.handlers.mask: where the mask is false, its density is left out, "
+            "and the integral over all its values is infinite. Put the mask around the "
+            "observed sites only."
+        )
     return Local(name, False, math.prod(free_shape) // max(extra, 1))
 
 

@@ -110,9 +110,12 @@ class Approximated(Protocol):
     :func:`~numpyro_minibatch.marginalize` returns one.
     """
 
-    @property
-    def approximation_advice(self) -> str:
-        """Advice for a failed set-up, which a coarse approximation can cause."""
+    def approximation_advice(self, args: tuple, kwargs: Mapping[str, Any]) -> str:
+        """Advice for a failed set-up, which a coarse approximation can cause.
+
+        :param args: positional arguments of the model.
+        :param kwargs: keyword arguments of the model.
+        """
         ...
 
     def finer(self, args: tuple, kwargs: Mapping[str, Any]) -> Any:

@@ -243,7 +243,8 @@ def _surveyed(
                 f"({'; '.join(strange)}), which may be the reason."
             ) from None
         if isinstance(model, Approximated):
-            raise type(refused)(f"{refused} {model.approximation_advice}") from None
+            advice = model.approximation_advice(*static.join(arrays))
+            raise type(refused)(f"{refused}{advice}") from None
         raise
 
 
