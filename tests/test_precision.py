@@ -158,7 +158,8 @@ def test_rows_are_compared_after_another_program_had_them_as_constants(
 ) -> None:
     """As after NUTS on the same NumPy arrays, which are constants of its program."""
     x, y = np.random.default_rng(0).normal(size=(2, 300))
-    jax.jit(lambda b: (b * x).sum() + y.sum())(1.0)
+    kept = jax.jit(lambda b: (b * x * y).sum())
+    kept(1.0)
 
     def model(x, y):
         b = numpyro.sample("b", dist.Normal(0.0, 1.0))
@@ -170,6 +171,7 @@ def test_rows_are_compared_after_another_program_had_them_as_constants(
     kernel = MinibatchMH(model, control_variate="taylor2", batch_size=50)
     kernel.init(jax.random.key(0), 10, None, (x, y), {})
     assert kernel.plates == {"data": 300}
+    del kept
 
 
 def test_what_contains_no_array_is_not_copied():
