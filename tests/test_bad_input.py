@@ -1774,6 +1774,16 @@ CYCLES = [
             ({"samples_per_cycle": 0}, ValueError, ["samples_per_cycle"]),
         ]
     ),
+    *(
+        refuse(
+            f"{kernel.__name__} without the length of a cycle",
+            lambda kernel=kernel: kernel(regression),
+            TypeError,
+            f"{kernel.__name__} needs the length of a cycle",
+            "cycle_length=1000",
+        )
+        for kernel in (CyclicalSGLD, CyclicalSGHMC, CyclicalMINT)
+    ),
     refuse(
         "cycles without a step size",
         lambda: CyclicalSGHMC(regression, cycle_length=100),

@@ -290,13 +290,12 @@ def test_three_numbers_and_a_state_of_a_row() -> None:
 
 @pytest.mark.slow
 def test_three_numbers_of_a_row_have_the_stated_accuracy() -> None:
-    """Fifteen nodes are too few, which nineteen as a reference understate."""
     y = np.array([0.0, 0.0, 1.0, 2.0, 3.0, 5.0, 7.0, 10.0])
     shapes = np.linspace(1.2, 1.8, 8)
     model = marginalize(positive)
     report = set_up_error(model, {"shape": shapes}, (jnp.asarray(y),))
     refined = model.refined(report)
-    assert refined is not None and refined.num_nodes == 23
+    assert refined is not None and refined.num_nodes == 15
 
     def joint(shape: float, z: int) -> Callable:
         def at(points: np.ndarray) -> Any:
@@ -311,7 +310,7 @@ def test_three_numbers_of_a_row_have_the_stated_accuracy() -> None:
 
         return at
 
-    largest = dict.fromkeys((15, 23), 0.0)
+    largest = dict.fromkeys((7, 15), 0.0)
     for shape in shapes[[0, -1]]:
         # to where the tail of the log rate is negligible, 81 points in each direction
         states = [dense(joint(shape, z), 3, half=13.0) for z in (0, 1)]
@@ -321,12 +320,12 @@ def test_three_numbers_of_a_row_have_the_stated_accuracy() -> None:
                 found = log_rows(finer, {"shape": jnp.asarray(shape)}, jnp.asarray(y))
             off = np.abs(np.asarray(found) - np.logaddexp(*states)).max()
             largest[n] = max(largest[n], off)
-    assert largest[23] < model.accuracy < 2e-4 < largest[15]
+    assert largest[15] < model.accuracy < 1e-3 < largest[7]
 
 
 @pytest.mark.slow
 def test_three_skewed_numbers_of_a_row_get_still_more_nodes() -> None:
-    """Logits of beta variables have heavier tails than 23 nodes integrate."""
+    """Logits of beta variables have exponential tails."""
 
     def betas(y: Any) -> None:
         shape = numpyro.sample("shape", dist.LogNormal(0.0, 0.5))
@@ -340,9 +339,64 @@ def test_three_skewed_numbers_of_a_row_get_still_more_nodes() -> None:
     y, draws = jnp.array([0.0, 2.0, 10.0]), {"shape": np.array([1.2, 1.8])}
     model = marginalize(betas)
     refined = model.refined(set_up_error(model, draws, (y,)))
-    assert refined is not None and refined.num_nodes == 29
+    assert refined is not None and refined.num_nodes == 19
     report = set_up_error(refined, draws, (y,))
     assert report["quadrature_error"] < model.accuracy
+
+
+@pytest.mark.parametrize("shape", [0.15, 0.5])
+def test_an_exponential_tail_is_integrated_with_few_nodes(shape: float) -> None:
+    """The logarithm of a gamma variable, whose 61 Gauss-Hermite nodes leave 2e-3."""
+
+    def model(y: Any) -> None:
+        r = numpyro.sample("r", dist.HalfNormal(1.0))
+        with numpyro.plate("data", len(y)) as idx:
+            rate = numpyro.sample("rate", dist.Gamma(r, r))
+            numpyro.sample("y", dist.Poisson(rate), obs=y[idx])
+
+    counts = jnp.array([0.0, 1.0, 7.0])
+
+    def by_hand(r: Any) -> Any:
+        return dist.NegativeBinomial2(1.0, r).log_prob(counts).sum()
+
+    def by_nodes(n: int) -> Callable:
+        return lambda r: log_rows(marginalize(model, num_nodes=n), {"r": r}, counts)
+
+    at = jnp.array(shape)
+    np.testing.assert_allclose(by_nodes(31)(at).sum(), by_hand(at), atol=3e-5)
+    assert abs(by_nodes(11)(at).sum() - by_hand(at)) > 1e-2
+    for derive in (jax.grad, lambda f: jax.grad(jax.grad(f))):
+        found = derive(lambda r: by_nodes(31)(r).sum())(at)
+        np.testing.assert_allclose(found, derive(by_hand)(at), rtol=2e-3)
+
+
+def test_a_tail_along_no_axis_is_within_reach() -> None:
+    """A group's mean and its scale: where the scale is large, the mean is shrunk."""
+    y = np.array([[3.66, 3.58, 3.34], [-1.56, -1.9, -2.53], [1.0, 1.1, 0.4]])
+
+    def model(y: Any) -> None:
+        ts = numpyro.sample("ts", dist.HalfNormal(1.0))
+        with numpyro.plate("groups", len(y)) as idx:
+            mean = numpyro.sample("mean", dist.Normal(1.0, 0.76))
+            scale = numpyro.sample("scale", dist.LogNormal(-0.54, ts))
+            of_row = dist.Normal(mean[:, None], scale[:, None]).to_event(1)
+            numpyro.sample("y", of_row, obs=y[idx])
+
+    # the means integrated by hand: y is normal with covariance v^2 I + 0.76^2
+    log_v = np.linspace(-12.0, 6.0, 4001)[:, None]
+    v2, centred = np.exp(2 * log_v), y - y.mean(1, keepdims=True)
+    of_mean = v2 / 3 + 0.76**2
+    log_f = -np.log(2 * np.pi * v2) - np.square(centred).sum(1) / (2 * v2)
+    log_f = log_f - 0.5 * np.log(3 * 2 * np.pi * of_mean)
+    log_f = log_f - np.square(y.mean(1) - 1.0) / (2 * of_mean)
+    log_f = log_f + scipy.stats.norm(-0.54, 0.7).logpdf(log_v)
+    expected = scipy.special.logsumexp(log_f, axis=0) + np.log(18.0 / 4000)
+
+    values = {"ts": jnp.array(0.7)}
+    found = log_rows(marginalize(model, num_nodes=25), values, jnp.asarray(y))
+    np.testing.assert_allclose(found, expected, atol=2e-4)
+    coarse = log_rows(marginalize(model), values, jnp.asarray(y))
+    assert np.abs(coarse - expected).max() > 0.05
 
 
 @pytest.mark.slow

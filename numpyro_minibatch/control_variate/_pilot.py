@@ -427,7 +427,7 @@ def check_residuals(
     if problem.in_own_coordinates and not several:
         ways.append(
             "deterministic sites in which the likelihood is closer to quadratic, "
-            f'control_variate.taylor{taylor.order}(sites=["theta"])'
+            f"named in control_variate.taylor{taylor.order}(sites=[...])"
         )
     ways.append("a temperature above 1, or NumPyro's NUTS")
     raise Refused(

@@ -230,10 +230,17 @@ def _advise_rhat(run: Run) -> Iterator[str]:
     if not run.pilot.get("gaussian", True):
         reason = (
             "the posterior has a tail, a funnel or a ridge that moves on the surrogate "
-            f"hardly enter. {REPARAMETRISE}"
+            "hardly enter."
         )
-    else:
+        if "quadrature_nodes" not in run.pilot:  # effects that are not integrated out
+            reason += f" {REPARAMETRISE}"
+    elif run.pilot:
         reason = "they are in different modes."
+    else:
+        reason = (
+            "they are in different modes, or started far from the posterior: start "
+            "them nearer, for example with init_strategy=numpyro.infer.init_to_median."
+        )
     yield (
         f"R-hat is {d.max_rhat:.3f} for {d.max_rhat_name}, above {_MAX_RHAT}: the "
         "chains disagree. Write a larger num_warmup and num_samples; if R-hat stays "

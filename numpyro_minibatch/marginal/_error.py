@@ -31,6 +31,7 @@ from numpyro_minibatch.marginal._visit import RowsAt, check_marginalized
 __all__ = [
     "ACCURACY",
     "ADVISED",
+    "MOST_NODES",
     "QuadratureError",
     "SetUpError",
     "quadrature_error",
@@ -39,6 +40,7 @@ __all__ = [
 ACCURACY = 1e-4  # of the log likelihood of a row
 REFUSED = 0.5  # limit of ``spread``: the error of means in posterior sds
 ADVISED = 0.05
+MOST_NODES = 101  # that a user may ask for
 _ELSEWHERE = 0.5  # log likelihood of a row that points elsewhere must add to refuse it
 
 _NEARLY = 10.0  # times the accuracy that the finest reference is likely to reach
@@ -242,19 +244,29 @@ def _check_spread(error: QuadratureError, plates: list[str], better: int) -> Non
     if error.spread <= REFUSED:
         return
     enough = any(s < ADVISED for s in error.spread_by_nodes.values())
+    if better > MOST_NODES:
+        remedy = _OTHER_REMEDY
+    elif enough:
+        remedy = f"Write marginalize(model, num_nodes={better})."
+    else:
+        remedy = (
+            f"Write marginalize(model, num_nodes={better}), and if that is refused as "
+            "well, sample the model with its latent sites, by NumPyro's NUTS."
+        )
     raise ValueError(
         f"the quadrature of the rows of plate {', '.join(map(repr, plates))} is too "
         "coarse: between "
         f"posterior draws its error changes the log density by {error.spread:.2g} "
         f"(standard deviation; {REFUSED:g} is the limit), most of all in row "
-        f"{error.row}. Write marginalize(model, num_nodes={better})"
-        + (
-            "."
-            if enough
-            else ", and if that is refused as well, sample the model with its "
-            "latent sites, by NumPyro's NUTS."
-        )
+        f"{error.row}. {remedy}"
     )
+
+
+_OTHER_REMEDY = (
+    "If the density of a row has several modes, those of components, write the "
+    "component as a discrete latent site of the row: each of its states has nodes of "
+    "its own. Otherwise sample the model with its latent sites, by NumPyro's NUTS."
+)
 
 
 def _check_elsewhere(error: QuadratureError, plates: list[str]) -> None:
@@ -268,10 +280,7 @@ def _check_elsewhere(error: QuadratureError, plates: list[str]) -> None:
         f"that of all rows by {error.spread_elsewhere:.2g} (standard deviation "
         f"between posterior draws; {REFUSED:g} is the limit). The density of a "
         "row's latent variables has a second mode or a heavy tail, which more "
-        "nodes at the mode do not reach. If the modes are those of components, "
-        "write the component as a discrete latent site of the row: each of its "
-        "states has nodes of its own. Otherwise sample the model with its latent "
-        "sites, by NumPyro's NUTS."
+        f"nodes at the mode do not reach. {_OTHER_REMEDY}"
     )
 
 

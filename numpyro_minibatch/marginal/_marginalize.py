@@ -8,7 +8,12 @@ from numbers import Integral
 from typing import Any
 
 from numpyro_minibatch._internal.checks import check_positive
-from numpyro_minibatch.marginal._error import ACCURACY, ADVISED, SetUpError
+from numpyro_minibatch.marginal._error import (
+    ACCURACY,
+    ADVISED,
+    MOST_NODES,
+    SetUpError,
+)
 from numpyro_minibatch.marginal._model import RowsMarginalized
 from numpyro_minibatch.marginal._rules import ELSEWHERE
 
@@ -39,9 +44,10 @@ def marginalize(
 
     Discrete sites with finite support are summed exactly over all joint states.
     Continuous sites, with one to three numbers per row on any support, are integrated
-    by adaptive Gauss-Hermite quadrature. Its nodes follow the mode and the curvature of
-    each row, given each joint state of the discrete sites. Sites of inner plates are
-    integrated out first.
+    by adaptive quadrature. Its nodes follow the mode and the curvature of each row,
+    given each joint state of the discrete sites: up to 11 of each dimension are
+    Gauss-Hermite nodes [1], [2], and more follow the double exponential rule [3]. Sites
+    of inner plates are integrated out first.
 
     The result takes the model's arguments, and works with every kernel of this package
     and with NumPyro's NUTS, SVI and Predictive. If nothing is observed, it runs the
@@ -72,6 +78,8 @@ def marginalize(
        Statistics* 4 (1995).
     2. J. C. Naylor and A. F. M. Smith. Applications of a method for the efficient
        computation of posterior distributions. *Applied Statistics* 31 (1982).
+    3. H. Takahasi and M. Mori. Double exponential formulas for numerical integration.
+       *Publications of the Research Institute for Mathematical Sciences* 9 (1974).
 
     **Example**
 
@@ -108,10 +116,10 @@ def marginalize(
         )
     if num_nodes is not None:
         whole = isinstance(num_nodes, Integral) and not isinstance(num_nodes, bool)
-        if not whole or num_nodes < 3 or num_nodes > 101 or num_nodes % 2 == 0:
+        if not whole or num_nodes < 3 or num_nodes > MOST_NODES or num_nodes % 2 == 0:
             raise ValueError(
-                "marginalize(num_nodes=...) must be an odd number from 3 to 101, so "
-                f"that a node is at the mode, got {num_nodes!r}."
+                "marginalize(num_nodes=...) must be an odd number from 3 to "
+                f"{MOST_NODES}, got {num_nodes!r}."
             )
     check_positive("marginalize", "accuracy", accuracy)
     names = None if sites is None else tuple(sites)
@@ -143,7 +151,7 @@ class Marginalized(RowsMarginalized):
             return ""
         more = _MANY_NODES[dimensions]
         if self.num_nodes is not None:
-            more = max(more, min(2 * self.num_nodes + 1, 101))
+            more = max(more, min(2 * self.num_nodes + 1, MOST_NODES))
             if self.num_nodes >= more:
                 return ""
         return (

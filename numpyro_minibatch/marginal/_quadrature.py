@@ -53,9 +53,9 @@ _HERMITE = 11  # nodes per dimension up to which they are those of Gauss and Her
 # of the double exponential rule. Rules with 21 nodes are most accurate at 18: what is
 # left out is 1e-8.
 _FALLEN = 18.0
-_FIRST, _LAST = 0.5, 6.5  # range of t that is searched; sinh(6.5) is 332
+_FIRST, _LAST = 0.5, 15.0  # range of t that is searched; sinh(15) is 1.6e6
 _OTHERS = (0.0, 1.0, -1.0, 2.0, -2.0, 3.0, -3.0)  # values of t of other numbers
-_HALVINGS = 11  # steps of this search, which double t and then halve its interval
+_HALVINGS = 13  # steps of this search, which double t and then halve its interval
 _MOST_STEPS = 60
 # half the squared distance to the mode, in standard deviations, before the last step
 _DECREMENT = 1e-5

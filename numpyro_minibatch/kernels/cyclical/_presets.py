@@ -14,6 +14,14 @@ from numpyro_minibatch.kernels.mint import MINT
 __all__ = ["CyclicalMINT", "CyclicalSGHMC", "CyclicalSGLD"]
 
 
+def _missing(who: str, more: str) -> str:
+    """The message for a kernel that does not know how long a cycle is."""
+    return (
+        f"{who} needs the length of a cycle in steps: for 10,000 steps in ten cycles, "
+        f"write {who}(model, {more}cycle_length=1000)."
+    )
+
+
 class CyclicalSGLD(Cyclical):
     """Cyclical stochastic gradient Langevin dynamics [1].
 
@@ -67,7 +75,7 @@ class CyclicalSGLD(Cyclical):
         self,
         model: Callable | None = None,
         *,
-        cycle_length: int,
+        cycle_length: int | None = None,
         samples_per_cycle: int | None = None,
         num_steps: int | None = None,
         explore: float | None = None,
@@ -76,6 +84,8 @@ class CyclicalSGLD(Cyclical):
         scale_by_n: bool = False,
         **settings: Any,
     ) -> None:
+        if cycle_length is None:
+            raise TypeError(_missing(type(self).__name__, "step_size=1e-3, "))
         scales = "step_size", "h", "control_variate"
         if all(settings.get(name) is None for name in scales):
             # the default of the kernel expands about one mode, and cycles find several
@@ -193,7 +203,7 @@ class CyclicalMINT(Cyclical):
         self,
         model: Callable | None = None,
         *,
-        cycle_length: int,
+        cycle_length: int | None = None,
         rise: float = 2.0,
         decay: float | None = None,
         decay_every: int | None = None,
@@ -201,6 +211,8 @@ class CyclicalMINT(Cyclical):
         collect_from: float = 0.0,
         **settings: Any,
     ) -> None:
+        if cycle_length is None:
+            raise TypeError(_missing("CyclicalMINT", "temperature=100.0, "))
         if decay is None:
             check_count("CyclicalMINT", "cycle_length", cycle_length)
             check_positive("CyclicalMINT", "rise", rise)
