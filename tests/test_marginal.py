@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import pickle
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -215,6 +216,16 @@ def test_groups_can_be_ragged_by_a_mask() -> None:
     found = log_rows(marginalize(intercepts), INTERCEPTS, GROUPS_X, GROUPS_Y, MASK)
     expected = intercepts_by_hand(INTERCEPTS, MASK)
     np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_nan_under_a_mask_of_a_group_is_no_reason_to_warn() -> None:
+    X, y = jnp.asarray(rng.normal(size=(6, 4, 2))), np.ones((6, 4))
+    mask = np.arange(4) < np.array([4, 2, 3, 1, 4, 4])[:, None]
+    padded = jnp.asarray(np.where(mask, y, np.nan))
+    kernel = MinibatchMH(marginalize(intercepts), batch_size=3, temperature=5.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        kernel.init(jax.random.key(0), 1, None, (X, padded, jnp.asarray(mask)), {})
 
 
 def test_few_nodes_are_seen_to_be_wrong() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -245,6 +246,8 @@ def check_start(
 def _is_masked(target: ModelTarget, z: Any) -> bool:
     """Whether an observed site of a model has a mask."""
     masked: list[str] = []
+    while getattr(target.model, "marginalizes", False):  # masks are inside of it
+        target = replace(target, model=target.model.fn)  # type: ignore[attr-defined]
 
     def run(z: Any) -> None:
         rows = {

@@ -307,13 +307,14 @@ def expand_likelihood(kernel: Any, problem: Problem, init: Any = None) -> Prepar
     scheme = kernel.batch
     sizes = {n: None if layout.automatic else w for n, w in layout.widths}
     if layout.automatic and max(plates.values()) < _FEW:
-        warnings.warn(
-            f"{who}: with {sum(plates.values())} rows of data a minibatch does not "
-            "pay, and all rows are read instead. Pass batch=batch.full() to avoid "
-            "this warning, or a batch_size.",
-            UserWarning,
-            stacklevel=find_stack_level(),
-        )
+        if kernel._run.refined is None:  # else it has been said
+            warnings.warn(
+                f"{who}: with {sum(plates.values())} rows of data a minibatch does not "
+                "pay, and all rows are read instead. Pass batch=batch.full() to avoid "
+                "this warning, or a batch_size. NumPyro's NUTS may be faster.",
+                UserWarning,
+                stacklevel=find_stack_level(),
+            )
         scheme, sizes = full(), dict(plates)
     chosen = Chosen(kernel.control_variate, scheme, sizes, init)
     return prepare(who, problem, chosen, kernel._needs)
