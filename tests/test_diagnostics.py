@@ -752,11 +752,15 @@ def test_a_coarse_quadrature_is_named_with_what_suffices() -> None:
     far = MEASURED | {"quadrature_elsewhere": 0.2, "quadrature_row_elsewhere": 7}
     text = advice(facts=PENALTY | {"pilot": far}, log_ratio_variance=0.01)
     assert "row 7 by 0.2" in text and "heavy tail" in text
+    single = MEASURED | {"quadrature_sd": 0.01, "quadrature_sd_single": 0.4}
+    text = advice(facts=PENALTY | {"pilot": single}, log_ratio_variance=0.01)
+    assert "by 0.4 " in text and "enable_x64" in text and "num_nodes" not in text
     lost = MEASURED | {"quadrature_unconverged": 3}
     text = advice(facts=PENALTY | {"pilot": lost}, log_ratio_variance=0.01)
     assert "3 pairs of row and draw" in text
     fine = MEASURED | {"quadrature_sd": 0.01, "quadrature_sd_elsewhere": 0.02}
     fine |= {"quadrature_error": 9e-5, "quadrature_accuracy": 1e-4}
+    fine |= {"quadrature_sd_single": 0.02}
     assert not advice(facts=PENALTY | {"pilot": fine}, log_ratio_variance=0.01)
 
 

@@ -381,6 +381,23 @@ def test_an_exponential_tail_is_integrated_with_few_nodes(shape: float) -> None:
         np.testing.assert_allclose(found, derive(by_hand)(at), rtol=2e-3)
 
 
+def test_nearly_collinear_numbers_are_integrated() -> None:
+    """Two effects of which the observation determines the sum, to 0.003."""
+
+    def model(y: Any) -> None:
+        scale = numpyro.sample("scale", dist.LogNormal(0.0, 1.0))
+        with numpyro.plate("data", len(y)) as idx:
+            a = numpyro.sample("a", dist.Normal(0.0, scale))
+            c = numpyro.sample("c", dist.Normal(0.0, scale))
+            numpyro.sample("y", dist.Normal(a + c, 0.003), obs=y[idx])
+
+    y = jnp.array([1.0, -0.3])
+    with double():
+        found = log_rows(marginalize(model), {"scale": jnp.asarray(1.0)}, y)
+    exact = scipy.stats.norm(0.0, np.sqrt(2.0 + 0.003**2)).logpdf(y)
+    np.testing.assert_allclose(found, exact, atol=1e-6)
+
+
 def test_a_tail_along_no_axis_is_within_reach() -> None:
     """A group's mean and its scale: where the scale is large, the mean is shrunk."""
     y = np.array([[3.66, 3.58, 3.34], [-1.56, -1.9, -2.53], [1.0, 1.1, 0.4]])

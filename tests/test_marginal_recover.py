@@ -455,6 +455,39 @@ def test_the_set_up_takes_as_many_nodes_as_suffice() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(jax.config.jax_enable_x64, reason="about single precision")
+def test_what_single_precision_rounds_to_a_border_is_measured() -> None:
+    """The density of a beta variable is rounded beyond 1 - 6e-8."""
+    some = np.random.default_rng(5)
+    y = some.binomial(20, some.beta(0.6, 0.4, size=3000)).astype(float)
+
+    def model(y: Any) -> None:
+        a = numpyro.sample("a", dist.LogNormal(-1.0, 1.0))
+        b = numpyro.sample("b", dist.LogNormal(-1.0, 1.0))
+        with numpyro.plate("data", len(y)) as idx:
+            p = numpyro.sample("p", dist.Beta(a, b))
+            numpyro.sample("y", dist.Binomial(20, p), obs=y[idx])
+
+    draws = {"a": np.full(8, 0.6), "b": np.linspace(0.36, 0.44, 8)}
+    fine = marginalize(model, num_nodes=31)
+    found = set_up_error(fine, draws, (jnp.asarray(y),))
+    assert found["quadrature_sd"] < 1e-3 < 0.1 < found["quadrature_sd_single"]
+    off = []
+    for b in draws["b"]:
+        values = {"a": jnp.float32(0.6), "b": jnp.float32(b)}
+        rows = np.asarray(log_rows_at(fine, values, jnp.asarray(y)), float)
+        exact = scipy.stats.betabinom(20, 0.6, b).logpmf(y)
+        off.append((rows - exact).sum())
+    assert found["quadrature_sd_single"] == pytest.approx(np.std(off), rel=0.25)
+    # numbers on the whole line have no border
+    y = jnp.asarray(counts(500))
+    draws = {"mu": np.full(8, -0.5), "s": np.linspace(1.4, 1.6, 8)}
+    assert (
+        set_up_error(marginalize(overdispersed), draws, (y,))["quadrature_sd_single"]
+        == 0.0
+    )
+
+
 def test_a_second_mode_is_seen() -> None:
     y = jnp.array([-6.0, 6.0])
 

@@ -436,8 +436,9 @@ def newton(
             "the log likelihood is finite where the search for the centre ended, and "
             "its derivatives are not. This happens where a function has no derivative: "
             "a rate, a scale or a mean of zero, as in dist.Poisson(present * rate), or "
-            "jnp.sqrt(0.0). Write a small number such as 1e-10 in place of zero: "
-            "jnp.where(present, rate, 1e-10)."
+            "jnp.sqrt(0.0). Write a small number such as 1e-10 in place of zero, "
+            "jnp.where(present, rate, 1e-10). In single precision, values near the "
+            "border of a support are rounded to it: try numpyro.enable_x64()."
         )
     raise NoCenter(
         "the search for the centre of the control variate did not converge "

@@ -172,6 +172,14 @@ def _advise_quadrature(run: Run) -> Iterator[str]:
             f"num_nodes={better}) if a single row matters, or accuracy={of_row:.1g} if "
             "the sum is what counts."
         )
+    single = pilot.get("quadrature_sd_single", 0.0)
+    if single > max(_QUADRATURE, 2 * error):
+        yield (
+            "in single precision, the marginal likelihood of marginalize misses what "
+            "lies at the border of the support of a latent variable: between posterior "
+            f"draws this changes the log density by {single:.2g} (standard deviation). "
+            "Use double precision, numpyro.enable_x64()."
+        )
     yield from _advise_elsewhere(pilot)
 
 
@@ -249,9 +257,9 @@ FAMILY = Family(
         ),
         Rule(
             "the quadrature of marginalize is coarse*, *misses the accuracy of a row*, "
-            "*misses a part of some rows*, *found no mode",
+            "*misses a part of some rows*, *found no mode*, *in single precision",
             "means move by up to the stated number of posterior standard deviations",
-            "`marginalize(model, num_nodes=...)` with more nodes",
+            "`marginalize(model, num_nodes=...)` with more nodes, or double precision",
             _advise_quadrature,
         ),
         Rule(

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from numpyro_minibatch._internal.checks import check_count, check_positive
-from numpyro_minibatch._internal.precision import double
+from numpyro_minibatch._internal.precision import double, is_double
 from numpyro_minibatch.marginal._model import RowsMarginalized
 from numpyro_minibatch.marginal._quadrature import NODES
 from numpyro_minibatch.marginal._recover import parameters_of, rows_of_plates
@@ -19,7 +19,9 @@ from numpyro_minibatch.marginal._rules import (
     Rules,
     at_worst_rows,
     look_by,
+    look_by_own,
     looks_of,
+    rounded_spread,
     rules_of,
     summary,
     together,
@@ -73,7 +75,7 @@ def quadrature_error(
 ) -> QuadratureError:
     """Measure the error of a marginalized model's quadrature at draws of a run.
 
-    The log likelihood of each row is compared with its value by finer nodes (81 in one
+    The log likelihood of each row is compared with its value by finer nodes (121 in one
     dimension, 41 per dimension in two, 19 in three, and 31 or 37 in three for rows
     where 15 are not accurate). It is also compared with its value by equally spaced
     points that extend further out, which find a second mode that the nodes miss. If
@@ -170,7 +172,7 @@ class SetUpError:
         :raises ValueError: the error shifts the posterior too far, and the user chose
             the number of nodes.
         """
-        errors, plates, own, most = [], [], 0, 0
+        errors, plates, own, most, rounded = [], [], 0, 0, 0.0
         for at, rules, look in self._comparisons(model, draws):
             rules = {
                 names: rule._replace(own=_own_nodes(model, at.levels[rule.number]))
@@ -181,6 +183,8 @@ class SetUpError:
                 used, found = _with_more(at, draws, numbers, found, rules, accuracy)
             errors.append(summary(found, used, numbers, weights, accuracy))
             plates.append(at.plate)
+            if not is_double() and _has_borders(at):
+                rounded += _rounded(at, draws, numbers, found, used, weights)
             own = max(own, *(rule.own for rule in rules.values()))
             most = max(most, *(rule.fine for rule in used.values()))
         if not errors:
@@ -194,6 +198,7 @@ class SetUpError:
         return {
             "quadrature_sd": error.spread,
             "quadrature_sd_elsewhere": error.spread_elsewhere,
+            "quadrature_sd_single": rounded,
             "quadrature_error": error.largest,
             "quadrature_accuracy": accuracy,
             "quadrature_elsewhere": error.elsewhere,
@@ -237,6 +242,30 @@ class _Compared(NamedTuple):
 
 def _own_nodes(model: RowsMarginalized, level: Level) -> int:
     return model.num_nodes or NODES[level.dimensions]
+
+
+def _has_borders(at: RowsAt) -> bool:
+    return any(site.bounded for level in at.levels for site in level.sites)
+
+
+def _rounded(
+    at: RowsAt,
+    draws: Mapping[str, Any],
+    numbers: np.ndarray,
+    found: Mapping[str, np.ndarray],
+    rules: Rules,
+    weights: np.ndarray,
+) -> float:
+    """The spread of the error in single precision, in which a run evaluates the rows.
+
+    A beta variable near one is rounded to one, and an exponential below 1e-38 to zero.
+    The part of its density that lies beyond is missing in every number of nodes.
+
+    :param numbers: the rows of ``found``, the results in double precision.
+    """
+    key, width = jax.random.key(0), len(numbers)
+    look = at.looker(key, look_by_own(rules), width=width, height=1)
+    return rounded_spread(look(draws, numbers), found, rules, weights)
 
 
 def _check_spread(error: QuadratureError, plates: list[str], better: int) -> None:

@@ -217,6 +217,7 @@ class Marginalized(RowsMarginalized):
         limits = {
             "quadrature_sd": ADVISED,
             "quadrature_sd_elsewhere": ADVISED,
+            "quadrature_sd_single": ADVISED,
             "quadrature_error": self.accuracy,
             "quadrature_elsewhere": ELSEWHERE,
             "quadrature_unconverged": 1.0,

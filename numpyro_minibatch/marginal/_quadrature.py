@@ -353,6 +353,8 @@ def _expanded(
 def _factor(matrix: Array) -> list[list[Array]]:
     """The Cholesky factor of each matrix, with non-positive pivots replaced."""
     d = matrix.shape[-1]
+    # smaller pivots are rounding errors; numbers with a correlation of 0.9999 are not
+    least = float(jnp.finfo(matrix.dtype).eps) ** 0.75
     rows: list[list[Array]] = []
     for i in range(d):
         row: list[Array] = []
@@ -361,7 +363,7 @@ def _factor(matrix: Array) -> list[list[Array]]:
             inner = sum((row[k] * rows[j][k] for k in range(j)), jnp.zeros(()))
             row.append((matrix[..., i, j] - inner) / rows[j][j])
         pivot = matrix[..., i, i] - sum((x * x for x in row), jnp.zeros(()))
-        pivot = jnp.where(pivot > 1e-4 * size, pivot, size)
+        pivot = jnp.where(pivot > least * size, pivot, size)
         row.append(jnp.sqrt(pivot))
         rows.append(row)
     return rows

@@ -30,7 +30,9 @@ __all__ = [
     "at_worst_rows",
     "Look",
     "look_by",
+    "look_by_own",
     "looks_of",
+    "rounded_spread",
     "rules_of",
     "summary",
     "together",
@@ -45,6 +47,7 @@ _WIDE = {1: (121, 0.5), 2: (31, 0.8), 3: (19, 1.0)}
 # rows at all draws, and evaluations of row likelihoods there
 _FEWEST_ROWS, _MOST_ROWS, _MOST = 24, 2_000, 9_000_000
 _SCREENED = 8  # times as many rows are looked at for those with the largest error
+_COMMON = 4.0  # times the variance of independent errors that is not by chance
 _WORST = 4  # one in so many of the rows that are measured are these
 
 
@@ -341,6 +344,41 @@ def together(errors: list[QuadratureError]) -> QuadratureError:
 def _at(by_nodes: Mapping[int, float], nodes: int) -> float:
     """The error of so many nodes, or of the next smaller number that was tried."""
     return by_nodes[max(n for n in by_nodes if n <= nodes)]
+
+
+def look_by_own(rules: Rules) -> Callable[..., dict[str, Array]]:
+    """Log likelihoods of the rows by the model's own nodes alone."""
+
+    def look(rows: Rows | ChainRows, *_: Any) -> dict[str, Array]:
+        rule = rules.get(rows.model.level.names)
+        if rule is None or isinstance(rows, ChainRows):
+            return {}
+        return {f"{rule.number} own": rows.log_marginal(rule.own)}
+
+    return look
+
+
+def rounded_spread(
+    single: Mapping[str, np.ndarray],
+    found: Mapping[str, np.ndarray],
+    rules: Rules,
+    weights: np.ndarray,
+) -> float:
+    """The spread of errors in single precision that rows have in common.
+
+    Rounding errors of rows are independent and cancel; their part is left out.
+
+    :param single: results of :func:`look_by_own` in single precision.
+    :param found: results of :func:`look_by` in double precision.
+    :param weights: the number of rows that each one stands for.
+    """
+    total: Any = 0.0
+    for rule in rules.values():
+        off = single[f"{rule.number} own"] - found[f"{rule.number} fine"]
+        total = total + off.reshape(*off.shape[:2], -1).sum(-1)
+    common = float((total @ weights).var())
+    apart = float(np.square(weights) @ total.var(0))
+    return common**0.5 if common > _COMMON * apart else 0.0
 
 
 def look_by(rules: Rules) -> Callable[..., dict[str, Array]]:

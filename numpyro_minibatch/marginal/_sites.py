@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from numpyro import handlers
-from numpyro.distributions import MaskedDistribution, biject_to
+from numpyro.distributions import MaskedDistribution, biject_to, constraints
 from numpyro.distributions.distribution import ExpandedDistribution, Independent
 from numpyro.infer import init_to_uniform
 
@@ -43,11 +43,14 @@ class Local(NamedTuple):
     :param name: the site.
     :param discrete: whether its support is finite.
     :param size: unconstrained numbers of a row, or states of a row.
+    :param bounded: whether a continuous site has a support with a border, near which
+        values in single precision are rounded to it.
     """
 
     name: str
     discrete: bool
     size: int
+    bounded: bool = False
 
 
 class Chain(NamedTuple):
@@ -453,7 +456,11 @@ def _local(name: str, fn: Any, free_shape: tuple[int, ...]) -> Local:
             "and the integral over all its values is infinite. Put the mask around the "
             "observed sites only."
         )
-    return Local(name, False, math.prod(free_shape) // max(extra, 1))
+    support = fn.support
+    while isinstance(support, type(constraints.real_vector)):
+        support = support.base_constraint
+    size = math.prod(free_shape) // max(extra, 1)
+    return Local(name, False, size, bounded=support is not constraints.real)
 
 
 def _check_sizes(level: Level) -> None:
