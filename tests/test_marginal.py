@@ -373,12 +373,17 @@ def test_an_exponential_tail_is_integrated_with_few_nodes(shape: float) -> None:
     def by_nodes(n: int) -> Callable:
         return lambda r: log_rows(marginalize(model, num_nodes=n), {"r": r}, counts)
 
-    at = jnp.array(shape)
-    np.testing.assert_allclose(by_nodes(31)(at).sum(), by_hand(at), atol=3e-5)
-    assert abs(by_nodes(11)(at).sum() - by_hand(at)) > 1e-2
+    with double():  # derivatives of a sum of logarithms cancel in single precision
+        at = jnp.asarray(shape)
+        assert abs(by_nodes(31)(at).sum() - by_hand(at)) < 3e-5
+        assert abs(by_nodes(11)(at).sum() - by_hand(at)) > 1e-2
+        for derive in (jax.grad, lambda f: jax.grad(jax.grad(f))):
+            found = derive(lambda r: by_nodes(31)(r).sum())(at)
+            np.testing.assert_allclose(found, derive(by_hand)(at), rtol=1e-3)
+    # single precision rounds small rates to zero, where nodes would have no derivative
     for derive in (jax.grad, lambda f: jax.grad(jax.grad(f))):
-        found = derive(lambda r: by_nodes(31)(r).sum())(at)
-        np.testing.assert_allclose(found, derive(by_hand)(at), rtol=2e-3)
+        found = derive(lambda r: by_nodes(31)(r).sum())(jnp.float32(shape))
+        assert np.isfinite(found)
 
 
 def test_nearly_collinear_numbers_are_integrated() -> None:

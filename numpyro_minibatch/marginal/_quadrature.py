@@ -54,6 +54,7 @@ _HERMITE = 11  # nodes per dimension up to which they are those of Gauss and Her
 # left out is 1e-8.
 _FALLEN = 18.0
 _FIRST, _LAST = 0.5, 15.0  # range of t that is searched; sinh(15) is 1.6e6
+_SHORTEST = 1e-4  # range on either side
 _OTHERS = (0.0, 1.0, -1.0, 2.0, -2.0, 3.0, -3.0)  # values of t of other numbers
 _HALVINGS = 13  # steps of this search, which double t and then halve its interval
 _MOST_STEPS = 60
@@ -262,8 +263,9 @@ def find_reach(log_density: Callable[[Array], Array], place: Place) -> Reach:
         return jnp.where(fallen, inside, t), jnp.where(fallen, t, outside)
 
     ends = jnp.zeros(shape, dtype), jnp.full(shape, jnp.inf, dtype)
-    _, outside = jax.lax.fori_loop(0, _HALVINGS, body, ends)
-    t = jnp.moveaxis(jnp.minimum(outside, _LAST), 0, -1)
+    # where it has fallen, it may be zero, with derivatives that are not finite
+    inside, _ = jax.lax.fori_loop(0, _HALVINGS, body, ends)
+    t = jnp.moveaxis(jnp.maximum(inside, _SHORTEST), 0, -1)
     return Reach(-t[..., :d], t[..., d:])
 
 
