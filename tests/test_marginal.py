@@ -684,6 +684,24 @@ def test_states_that_the_observations_exclude_have_derivatives(of: Callable) -> 
         np.testing.assert_allclose(derive(found)(at), derive(by_hand)(at), rtol=1e-4)
 
 
+def test_a_distribution_of_the_users_own_needs_no_support() -> None:
+    class Own(dist.Distribution):
+        def __init__(self, loc: Any) -> None:
+            self.loc = loc
+            super().__init__(batch_shape=jnp.shape(loc))
+
+        def log_prob(self, value: Any) -> Any:
+            return -0.5 * (value - self.loc) ** 2 - 0.5 * jnp.log(2 * jnp.pi)
+
+    def model(y: Any) -> None:
+        with numpyro.plate("data", len(y)) as idx:
+            a = numpyro.sample("a", dist.Normal(0.0, 2.0))
+            numpyro.sample("y", Own(a), obs=y[idx])
+
+    exact = dist.Normal(0.0, np.sqrt(5.0)).log_prob(Y)
+    np.testing.assert_allclose(log_rows(marginalize(model), {}, Y), exact, atol=1e-4)
+
+
 def test_numbers_that_are_cut_off_have_a_density_without_steps() -> None:
     def model(y: Any) -> None:
         with numpyro.plate("data", len(y)) as idx:

@@ -227,6 +227,19 @@ def test_rows_are_those_of_the_model_on_all_data(case: Case) -> None:
     np.testing.assert_allclose(same, known, rtol=tolerance)
 
 
+def test_plates_of_the_same_size_that_are_not_subsampled_stay_apart() -> None:
+    third = jnp.asarray(COUNTS[:40])
+
+    def model(X: Any, y: Any, z: Any) -> None:
+        two_plates(X, y, z)
+        rate = numpyro.sample("rate", dist.Exponential(1.0))
+        with numpyro.plate("third", len(third)) as idx:
+            numpyro.sample("third_counts", dist.Poisson(rate), obs=third[idx])
+
+    layout, _ = inspect_model("MINT", model, (X, Y, COUNTS), {}, {"third": 5})
+    assert layout.plates == (("third", 40),) and layout.slices is None
+
+
 def test_rows_may_be_along_another_axis_of_an_observed_site() -> None:
     wide = np.stack([Y, 2 * Y, -Y])
 

@@ -143,6 +143,9 @@ def in_one_plate(
     """
     sizes = {s.name: s.args[0] for s in sites if s.type == "plate"}
     holding = candidates(sites, sizes)
+    if isinstance(asked, Mapping):  # all rows of other plates are read
+        wanted = {sizes[name] for name in asked if name in sizes}
+        holding = [name for name in holding if sizes[name] in wanted]
     twice = {n: sizes[n] for n in holding if list(sizes.values()).count(sizes[n]) > 1}
     first: dict[int, str] = {}
     same = {name: first.setdefault(size, name) for name, size in twice.items()}

@@ -338,9 +338,7 @@ def _check_approximation(
     """
     if problem.better is None:
         return
-    draws = unflatten(posterior.draws[:_STARTING], problem.example)
-    dtype = problem.dtype
-    better = problem.better(jax.tree.map(lambda x: np.asarray(x, dtype), draws))
+    better = problem.better(_starts(problem, posterior.draws))
     if better is not None:
         raise TooCoarse(better, posterior.location, center.other_mode)
 
@@ -490,12 +488,8 @@ def _with_modes(
     if worst is not None:
         outcome.report["tail_mode"] = worst
     modes = posterior.expansion.modes  # type: ignore[attr-defined]
-    dtype = problem.dtype
     return outcome._replace(
-        starts=jax.tree.map(
-            lambda x: np.asarray(x, dtype),
-            unflatten(starts[:_STARTING], problem.example),
-        ),
+        starts=_starts(problem, starts),
         radius=float(distances(modes, posterior.draws).min(1).max()),
         report=outcome.report | found.report,
     )
@@ -607,6 +601,12 @@ def _positions(problem: Problem, start: Any) -> np.ndarray:
     return np.vstack([positions, flatten(start)])
 
 
+def _starts(problem: Problem, draws: np.ndarray) -> Any:
+    """The first of some flat draws, as positions in working precision."""
+    positions = unflatten(draws[:_STARTING], problem.example)
+    return jax.tree.map(lambda x: np.asarray(x, problem.dtype), positions)
+
+
 def _element(problem: Problem, which: int) -> str:
     """The name of an element of a flat position, such as ``b[2]``."""
     named = jax.tree_util.tree_leaves_with_path(problem.example)
@@ -653,7 +653,6 @@ def _outcome(
     if tails is not None and not posterior.expansion.has_every_row:
         report["tail_inefficiency"] = tails.inefficiency
         report["tail_parameter"] = _element(problem, tails.parameter)
-    starts = unflatten(posterior.draws[:_STARTING], problem.example)
     away = posterior.draws - posterior.location
     radius = np.linalg.norm(np.linalg.solve(posterior.root.T, away.T), axis=0).max()
     # the root of draws is shrunk, which hides strong correlations
@@ -672,7 +671,7 @@ def _outcome(
             over_relaxed,
         ),
         surrogate,
-        jax.tree.map(lambda x: np.asarray(x, dtype), starts),
+        _starts(problem, posterior.draws),
         float(radius),
         report,
         covariance,

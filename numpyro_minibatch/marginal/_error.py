@@ -172,7 +172,7 @@ class SetUpError:
         :raises ValueError: the error shifts the posterior too far, and the user chose
             the number of nodes.
         """
-        errors, plates, own, most, rounded = [], [], 0, 0, 0.0
+        errors, measured, plates, own, most = [], [], [], 0, 0
         for at, rules, look in self._comparisons(model, draws):
             rules = {
                 names: rule._replace(own=_own_nodes(model, at.levels[rule.number]))
@@ -182,9 +182,8 @@ class SetUpError:
                 numbers, weights, found = at_worst_rows(look, at.size, draws, rules)
                 used, found = _with_more(at, draws, numbers, found, rules, accuracy)
             errors.append(summary(found, used, numbers, weights, accuracy))
+            measured.append((at, numbers, found, used, weights))
             plates.append(at.plate)
-            if not is_double() and _has_borders(at):
-                rounded += _rounded(at, draws, numbers, found, used, weights)
             own = max(own, *(rule.own for rule in rules.values()))
             most = max(most, *(rule.fine for rule in used.values()))
         if not errors:
@@ -195,6 +194,10 @@ class SetUpError:
         if model.num_nodes is not None:
             _check_spread(error, plates, better)
         _check_elsewhere(error, plates)
+        rounded = 0.0
+        coarse = error.spread > ADVISED or error.largest > accuracy
+        if not (is_double() or (coarse and model.num_nodes is None)):
+            rounded = sum(_rounded(draws, *each) for each in measured)
         return {
             "quadrature_sd": error.spread,
             "quadrature_sd_elsewhere": error.spread_elsewhere,
@@ -244,13 +247,9 @@ def _own_nodes(model: RowsMarginalized, level: Level) -> int:
     return model.num_nodes or NODES[level.dimensions]
 
 
-def _has_borders(at: RowsAt) -> bool:
-    return any(site.bounded for level in at.levels for site in level.sites)
-
-
 def _rounded(
-    at: RowsAt,
     draws: Mapping[str, Any],
+    at: RowsAt,
     numbers: np.ndarray,
     found: Mapping[str, np.ndarray],
     rules: Rules,
@@ -263,6 +262,11 @@ def _rounded(
 
     :param numbers: the rows of ``found``, the results in double precision.
     """
+    # those of inner plates are compared at draws, which differ between precisions
+    outer = len(at.levels) - 1
+    rules = {names: rule for names, rule in rules.items() if rule.number == outer}
+    if not rules or not any(site.bounded for site in at.levels[outer].sites):
+        return 0.0
     key, width = jax.random.key(0), len(numbers)
     look = at.looker(key, look_by_own(rules), width=width, height=1)
     return rounded_spread(look(draws, numbers), found, rules, weights)

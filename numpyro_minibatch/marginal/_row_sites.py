@@ -118,7 +118,7 @@ def _with_zeros(fn: Any, value: Array) -> Array | None:
 
     :return: ``None`` if no parameter of the distribution can be zero.
     """
-    if not fn.support.is_discrete:
+    if not getattr(fn.support, "is_discrete", False):  # a user's may have no support
         return None
     zero: Any = False
     changed = copy.copy(fn)
