@@ -254,6 +254,8 @@ def main(args):
     model = make_model(size)
     first, *keys = random.split(random.key(args.seed), 4)
     start, results = starts(first, model, *arrays, size.chains), {}
+    if size.chains == 1:  # then NumPyro expects no axis of chains
+        start = jax.tree.map(lambda x: x[0], start)
     for (method, kernel), key in zip(
         kernels(model, size, len(data.X)).items(), keys, strict=True
     ):

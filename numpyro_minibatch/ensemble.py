@@ -17,6 +17,7 @@ import xarray as xr
 from jax.flatten_util import ravel_pytree
 
 from numpyro_minibatch._internal.checks import check_count, describe
+from numpyro_minibatch._internal.precision import full_precision
 from numpyro_minibatch.inference_data import get_group, samples_of
 
 __all__ = [
@@ -362,6 +363,7 @@ def line_losses(
     check_count("line_losses", "num_points", num_points)
     places = np.linspace(0.0, 1.0, num_points)
 
+    @full_precision
     @jax.jit
     def at(place: Any) -> Any:
         return loss(jax.tree.map(lambda a, b: a + place * (b - a), first, second))
@@ -369,6 +371,7 @@ def line_losses(
     return places, np.array([float(at(jnp.asarray(p, float))) for p in places])
 
 
+@full_precision
 @partial(jax.jit, static_argnums=0)  # compiled once for a function of logits
 def _probabilities(logits: Callable, draw: Any, rows: Any) -> Any:
     return jax.nn.softmax(logits(draw, rows), axis=-1)

@@ -462,7 +462,8 @@ def _looked_up(source: Source, index: Array, numbers: Array, rows: Array) -> Arr
         return jax.lax.cond(
             jnp.all(numbers[place] == index),
             lambda: rows[place],
-            lambda: _called(source, index),
+            # in double precision, a table may have been converted
+            lambda: _called(source, index).astype(rows.dtype),
         )
 
     @look.def_vmap

@@ -31,6 +31,7 @@ from numpyro_minibatch import (
     proposal,
     sample,
 )
+from numpyro_minibatch._internal.precision import double
 from numpyro_minibatch._internal.static import digest
 from numpyro_minibatch.inference_data import get_group
 
@@ -175,6 +176,20 @@ def test_what_would_be_copied_is_not_an_alias(name: str, why: str, files: Path) 
         for mode in ("callback", "prefetch"):
             found = jax.jit(lambda rows, i: rows[i])(HostRows(array, mode), index)
             np.testing.assert_array_equal(found, expected)
+
+
+def test_a_table_of_rows_can_be_in_double_precision() -> None:
+    """As in the set-up, which converts the arrays of a model."""
+    rows = HostRows(X, "prefetch").with_rows(np.array([3, 7]))
+    with double():
+        wide = jax.tree.map(
+            lambda x: x.astype(float) if jnp.issubdtype(x.dtype, jnp.floating) else x,
+            rows,
+        )
+        for index in ([3, 7], [3, 8]):  # from the table, and by callback
+            found = jax.jit(lambda rows, i: rows[i])(wide, jnp.array(index))
+            assert found.dtype == np.float64
+            np.testing.assert_array_equal(found, X[index])
 
 
 def test_doubles_are_those_that_jax_has(files: Path) -> None:

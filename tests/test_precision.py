@@ -1,4 +1,9 @@
-"""Models that read NumPy arrays from their surroundings, in both precisions."""
+"""The precision of numbers and of products of matrices.
+
+Models that read NumPy arrays from their surroundings are traced in both precisions.
+Products of float32 matrices are as precise as their factors, which GPUs and TPUs leave
+to a setting: processors have only this precision, so that the setting is tested here.
+"""
 
 import functools
 import types
@@ -13,7 +18,17 @@ import pytest
 from numpyro.infer import MCMC, NUTS
 from numpyro.infer.util import log_density
 
-from numpyro_minibatch import MinibatchMH, marginalize
+from numpyro_minibatch import (
+    AMAGOLD,
+    MINT,
+    RENHD,
+    SGHMC,
+    CyclicalSGHMC,
+    MinibatchMH,
+    marginalize,
+    recover_marginals,
+    to_inference_data,
+)
 from numpyro_minibatch._internal.precision import double, in_this_precision
 from numpyro_minibatch._model import batch_comparison
 from numpyro_minibatch._model.numpy_calls import ReadsValues
@@ -261,3 +276,100 @@ def test_a_precision_of_the_models_own_is_named():
         TypeError, match="(?s)double precision also.*float32.*Leave out"
     ):
         draws_of(kernel, jnp.ones(3000), draws=1)
+
+
+def products_of(jaxpr):
+    """The precision of every product of matrices in a program."""
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == "dot_general":
+            yield eqn.params["precision"]
+        for param in jax.tree.leaves(list(eqn.params.values())):
+            inner = getattr(param, "jaxpr", param)
+            if hasattr(inner, "eqns"):
+                yield from products_of(inner)
+
+
+KERNELS = {
+    "MinibatchMH": lambda model: MinibatchMH(model, control_variate="taylor2"),
+    "MINT": lambda model: MINT(model, temperature=20.0, batch_size=50),
+    "AMAGOLD": lambda model: AMAGOLD(model, batch_size=50),
+    "SGHMC": lambda model: SGHMC(model, batch_size=50, step_size=1e-3),
+    "RENHD": lambda model: RENHD(
+        model, temperatures=[1.0, 2.0], batch_size=50, step_size=1e-3
+    ),
+    "SGHMC, untuned": lambda model: SGHMC(model, batch_size=50),
+    "CyclicalSGHMC": lambda model: CyclicalSGHMC(
+        model, batch_size=50, step_size=1e-3, cycle_length=10, num_steps=2
+    ),
+}
+
+
+FULL = (jax.lax.Precision.HIGHEST,) * 2
+EXPECTED = {"SGHMC": {None}, "CyclicalSGHMC": {None}, "RENHD": {None, FULL}}
+
+
+@pytest.fixture
+def regression():
+    """A regression that notes the setting each time it is traced."""
+    seen = []
+
+    def model(X, y):
+        seen.append(jax.config.jax_default_matmul_precision)
+        b = numpyro.sample("b", dist.Normal(jnp.zeros(3)).to_event(1))
+        with numpyro.plate("rows", len(y)) as idx:
+            numpyro.sample("y", dist.Normal(X[idx] @ b), obs=y[idx])
+
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(2000, 3)).astype(np.float32)
+    y = X.sum(1) + rng.normal(size=2000).astype(np.float32)
+    return model, (jnp.asarray(X), jnp.asarray(y)), seen
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_products_are_as_precise_as_their_factors(name, regression):
+    model, data, seen = regression
+    kernel = KERNELS[name](model)
+    keys = jax.random.split(jax.random.key(0), 2)
+    state = kernel.init(keys, 10, None, data, {})
+    program = jax.make_jaxpr(lambda s, d: kernel.sample(s, d, {}))(state, data)
+    found = set(products_of(program.jaxpr))
+    # swaps compare, and so do gradients with a control variate; others are as JAX's
+    assert found == EXPECTED.get(name, {FULL})
+    assert jax.config.jax_default_matmul_precision is None
+
+
+def test_the_set_up_has_full_precision(regression):
+    model, data, seen = regression
+    KERNELS["MinibatchMH"](model).init(jax.random.key(0), 10, None, data, {})
+    assert set(seen) == {"highest"}
+
+
+def test_a_precision_that_the_user_chose_is_left(regression):
+    model, data, seen = regression
+    kernel = KERNELS["MinibatchMH"](model)
+    with jax.default_matmul_precision("tensorfloat32"):
+        kernel.init(jax.random.key(0), 10, None, data, {})
+    assert set(seen) == {"tensorfloat32"}
+
+
+def test_analyses_and_marginalized_models_have_it_too():
+    seen = []
+
+    def model(X, y):
+        seen.append(jax.config.jax_default_matmul_precision)
+        b = numpyro.sample("b", dist.Normal(jnp.zeros(3)).to_event(1))
+        with numpyro.plate("rows", len(y)) as idx:
+            z = numpyro.sample("z", dist.Bernoulli(0.3))
+            numpyro.sample("y", dist.Normal(X[idx] @ b + 2 * z), obs=y[idx])
+
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(2000, 3)).astype(np.float32)
+    y = (X.sum(1) + rng.normal(size=2000)).astype(np.float32)
+    marginal = marginalize(model)
+    kernel = MinibatchMH(marginal, control_variate="taylor2")
+    mcmc = MCMC(kernel, num_warmup=10, num_samples=10, progress_bar=False)
+    mcmc.run(jax.random.key(0), X, y)
+    idata = to_inference_data(mcmc, log_likelihood=True)
+    recover_marginals(marginal, idata, X, y, rows=[0, 1], key=jax.random.key(1))
+    log_density(marginal, (X, y), {}, {"b": jnp.zeros(3)})  # as NUTS calls it
+    assert set(seen) == {"highest"}

@@ -1,11 +1,12 @@
-"""Double precision for a part of the set-up."""
+"""The precision of numbers, and that of products of matrices."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,10 @@ import numpy as np
 
 from numpyro_minibatch._internal.functions import reading
 
-__all__ = ["double", "in_this_precision", "is_double"]
+__all__ = ["double", "full_precision", "in_this_precision", "is_double"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _WITHIN: ContextVar[bool] = ContextVar("double precision in single", default=False)
 
@@ -38,6 +42,29 @@ def double() -> Iterator[None]:
             yield
     finally:
         _WITHIN.reset(token)
+
+
+def full_precision(fn: Callable[P, T]) -> Callable[P, T]:
+    """A function whose products of matrices have the precision of their factors.
+
+    On GPUs and TPUs, JAX rounds the factors of a float32 product to 10 or 7 bits: on an
+    H200, entries of a (1048576, 20) by (20, 16) product were wrong by 1e-2 instead of
+    6e-6. A log likelihood sums such errors over the rows, and a step compares two of
+    these sums. A precision that the user has set (``jax_default_matmul_precision``) is
+    left as it is.
+
+    :param fn: the function, which JAX may trace.
+    """
+
+    @wraps(fn)
+    def run(*args: P.args, **kwargs: P.kwargs) -> T:
+        chosen = getattr(jax.config, "jax_default_matmul_precision", None)
+        if chosen is not None:
+            return fn(*args, **kwargs)
+        with jax.default_matmul_precision("highest"):
+            return fn(*args, **kwargs)
+
+    return run
 
 
 def in_this_precision(model: Callable) -> Callable:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_minibatch._internal.precision import double, is_double
+from numpyro_minibatch._internal.precision import double, full_precision, is_double
 from numpyro_minibatch._model.layout import Layout
 from numpyro_minibatch._model.rowwise import trace_rows
 from numpyro_minibatch._model.rowwise_rules import PLAIN, SAME, Fact, rows_of_plate
@@ -308,6 +308,7 @@ class Comparison:
             for name in target.plates
         }
 
+    @full_precision
     def evaluate(
         self, integrals: bool = True
     ) -> list[tuple[dict[str, Any], dict[str, Any], dict[str, str]]]:

@@ -18,7 +18,7 @@ import numpy as np
 from jax import Array
 from numpyro.infer import init_to_uniform
 
-from numpyro_minibatch._internal.precision import is_double
+from numpyro_minibatch._internal.precision import full_precision, is_double
 from numpyro_minibatch._model.dataflow import inputs_used
 from numpyro_minibatch.host_rows import HostRows, find_rows, map_rows
 from numpyro_minibatch.target import ModelTarget, Target
@@ -125,6 +125,7 @@ class Program:
         self._arrays = [leaves[place] for place in places]
         self._on_device: dict[bool, list[Array]] = {}
 
+    @full_precision
     def __call__(self, *inputs: Any) -> Any:
         """The value of ``fn`` at ``inputs``."""
         arrays = self._on_device.get(is_double())
@@ -377,6 +378,7 @@ def log_likelihoods(
     return {name: found[name] for name in plates}
 
 
+@full_precision
 def log_densities(
     target: Target,
     draws: Any,
@@ -434,6 +436,7 @@ def log_densities(
     return prior, likelihood
 
 
+@full_precision
 def compute_rows(
     target: Target,
     plate: str,

@@ -236,6 +236,12 @@ class SGMCMC(SteppedKernel, MinibatchKernel):
             ) from None
 
     @property
+    def in_full_precision(self) -> bool:
+        """Whether a step multiplies matrices in full precision."""
+        # without a control variate, rounding is far smaller than the gradients' noise
+        return self.control_variate is not None
+
+    @property
     def default_fields(self) -> tuple[str, ...]:
         """The fields of the state that the driver collects."""
         return (

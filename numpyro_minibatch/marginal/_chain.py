@@ -33,6 +33,7 @@ from jax import Array
 from numpyro import handlers
 from numpyro.primitives import Messenger
 
+from numpyro_minibatch._internal.precision import full_precision
 from numpyro_minibatch._model.dataflow import inputs_used
 from numpyro_minibatch.marginal._quadrature import log_sum_exp
 from numpyro_minibatch.marginal._row_sites import (
@@ -250,6 +251,7 @@ class ChainModel:
     fn: Callable
     level: Level
 
+    @full_precision
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model, and observe the marginal likelihood of each row."""
         with _SumScan(self):

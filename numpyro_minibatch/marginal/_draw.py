@@ -10,6 +10,7 @@ import numpy as np
 from jax import Array
 from numpyro.distributions import biject_to
 
+from numpyro_minibatch._internal.precision import full_precision
 from numpyro_minibatch.marginal._model import Rows
 from numpyro_minibatch.marginal._quadrature import Place
 from numpyro_minibatch.marginal._row_sites import each_key
@@ -23,6 +24,7 @@ _GRID = np.sinh(np.linspace(-4.0, 4.0, 193))
 _STEPS, _FREEDOM = 64, 5.0  # of the Markov chain for two or three numbers per row
 
 
+@full_precision
 def draw_latents(rows: Rows, keys: Array) -> tuple[dict[str, Array], dict[str, Array]]:
     """Draw the latent sites of each row, given its observations and the parameters.
 

@@ -17,6 +17,7 @@ from jax import Array
 from numpyro.distributions import biject_to
 from numpyro.primitives import CondIndepStackFrame, Messenger
 
+from numpyro_minibatch._internal.precision import full_precision
 from numpyro_minibatch._internal.static import Static
 from numpyro_minibatch._model.dataflow import inputs_used, smooth_inputs
 from numpyro_minibatch.marginal._chain import ChainModel
@@ -297,6 +298,7 @@ class LevelModel:
     level: Level
     num_nodes: int | None = None
 
+    @full_precision
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model, and observe the marginal likelihood of each row."""
         seen = self.observer()

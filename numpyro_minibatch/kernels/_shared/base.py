@@ -18,6 +18,7 @@ from numpyro.util import is_prng_key
 
 from numpyro_minibatch import control_variate as control_variates
 from numpyro_minibatch._internal.checks import check_flag, check_positive
+from numpyro_minibatch._internal.precision import full_precision
 from numpyro_minibatch._internal.progress import asked_by, shown
 from numpyro_minibatch._internal.static import Static, digest
 from numpyro_minibatch._model.content import content_of
@@ -562,6 +563,7 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
 
     # the driver's interface -----------------------------------------------------------
 
+    @full_precision
     def init(  # type: ignore[no-untyped-def]
         self, rng_key, num_warmup, init_params=None, model_args=(), model_kwargs=None
     ):

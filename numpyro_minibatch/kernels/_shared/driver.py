@@ -18,6 +18,7 @@ from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import find_stack_level
 
 from numpyro_minibatch._internal.frames import running
+from numpyro_minibatch._internal.precision import full_precision
 from numpyro_minibatch._internal.threads import compilers
 from numpyro_minibatch.kernels._shared.identity import ByValue
 from numpyro_minibatch.target import Target
@@ -68,6 +69,14 @@ class DrivenKernel(ByValue, MCMCKernel):
         :return: the state after the draw, with ``i`` one larger.
         """
 
+    @property
+    def in_full_precision(self) -> bool:
+        """Whether a step multiplies matrices in full precision.
+
+        Steps that compare log densities need it; gradients of minibatches do not.
+        """
+        return True
+
     def sample(self, state, model_args, model_kwargs):  # type: ignore[no-untyped-def]
         """One draw from the current state.
 
@@ -82,6 +91,8 @@ class DrivenKernel(ByValue, MCMCKernel):
         data = jax.tree.leaves((model_args, model_kwargs))
         if any(isinstance(x, jax.core.Tracer) for x in data):
             self.compiles_for_data()
+        if self.in_full_precision:
+            step = full_precision(step)
         return step(self.make_target(model_args, model_kwargs or {}), state)
 
 

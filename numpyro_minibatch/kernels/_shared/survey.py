@@ -16,6 +16,7 @@ import numpy as np
 from numpyro.util import find_stack_level
 
 from numpyro_minibatch._internal import passes
+from numpyro_minibatch._internal.precision import full_precision
 from numpyro_minibatch._internal.static import Seen, Static
 from numpyro_minibatch._model.content import content_of, known_content
 from numpyro_minibatch._model.start import find_nan
@@ -55,6 +56,7 @@ _FOUND: OrderedDict[Hashable, _Found] = OrderedDict()
 _MOST_FOUND = 4
 
 
+@full_precision
 def survey(kernel: Any, static: Static, arrays: list[Any], init: Any) -> Any:
     """The result of the set-up on all rows, computed once for the same data.
 

@@ -33,6 +33,11 @@ class OuterKernel(DrivenKernel):
         """The NumPyro model."""
         return self._inner.model
 
+    @property
+    def in_full_precision(self) -> bool:
+        """Whether a step of the kernel inside multiplies in full precision."""
+        return self._inner.in_full_precision
+
     def compiles_for_data(self) -> None:
         """Note that a program is being compiled that takes the data as arguments."""
         self._inner.compiles_for_data()

@@ -14,6 +14,7 @@ from numpyro.util import is_prng_key
 from numpyro_minibatch import schedule as schedules
 from numpyro_minibatch._internal.checks import check_flag, check_positive, describe
 from numpyro_minibatch._internal.keys import unwrapped
+from numpyro_minibatch._internal.precision import full_precision
 from numpyro_minibatch.kernels._shared.contract import InPieces, Pieces
 from numpyro_minibatch.kernels._shared.fields import with_named_items
 from numpyro_minibatch.kernels._shared.wrapper import OuterKernel
@@ -302,6 +303,7 @@ class Cyclical(OuterKernel):
 
     # the driver's interface -----------------------------------------------------------
 
+    @full_precision
     def init(  # type: ignore[no-untyped-def]
         self, rng_key, num_warmup, init_params=None, model_args=(), model_kwargs=None
     ):

@@ -18,6 +18,7 @@ from numpyro.util import is_prng_key
 
 from numpyro_minibatch import ladder
 from numpyro_minibatch._internal.checks import check_divides, check_flag, check_mesh
+from numpyro_minibatch._internal.precision import full_precision
 from numpyro_minibatch._internal.static import Static
 from numpyro_minibatch._model.content import known_content
 from numpyro_minibatch._model.prior import check_prior
@@ -269,6 +270,7 @@ class ReplicaExchange(OuterKernel):
 
     # the driver's interface -----------------------------------------------------------
 
+    @full_precision
     def init(  # type: ignore[no-untyped-def]
         self, rng_key, num_warmup, init_params=None, model_args=(), model_kwargs=None
     ):
@@ -447,6 +449,7 @@ class ReplicaExchange(OuterKernel):
             drawn._replace(i=moved.i[0]),
         )
 
+    @full_precision
     def _from_prior(
         self, target: Target, state: ReplicaExchangeState, hottest: Any, key: Array
     ) -> Any:
@@ -481,6 +484,7 @@ class ReplicaExchange(OuterKernel):
         over_rungs = NamedSharding(self._mesh, PartitionSpec(self._mesh.axis_names[0]))
         return jax.lax.with_sharding_constraint(replicas, over_rungs)
 
+    @full_precision
     def _swap_pass(
         self, target: Target, state: ReplicaExchangeState, keys: dict[str, Array]
     ) -> SwapPass:
