@@ -334,3 +334,42 @@ def test_other_kernels_run_on_the_same_numpy_data_afterwards() -> None:
     residuals = jax.value_and_grad(lambda mean: jnp.sum(y - mean))
     found, _ = residuals(jnp.ones(100))
     np.testing.assert_allclose(found, (y - 1.0).sum(), rtol=1e-4)
+
+
+def column_times_vector(y: Any, in_plate: bool, turned: bool) -> None:
+    mean = numpyro.sample("b", dist.Normal(0.0, 1.0).expand([1, 1]).to_event(2))
+    fn = dist.Normal(jnp.ones((N, 1)) @ mean, 1.0)
+    data = y
+    if turned:
+        fn, data = dist.Normal(jnp.ones(N) * mean[0, 0], 1.0), y[:, None]
+    if in_plate:
+        with numpyro.plate("data", N):
+            numpyro.sample("y", fn, obs=data)
+    else:
+        numpyro.sample("y", fn, obs=data)
+
+
+@pytest.mark.parametrize("in_plate", [False, True])
+@pytest.mark.parametrize("turned", [False, True])
+def test_rows_by_rows_are_refused(in_plate: bool, turned: bool) -> None:
+    """Which NUTS samples: each observation then counts once for each row."""
+    with pytest.raises(
+        ValueError, match=r"has shape \(40, 40\): it has the rows twice"
+    ):
+        set_up(column_times_vector, Y, in_plate, turned)
+
+
+def test_data_repeated_for_another_reason_run() -> None:
+    def soft_constraint(y: Any) -> None:
+        mean = numpyro.sample("b", dist.Normal(0.0, 1.0))
+        with numpyro.plate("data", N):
+            numpyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+            numpyro.sample("none", dist.Normal(mean, 10.0), obs=0.0)
+
+    def square(y: Any) -> None:  # as many columns as rows
+        mean = numpyro.sample("b", dist.Normal(0.0, 1.0).expand([N]).to_event(1))
+        with numpyro.plate("data", N, dim=-2):
+            numpyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+
+    set_up(soft_constraint, Y)
+    set_up(square, np.outer(Y, np.arange(N)))

@@ -400,6 +400,26 @@ def test_warmup_and_continuation_of_a_pickle(name: str) -> None:
         np.testing.assert_allclose(whole["beta"], expected["beta"], rtol=1e-4)
 
 
+@pytest.mark.parametrize("jitted", [False, True])
+@kernels(
+    *("MINT", "SGLD", "control-variate", "RENHD", "CyclicalSGHMC"),
+    quick=("MINT", "RENHD"),
+)
+def test_a_state_goes_on_with_its_own_data_only(name: str, jitted: bool) -> None:
+    mcmc = driver(KERNELS[name](), jit_model_args=jitted, progress_bar=False)
+    mcmc.run(chain_keys()[0], X, Y)
+    mcmc.post_warmup_state, last = mcmc.last_state, mcmc.last_state.z
+    for data, says in (
+        ((X[:-1], Y[:-1]), r"args\[0\] had shape"),
+        ((X, 1 - Y), r"args\[1\] has other values"),
+    ):
+        with pytest.raises(ValueError, match=f"made for other data: {says}"):
+            mcmc.run(chain_keys()[1], *data)
+    mcmc.run(chain_keys()[1], np.array(X), jnp.asarray(Y))  # equal data
+    mcmc.post_warmup_state = None
+    mcmc.run(chain_keys()[1], X, 1 - Y, init_params=last)
+
+
 @kernels("MINT-langevin", "MHMinibatch", "SGLD")
 def test_thinning_and_jax_data_by_keyword(name: str) -> None:
     mcmc = driver(KERNELS[name](), num_samples=2 * DRAWS, thinning=3)

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-__all__ = ["Seen", "Static", "digest"]
+__all__ = ["Given", "Seen", "Static", "digest"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,6 +105,82 @@ class Seen:
 
     def __hash__(self) -> int:
         return hash(self.digests)
+
+
+_SAMPLED = 4096  # entries of an array that identify it
+
+
+@dataclass(frozen=True, eq=False)
+class Given:
+    """A record of a model's arguments, which tells whether others are the same.
+
+    Arrays need not be the same objects. An array that has been freed is known by its
+    shape and by some thousand of its entries.
+
+    :param arrays: by place, a weak reference, shape and sampled entries of each array.
+    """
+
+    arrays: dict[str, tuple[Any, tuple[int, ...], str]]
+
+    @classmethod
+    def of(cls, args: tuple, kwargs: Mapping[str, Any]) -> Given | None:
+        """Record some arguments; ``None`` if they are being traced."""
+        arrays = _arrays_by_place(args, kwargs)
+        if any(isinstance(x, jax.core.Tracer) for x in arrays.values()):
+            return None
+        return cls(
+            {
+                place: (weakref.ref(x), tuple(x.shape), _sampled(x))
+                for place, x in arrays.items()
+            }
+        )
+
+    def difference(self, args: tuple, kwargs: Mapping[str, Any]) -> str:
+        """The first array that is another one, in words; empty if there is none.
+
+        Arrays that are being traced are known by their shape only.
+        """
+        arrays = _arrays_by_place(args, kwargs)
+        for place in dict.fromkeys([*self.arrays, *arrays]):
+            if place not in self.arrays:
+                return f"{place} is an array now, and was not before"
+            if place not in arrays:
+                return f"{place} was an array, and is none now"
+            reference, shape, sampled = self.arrays[place]
+            other, known = arrays[place], reference()
+            if tuple(other.shape) != shape:
+                return f"{place} had shape {shape} and now has {tuple(other.shape)}"
+            if isinstance(other, jax.core.Tracer):
+                continue
+            if known is None or known is other:  # NumPy's arrays may have changed
+                same = isinstance(known, Array) or _sampled(other) == sampled
+            else:
+                same = np.array_equal(np.asarray(known), np.asarray(other), True)
+            if not same:
+                return f"{place} has other values than before"
+        return ""
+
+
+def _arrays_by_place(args: tuple, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    # rows outside of memory arrive in arrays that change during a run
+    leaves, _ = jax.tree_util.tree_flatten_with_path(
+        (tuple(args), dict(kwargs)), lambda x: hasattr(type(x), "_digest_parts")
+    )
+    return {
+        ("args", "kwargs")[path[0].idx] + jax.tree_util.keystr(path[1:]): leaf
+        for path, leaf in leaves
+        if isinstance(leaf, np.ndarray | Array)
+    }
+
+
+def _sampled(array: Any) -> str:
+    """A digest of evenly spaced entries; of none of an array on other processes."""
+    if isinstance(array, Array) and not array.is_fully_addressable:
+        return ""
+    if jnp.issubdtype(array.dtype, jax.dtypes.extended):
+        return ""
+    flat = np.asarray(array).reshape(-1)
+    return digest(flat[:: max(1, flat.size // _SAMPLED)])
 
 
 def digest(value: Any) -> str:

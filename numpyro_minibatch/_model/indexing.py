@@ -16,7 +16,7 @@ from numpyro_minibatch._model.dataflow import inspect_flow
 from numpyro_minibatch._model.plates import example_plate
 from numpyro_minibatch._model.rowwise import trace_rows
 from numpyro_minibatch._model.rowwise_rules import rows_of_plate
-from numpyro_minibatch._model.sites import Site, static_site
+from numpyro_minibatch._model.sites import Site, own_sizes, static_site
 from numpyro_minibatch._model.values import (
     NEEDS_VALUES,
     first_line,
@@ -32,6 +32,7 @@ __all__ = [
     "OwnCheck",
     "check_flow",
     "check_indexing",
+    "check_lined_up",
     "fails_on_rows",
     "inspect_target",
     "latent_of_rows",
@@ -252,14 +253,44 @@ def _crossed(site: Site, as_written: Site, plates: Mapping[str, int]) -> str:
     declared = {frame.dim for frame in site.frames}
     for axis in range(-min(len(written), len(probed)), 0):
         if axis not in declared and written[axis] != probed[axis]:
-            return (
-                f"observed site {site.name!r} has shape {written} in plate "
-                f"{site.inside(plates)[0].name!r}: it has the rows of the plate twice, "
-                "because its distribution and its data do not line up, as (n, 1) and "
-                "(n,) do not. Give both one entry per row, for example y[idx][:, 0] or "
-                "(X[idx] @ beta)[:, 0]."
-            )
+            return _CROSSED.format(site=site.name, shape=written, take="[idx]")
     return ""
+
+
+_CROSSED = (
+    "observed site {site!r} has shape {shape}: it has the rows twice, because "
+    "its distribution and its data do not line up, as (n, 1) and (n,) do not. "
+    "Give both one entry per row, for example y{take}[:, 0] or (X{take} @ beta)[:, 0]."
+)
+
+
+def check_lined_up(who: str, sites: list[Site], plates: Mapping[str, int]) -> None:
+    """Raise if each row of the data is paired with each of the distribution.
+
+    The rows then have two axes as well when the model is run on some of them, which may
+    be all rows of one axis and some of the other.
+    """
+    for site in sites:
+        if site.type != "sample" or not site.observed:
+            continue
+        shapes = [site.shape, site.value_shape or ()]
+        shapes = [x[: len(x) - site.event_dim] for x in shapes]
+        most = max(map(len, shapes))
+        fn, value = ((1,) * (most - len(x)) + tuple(x) for x in shapes)
+        whole = tuple(map(max, fn, value))  # of shapes that may not fit either
+        declared = {frame.dim for frame in site.frames}
+        for frame in site.inside(plates):
+            twice = [a for a in range(-len(whole), 0) if whole[a] == frame.size > 1]
+            other = [a for a in twice if a not in declared]
+            if frame.dim in twice and other and _is_once(value, frame.size, twice):
+                take = "[idx]" if own_sizes(sites) else ""
+                text = _CROSSED.format(site=site.name, shape=whole, take=take)
+                raise ValueError(f"{who}: {text}")
+
+
+def _is_once(value: tuple[int, ...], size: int, axes: list[int]) -> bool:
+    """Whether data have so many entries along one of the axes, and are repeated."""
+    return sorted(value[a] for a in axes) == [1] * (len(axes) - 1) + [size]
 
 
 def check_flow(who: str, target: Target, widths: Mapping[str, int], z: Any) -> bool:

@@ -24,6 +24,7 @@ from numpyro_minibatch._model.indexing import (
     NotIndexed,
     check_flow,
     check_indexing,
+    check_lined_up,
     latent_of_rows,
     not_indexed,
 )
@@ -165,6 +166,7 @@ def _inspected(
         sites, rows = with_row_plate(target, sites, lengths)
         sites, moved, sizes = in_one_plate(who, target, sites, sizes)
         widths, plates = choose_plates(who, sites, sizes, full, default)
+    check_lined_up(who, sites, plates)
     latents = check_sites(who, sites, plates)
     target = replace(target, sizes=plates, frozen=frozen, slices=moved)
     by_name = {site.name: site for site in sites}

@@ -20,7 +20,7 @@ from numpyro_minibatch import control_variate as control_variates
 from numpyro_minibatch._internal.checks import check_flag, check_positive
 from numpyro_minibatch._internal.precision import full_precision
 from numpyro_minibatch._internal.progress import asked_by, shown
-from numpyro_minibatch._internal.static import Static, digest
+from numpyro_minibatch._internal.static import Given, Static, digest
 from numpyro_minibatch._model.content import content_of
 from numpyro_minibatch._model.independence import check_rows
 from numpyro_minibatch._model.layout import Layout, layout_target
@@ -506,6 +506,11 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
                 ),
             )
 
+    @property
+    def data(self) -> Given | None:
+        """The data that the states belong to, once the kernel has been started."""
+        return self._run.data
+
     def compiles_for_data(self) -> None:
         """Note that a program is being compiled that takes the data as arguments."""
         self._learn(compiled_values=self._run.values)
@@ -587,6 +592,7 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
             num_chains=len(rng_key) if vectorized else 1,
         )
         self._setup(model_args, kwargs)
+        self._learn(data=Given.of(model_args, kwargs))
         static, arrays = Static.split(model_args, kwargs)
         name, layout = type(self).__name__, self.layout
         chains = (len(rng_key),) if vectorized else ()

@@ -19,6 +19,7 @@ from numpyro.util import find_stack_level
 
 from numpyro_minibatch._internal.frames import running
 from numpyro_minibatch._internal.precision import full_precision
+from numpyro_minibatch._internal.static import Given
 from numpyro_minibatch._internal.threads import compilers
 from numpyro_minibatch.kernels._shared.identity import ByValue
 from numpyro_minibatch.target import Target
@@ -44,10 +45,23 @@ class DrivenKernel(ByValue, MCMCKernel):
 
     @property
     def _sample_fn(self) -> Callable | None:
-        # NumPyro's driver initialises a kernel again if this is None
-        if self._run.vectorized:
-            return partial(over_chains, self.transition)
-        return None if self._run.vectorized is None else self.transition
+        # NumPyro's driver reads this in each run that goes on from a state, even where
+        # it has compiled the step, and initialises a kernel again if it is None
+        if self._run.vectorized is None:
+            return None
+        driver = running(MCMC)
+        if driver is not None:
+            self._check_data(driver._args, driver._kwargs)
+        return (
+            partial(over_chains, self.transition)
+            if self._run.vectorized
+            else self.transition
+        )
+
+    @property
+    def data(self) -> Given | None:
+        """The data that the states belong to, once the kernel has been started."""
+        return None
 
     def compiles_for_data(self) -> None:
         """Note that a program is being compiled that takes the data as arguments."""
@@ -84,9 +98,11 @@ class DrivenKernel(ByValue, MCMCKernel):
         :param model_args: positional arguments of the model.
         :param model_kwargs: keyword arguments of the model.
         :return: the state after the draw.
+        :raises ValueError: the data are not those of the state.
         """
         step = self._sample_fn
         assert step is not None
+        self._check_data(model_args, model_kwargs or {})
         warn_of_constants(type(self).__name__, state, (model_args, model_kwargs))
         data = jax.tree.leaves((model_args, model_kwargs))
         if any(isinstance(x, jax.core.Tracer) for x in data):
@@ -94,6 +110,21 @@ class DrivenKernel(ByValue, MCMCKernel):
         if self.in_full_precision:
             step = full_precision(step)
         return step(self.make_target(model_args, model_kwargs or {}), state)
+
+    def _check_data(self, args: tuple, kwargs: Mapping[str, Any]) -> None:
+        """Raise if a state would go on with other data than its own.
+
+        A state holds what was found of its data: a surrogate, log likelihoods, scales.
+        NumPyro's driver starts from a state that it has without calling ``init``.
+        """
+        other = "" if self.data is None else self.data.difference(args, kwargs)
+        if other:
+            raise ValueError(
+                f"{type(self).__name__}: the state to start from, such as "
+                f"mcmc.post_warmup_state, was made for other data: {other}. Write "
+                "mcmc.post_warmup_state = None, or make a new MCMC; then "
+                "init_params=mcmc.last_state.z starts at the last draw."
+            )
 
 
 def compile_around_loop(fields: Any, vectorized: bool) -> None:

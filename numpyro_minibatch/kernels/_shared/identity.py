@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import jax
 
-from numpyro_minibatch._internal.static import Seen, digest
+from numpyro_minibatch._internal.static import Given, Seen, digest
 from numpyro_minibatch._model.layout import Layout
 from numpyro_minibatch.control_variate._setup import Plan, Prepared
 
@@ -41,6 +41,7 @@ class Run:
     :param values: a digest of the data whose values the model reads while it is traced.
     :param compiled_values: the same, of programs of NumPyro's driver that take the data
         as arguments, so that it would not compile them anew for other values.
+    :param data: the data that the states belong to.
     """
 
     num_warmup: int = 0
@@ -60,11 +61,17 @@ class Run:
     start_fn: Callable | None = field(default=None, compare=False)
     values: str = ""
     compiled_values: str = field(default="", compare=False)
+    data: Given | None = field(default=None, compare=False)
 
     def not_started(self) -> Run:
         """The same without functions and arrays, for copies and pickles."""
         return replace(
-            self, vectorized=None, start_fn=None, prepared=None, compiled_values=""
+            self,
+            vectorized=None,
+            start_fn=None,
+            prepared=None,
+            compiled_values="",
+            data=None,
         )
 
 

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Mapping
 from typing import Any, Self
 
+from numpyro_minibatch._internal.static import Given
 from numpyro_minibatch._model.layout import Layout
 from numpyro_minibatch.kernels._shared.base import MinibatchKernel
 from numpyro_minibatch.kernels._shared.driver import DrivenKernel
@@ -37,6 +38,11 @@ class OuterKernel(DrivenKernel):
     def in_full_precision(self) -> bool:
         """Whether a step of the kernel inside multiplies in full precision."""
         return self._inner.in_full_precision
+
+    @property
+    def data(self) -> Given | None:
+        """The data that the states belong to, once the kernel has been started."""
+        return self._inner.data
 
     def compiles_for_data(self) -> None:
         """Note that a program is being compiled that takes the data as arguments."""
