@@ -14,6 +14,7 @@ from numpyro_minibatch.marginal._model import RowsMarginalized
 from numpyro_minibatch.marginal._quadrature import NODES
 from numpyro_minibatch.marginal._recover import parameters_of, rows_of_plates
 from numpyro_minibatch.marginal._rules import (
+    ELSEWHERE,
     Look,
     QuadratureError,
     Rules,
@@ -42,6 +43,9 @@ __all__ = [
 ACCURACY = 1e-4  # of the log likelihood of a row
 REFUSED = 0.5  # limit of ``spread``: the error of means in posterior sds
 ADVISED = 0.05
+# The same for second modes. Draws of a posterior without them may lie where they matter
+# least: of a model with |x|, at means far from zero.
+_SECOND_MODE = 0.1
 MOST_NODES = 101  # that a user may ask for
 _ELSEWHERE = 0.5  # log likelihood of a row that points elsewhere must add to refuse it
 
@@ -194,18 +198,21 @@ class SetUpError:
         if model.num_nodes is not None:
             _check_spread(error, plates, better)
         _check_elsewhere(error, plates)
+        beyond = error.modes > error.elsewhere
+        far = error.modes if beyond else error.elsewhere
+        row = error.row_modes if beyond else error.row_elsewhere
         rounded = 0.0
         coarse = error.spread > ADVISED or error.largest > accuracy
         if not (is_double() or (coarse and model.num_nodes is None)):
             rounded = sum(_rounded(draws, *each) for each in measured)
         return {
             "quadrature_sd": error.spread,
-            "quadrature_sd_elsewhere": error.spread_elsewhere,
+            "quadrature_sd_elsewhere": max(error.spread_elsewhere, error.spread_modes),
             "quadrature_sd_single": rounded,
             "quadrature_error": error.largest,
             "quadrature_accuracy": accuracy,
-            "quadrature_elsewhere": error.elsewhere,
-            "quadrature_row_elsewhere": error.row_elsewhere,
+            "quadrature_elsewhere": far,
+            "quadrature_row_elsewhere": row,
             "quadrature_unconverged": error.unconverged,
             "quadrature_nodes": own,
             "quadrature_better_nodes": better,
@@ -304,6 +311,18 @@ _OTHER_REMEDY = (
 
 def _check_elsewhere(error: QuadratureError, plates: list[str]) -> None:
     """Refuse rows of which a part is out of the reach of nodes at the mode."""
+    if error.modes > ELSEWHERE and error.spread_modes > _SECOND_MODE:
+        raise ValueError(
+            f"the latent variables of some rows of plate "
+            f"{', '.join(map(repr, plates))} have a second mode, and nodes are placed "
+            f"at one mode only: the other one changes the log likelihood of row "
+            f"{error.row_modes} by {error.modes:.2g}, and that of all rows by "
+            f"{error.spread_modes:.2g} (standard deviation between posterior draws; "
+            f"{_SECOND_MODE:g} is the limit). Write what tells the modes apart, such as "
+            "a sign or a component, as a discrete latent site of the row: each of its "
+            "states has nodes of its own. Otherwise sample the model with its latent "
+            "sites, by NumPyro's NUTS."
+        )
     if error.elsewhere <= _ELSEWHERE or error.spread_elsewhere <= REFUSED:
         return
     raise ValueError(

@@ -558,6 +558,30 @@ class Rows:
             parts.append(free.reshape(*self.shape, site.size))
         return jax.lax.stop_gradient(jnp.concatenate(parts, -1))
 
+    def other_starts(self, number: int) -> Array:
+        """Other starts of a search, draws of the sites.
+
+        Their shape is ``(number,) + rows + (d,)``. A site that cannot be drawn is as
+        far from :meth:`start` as a normal number.
+        """
+        first = self.start()
+        keys = jax.random.split(jax.random.key(0), len(self.continuous))
+        parts = []
+        for site, key in zip(self.continuous, keys, strict=True):
+            fn = self.fns[site.name]
+            transform = biject_to(fn.support)
+            shape = number, *self.shape, site.size
+            near = self.free_values(first)[site.name]
+            free = near + jax.random.normal(key, shape, first.dtype)
+            try:
+                drawn = fn.sample(key, (number,))
+                drawn = jax.vmap(transform.inv)(drawn).reshape(shape)
+                free = jnp.where(jnp.isfinite(drawn), drawn, free)
+            except (NotImplementedError, AttributeError, ValueError, TypeError):
+                pass
+            parts.append(free)
+        return jax.lax.stop_gradient(jnp.concatenate(parts, -1))
+
     def trace(self, state: Array, u: Array | None) -> dict[str, Any]:
         """Run the model at given values of the latent sites of the rows."""
         free = {} if u is None else self.free_values(u)

@@ -61,6 +61,8 @@ _MOST_STEPS = 60
 # half the squared distance to the mode, in standard deviations, before the last step
 _DECREMENT = 1e-5
 _SHORTER = 0.25  # factor on a step that lowers the density
+_BENT = 1e-3  # curvature that is negative, relative to the diagonal
+_AWAY = 0.3  # step along it, relative to what it would be at a maximum
 _NO_SHARE = -69.0  # log of a share that derivatives leave out
 _FLOOR = 1e-4  # smallest curvature, relative to a scale of one
 
@@ -293,8 +295,14 @@ def find_place(log_density: Callable[[Array], Array], start: Array) -> Place:
         u = s.u + s.step
         value, gradient, curvature = _expanded(log_density, u)
         rounding = 1e-6 + 4 * jnp.finfo(value.dtype).eps * jnp.abs(s.value)
-        step = _solve(_factor(curvature), gradient)
+        factor = _factor(curvature)
+        step = _solve(factor, gradient)
         decrement = 0.5 * jnp.sum(step * gradient, -1)
+        # a minimum or a saddle has no gradient either, as between two equal modes
+        down, is_maximum = _out_of_valley(curvature, factor)
+        ends = decrement < _DECREMENT
+        step = jnp.where((ends & ~is_maximum)[..., None], step + down, step)
+        ends &= is_maximum
         # not finite if the value, the gradient or the curvature is not
         finite = jnp.isfinite(value + decrement + jnp.sum(curvature, (-2, -1)))
         better = ~s.done & finite & ~(value < s.value - rounding)
@@ -304,7 +312,7 @@ def find_place(log_density: Callable[[Array], Array], start: Array) -> Place:
             value=jnp.where(better, value, s.value),
             curvature=jnp.where(better[..., None, None], curvature, s.curvature),
             step=jnp.where(s.done[..., None], s.step, step),
-            done=s.done | (better & (decrement < _DECREMENT)),
+            done=s.done | (better & ends),
             steps=s.steps + 1,
         )
 
@@ -328,6 +336,24 @@ def find_place(log_density: Callable[[Array], Array], start: Array) -> Place:
     ]
     log_det = -sum((jnp.log(factor[j][j]) for j in range(d)), jnp.zeros(()))
     return Place(u, jnp.stack(columns, -1), log_det, found.value, found.done)
+
+
+def _out_of_valley(curvature: Array, factor: list[list[Array]]) -> tuple[Array, Array]:
+    """A step along negative curvature, and whether there is none.
+
+    :param factor: what :func:`_factor` returned for the curvature.
+    """
+    d = curvature.shape[-1]
+    ahead, is_maximum = [], jnp.ones(curvature.shape[:-2], bool)
+    for i in range(d):
+        diagonal = curvature[..., i, i]
+        size = jnp.maximum(jnp.abs(diagonal), _FLOOR)
+        # a replaced pivot is larger than that of the matrix
+        pivot = diagonal - sum((x * x for x in factor[i][:i]), jnp.zeros(()))
+        bent = pivot < -jnp.maximum(_FLOOR, _BENT * size)
+        ahead.append(jnp.where(bent, _AWAY, 0.0))
+        is_maximum &= ~bent
+    return _solve_upper(factor, jnp.stack(ahead, -1)), is_maximum
 
 
 def _expanded(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -15,6 +16,8 @@ from numpyro_minibatch.marginal._model import Rows
 from numpyro_minibatch.marginal._quadrature import (
     NODES,
     Place,
+    Reach,
+    find_place,
     find_reach,
     log_integrals,
     log_sum_exp,
@@ -44,6 +47,8 @@ ELSEWHERE = 0.01  # share of a row's likelihood elsewhere that is reported
 # equally spaced points, by the number of dimensions: their number along each, and how
 # many standard deviations they are apart
 _WIDE = {1: (121, 0.5), 2: (31, 0.8), 3: (19, 1.0)}
+_STARTS = 5  # draws of the prior from which another mode is searched for
+_APART = 0.1  # asinh of standard deviations beyond the range of a mode
 # rows at all draws, and evaluations of row likelihoods there
 _FEWEST_ROWS, _MOST_ROWS, _MOST = 24, 2_000, 9_000_000
 _SCREENED = 8  # times as many rows are looked at for those with the largest error
@@ -74,6 +79,10 @@ class QuadratureError(NamedTuple):
     :param spread_by_nodes: ``spread`` by the number of nodes of each dimension.
     :param spread_elsewhere: ``spread`` of the difference from the points further out.
     :param row_elsewhere: the row with the largest such difference.
+    :param modes: the same as ``elsewhere``, for second modes that a search from draws
+        of the prior finds beyond the points further out.
+    :param spread_modes: ``spread`` of these differences.
+    :param row_modes: the row with the largest one.
     """
 
     largest: float
@@ -87,6 +96,9 @@ class QuadratureError(NamedTuple):
     spread_by_nodes: dict[int, float]
     spread_elsewhere: float
     row_elsewhere: int
+    modes: float = 0.0
+    spread_modes: float = 0.0
+    row_modes: int = 0
 
     def __str__(self) -> str:
         lines = [
@@ -111,6 +123,11 @@ class QuadratureError(NamedTuple):
                 f"points further out find a difference of {self.elsewhere:.1e} (row "
                 f"{self.row_elsewhere}): the density of a row has a second mode or a "
                 "heavy tail"
+            )
+        if self.modes > ELSEWHERE:
+            lines.append(
+                f"a search from draws of the prior finds a second mode in row "
+                f"{self.row_modes}: it changes the log likelihood by {self.modes:.1e}"
             )
         if self.unconverged:
             lines.append(f"the search found no mode in {self.unconverged} cases")
@@ -239,8 +256,8 @@ def with_more_nodes(
         tried = tuple(sorted({*rule.tried, *new.tried}))
         both[names] = new._replace(tried=tried)
         exact = f"{rule.number} fine"
-        for n in (*tried, "wide"):
-            known = n if n in rule.tried or n == "wide" else max(rule.tried)
+        for n in (*tried, "wide", "modes"):
+            known = n if n in (*rule.tried, "wide", "modes") else max(rule.tried)
             signed = _signed(found, rule, known)
             if n in new.tried:
                 signed[:, bad] = _signed(finer, new, n)
@@ -256,10 +273,10 @@ def _off(found: Mapping[str, np.ndarray], rule: Rule, nodes: Any) -> np.ndarray:
 
 def _signed(found: Mapping[str, np.ndarray], rule: Rule, nodes: Any) -> np.ndarray:
     exact = found[f"{rule.number} fine"].astype(np.float64)
-    if nodes == "wide":
+    if nodes in ("wide", "modes"):
         # equally spaced points can find more than nodes do, but not all of a heavy tail
-        return np.maximum(found[f"{rule.number} wide"] - exact, 0.0)
-    if nodes == rule.fine or (nodes != "wide" and nodes > rule.fine):
+        return np.maximum(found[f"{rule.number} {nodes}"] - exact, 0.0)
+    if nodes >= rule.fine:
         return np.zeros_like(exact)
     return found[f"{rule.number} {nodes}"] - exact
 
@@ -301,6 +318,7 @@ def summary(
         n for n in common if max(by_nodes[m] for m in common if m >= n) < tolerance
     ]
     own, wide = by_row(lambda rule: rule.own), by_row(lambda rule: "wide")
+    modes = by_row(lambda rule: "modes")
     return QuadratureError(
         largest=float(own.max()),
         spread=spread(lambda rule: rule.own),
@@ -315,6 +333,9 @@ def summary(
         spread_by_nodes={n: spread(always(n)) for n in common},
         spread_elsewhere=spread(lambda rule: "wide"),
         row_elsewhere=int(numbers[wide.argmax()]),
+        modes=float(modes.max()),
+        spread_modes=spread(lambda rule: "modes"),
+        row_modes=int(numbers[modes.argmax()]),
     )
 
 
@@ -324,6 +345,7 @@ def together(errors: list[QuadratureError]) -> QuadratureError:
         return errors[0]
     worst = max(errors, key=lambda e: e.largest)
     far = max(errors, key=lambda e: e.elsewhere)
+    other = max(errors, key=lambda e: e.modes)
     tried = sorted({n for e in errors for n in e.by_nodes})
     common = [n for n in tried if all(n >= min(e.by_nodes) for e in errors)]
     enough = [e.num_nodes for e in errors if e.num_nodes is not None]
@@ -338,6 +360,9 @@ def together(errors: list[QuadratureError]) -> QuadratureError:
             n: sum(_at(e.spread_by_nodes, n) for e in errors) for n in common
         },
         spread_elsewhere=sum(e.spread_elsewhere for e in errors),
+        modes=other.modes,
+        spread_modes=sum(e.spread_modes for e in errors),
+        row_modes=other.row_modes,
     )
 
 
@@ -391,12 +416,16 @@ def look_by(rules: Rules) -> Callable[..., dict[str, Array]]:
 
         def one(state: Array) -> dict[str, Array]:
             density = rows.density(state)
-            place = rows.place(density)
+            # the first search is that of the model; compiled once for all of them
+            starts = jnp.concatenate([rows.start()[None], rows.other_starts(_STARTS)])
+            places = jax.vmap(partial(find_place, density.stopped()))(starts)
+            place = jax.tree.map(lambda x: x[0], places)
             reach = find_reach(density.stopped(), place)
             values = log_integrals(density, place, [*rule.tried, rule.fine], reach)
             found = {str(n): x for n, x in zip(rule.tried, values, strict=False)}
             found["fine"] = values[-1]
             found["wide"] = _log_trapezoidal(density, place)
+            found["modes"] = jnp.logaddexp(found["fine"], _beyond(places, place, reach))
             found["converged"] = place.converged
             return found
 
@@ -407,6 +436,23 @@ def look_by(rules: Rules) -> Callable[..., dict[str, Array]]:
         return {f"{rule.number} {name}": x for name, x in out.items()}
 
     return look
+
+
+def _beyond(places: Place, place: Place, reach: Reach) -> Array:
+    """The log of the normal approximation to a mode out of reach, the largest one.
+
+    :param places: what searches from several starts found, along a first axis.
+    :param place: what the model's own search found.
+    :param reach: how far the density about it was followed.
+    """
+    d = place.mode.shape[-1]
+    away = places.mode - place.mode
+    # `spread` is triangular, and its inverse makes distances standardised
+    t = jnp.arcsinh(jnp.linalg.solve(place.spread, away[..., None])[..., 0])
+    outside = ((t < reach.low - _APART) | (t > reach.high + _APART)).any(-1)
+    mass = places.value + places.log_det + 0.5 * d * np.log(2 * np.pi)
+    there = outside & places.converged & jnp.isfinite(mass)
+    return jnp.max(jnp.where(there, mass, -jnp.inf), 0)
 
 
 def _log_trapezoidal(density: Split, place: Place) -> Array:
