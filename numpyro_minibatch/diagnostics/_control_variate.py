@@ -22,6 +22,7 @@ REPARAMETRISE = (
     "give scales a prior that keeps them away from zero."
 )
 _QUADRATURE = 0.05  # largest shift of means, in posterior standard deviations
+_MOST_NODES = 121  # that marginalize takes
 _ELSEWHERE = 0.01  # share of a row's likelihood far from its mode
 _CHANGE = 0.03  # smallest relevant change of an acceptance probability
 
@@ -156,24 +157,29 @@ def _advise_quadrature(run: Run) -> Iterator[str]:
         pilot.get(f"quadrature_{name}", 0.0) for name in ("error", "accuracy")
     )
     better = int(pilot.get("quadrature_better_nodes", 31))
+    more = f"Write marginalize(model, num_nodes={better})."
+    if not nodes < better <= _MOST_NODES:
+        more = (
+            "No number of nodes is accurate. Sample the model with its latent sites, "
+            "by NumPyro's NUTS."
+        )
     if error > _QUADRATURE:
         yield (
             "the quadrature of marginalize is coarse: between posterior draws its "
             f"error changes the log density by {error:.2g} (standard deviation), which "
-            "moves means by up to as many posterior standard deviations. Write "
-            f"marginalize(model, num_nodes={better})."
+            f"moves means by up to as many posterior standard deviations. {more}"
         )
     elif of_row > 2 * accuracy > 0:  # less is within the error of this number
         yield (
             "the quadrature of marginalize misses the accuracy of a row: with "
             f"{nodes:.0f} nodes its log likelihood is off by up to {of_row:.1g}, and "
             f"the accuracy is {accuracy:.1g}. The sum over the rows moves means by up "
-            f"to {error:.1g} posterior standard deviations. Write marginalize(model, "
-            f"num_nodes={better}) if a single row matters, or accuracy={of_row:.1g} if "
-            "the sum is what counts."
+            f"to {error:.1g} posterior standard deviations. Write accuracy="
+            f"{of_row:.1g} if the sum is what counts. If a single row matters: {more}"
         )
     single = pilot.get("quadrature_sd_single", 0.0)
-    if single > max(_QUADRATURE, 2 * error):
+    # measured at eight draws, from which a spread may appear half as large as it is
+    if single > max(_QUADRATURE / 2, 2 * error):
         yield (
             "in single precision, the marginal likelihood of marginalize misses what "
             "lies at the border of the support of a latent variable: between posterior "

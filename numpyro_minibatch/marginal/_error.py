@@ -46,7 +46,7 @@ ADVISED = 0.05
 # The same for second modes. Draws of a posterior without them may lie where they matter
 # least: of a model with |x|, at means far from zero.
 _SECOND_MODE = 0.1
-MOST_NODES = 101  # that a user may ask for
+MOST_NODES = 121  # that a user may ask for
 _ELSEWHERE = 0.5  # log likelihood of a row that points elsewhere must add to refuse it
 
 _NEARLY = 10.0  # times the accuracy that the finest reference is likely to reach
@@ -318,10 +318,10 @@ def _check_elsewhere(error: QuadratureError, plates: list[str]) -> None:
             f"at one mode only: the other one changes the log likelihood of row "
             f"{error.row_modes} by {error.modes:.2g}, and that of all rows by "
             f"{error.spread_modes:.2g} (standard deviation between posterior draws; "
-            f"{_SECOND_MODE:g} is the limit). Write what tells the modes apart, such as "
-            "a sign or a component, as a discrete latent site of the row: each of its "
-            "states has nodes of its own. Otherwise sample the model with its latent "
-            "sites, by NumPyro's NUTS."
+            f"{_SECOND_MODE:g} is the limit). Write what tells the modes apart, for "
+            "example a sign or a component, as a discrete latent site of the row: each "
+            "of its states has nodes of its own. Otherwise sample the model with its "
+            "latent sites, by NumPyro's NUTS."
         )
     if error.elsewhere <= _ELSEWHERE or error.spread_elsewhere <= REFUSED:
         return

@@ -401,8 +401,8 @@ def rounded_spread(
     for rule in rules.values():
         off = single[f"{rule.number} own"] - found[f"{rule.number} fine"]
         total = total + off.reshape(*off.shape[:2], -1).sum(-1)
-    common = float((total @ weights).var())
-    apart = float(np.square(weights) @ total.var(0))
+    common = float((total @ weights).var(ddof=1))
+    apart = float(np.square(weights) @ total.var(0, ddof=1))
     return common**0.5 if common > _COMMON * apart else 0.0
 
 
