@@ -15,6 +15,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 import scipy
+import scipy.stats
 from numpyro import handlers
 from numpyro.infer import MCMC, Predictive, init_to_value
 
@@ -650,6 +651,35 @@ def test_models_without_a_marginal_likelihood_per_row_are_refused(
     args = (Y, jnp.zeros(7, int)) if model is shared else (Y,)
     with pytest.raises(ValueError, match=f"(?s){message}"):
         log_rows(marginalize(model, sites), {}, *args)
+
+
+def test_numpy_data_are_compared_with_latent_states() -> None:
+    def counts(y: Any, p: Any) -> None:
+        with numpyro.plate("data", len(y)):
+            n = numpyro.sample("n", dist.Categorical(p))
+            numpyro.sample("y", dist.Binomial(n, 0.3), obs=y)
+
+    y, p = np.array([0, 1, 2, 0]), np.array([0.1, 0.2, 0.3, 0.4])
+    found = log_rows_of_numpy(marginalize(counts), y, p)
+    pmf = scipy.stats.binom.pmf(y[:, None], np.arange(4), 0.3)
+    np.testing.assert_allclose(found, np.log(pmf @ p).sum(), rtol=1e-5)
+
+
+def log_rows_of_numpy(model: Callable, *args: Any) -> float:
+    """The log density of a model with NumPy arrays, which are not traced."""
+    return float(numpyro.infer.util.log_density(model, args, {}, {})[0])
+
+
+def test_a_refusal_names_the_distribution_that_the_user_wrote() -> None:
+    def all_rows() -> None:  # arrays from a closure keep all of their rows
+        s = numpyro.sample("s", dist.LogNormal(0.0, 1.0))
+        with numpyro.plate("data", len(Y)):
+            a = numpyro.sample("a", dist.Normal(0.0, s))
+            numpyro.sample("y", dist.Laplace(a, 1.0), obs=Y)
+
+    kernel = MINT(marginalize(all_rows), batch_size=2, temperature=10.0)
+    with pytest.raises(ValueError, match=r'sample\("y", dist.Laplace\('):
+        kernel.init(jax.random.key(0), 0, None, (), {})
 
 
 EXCLUDED: dict[str, Any] = {

@@ -33,6 +33,7 @@ from numpyro_minibatch.marginal._quadrature import (
 )
 from numpyro_minibatch.marginal._row_sites import (
     RowMarginal,
+    kind_of,
     marked_numbers,
     marked_states,
     next_marks,
@@ -152,11 +153,13 @@ _LEVELS: WeakKeyDictionary[RowsMarginalized, dict[Any, tuple[Level, ...]]] = (
 class _Observed(NamedTuple):
     """An observed site of the rows.
 
+    :param kind: the class of its distribution.
     :param value: the observations, rows first.
     :param names: names of the axes of one row, if they have any.
     """
 
     name: str
+    kind: str
     value: Array
     names: tuple[str | None, ...]
     infer: Mapping[str, Any]
@@ -279,6 +282,7 @@ def _observed(msg: Any, plates: Sequence[str]) -> _Observed:
     inner = tuple(value.shape[len(plates) + i] for i in kept)
     return _Observed(
         msg["name"],
+        kind_of(fn),
         value.reshape(rows + inner),
         tuple(rest[i] for i in kept),
         infer,
@@ -335,7 +339,7 @@ class LevelModel:
         if names and all(names):
             infer["event_dims"] = list(names)
         infer.pop("enumerate", None)
-        fn = RowMarginal(log_marginal, value.shape[len(shape) :])
+        fn = RowMarginal(log_marginal, value.shape[len(shape) :], first.kind)
         frames = [
             CondIndepStackFrame(plate, dim, seen.sizes[plate])
             for dim, plate in enumerate(self.level.plates, -len(self.level.plates))

@@ -16,6 +16,7 @@ from numpyro_minibatch._internal.checks import check_flag, describe
 from numpyro_minibatch.inference_data import as_inference_data, get_group
 from numpyro_minibatch.marginal._model import RowsMarginalized
 from numpyro_minibatch.marginal._visit import RowsAt, check_marginalized
+from numpyro_minibatch.target import condition_inside, with_bound_arguments
 
 if TYPE_CHECKING:
     from numpyro_minibatch.inference_data import InferenceData
@@ -89,6 +90,8 @@ def recover_marginals(
         [0.0, 1.0, 1.0]
     """
     who = "recover_marginals"
+    model, args, bound = with_bound_arguments(condition_inside(model), args, kwargs)
+    kwargs = dict(bound)
     check_marginalized(who, model)
     check_flag(who, "probabilities", probabilities)
     plates = RowsAt.each(who, model, args, kwargs)

@@ -18,6 +18,7 @@ from numpyro.infer import init_to_uniform
 
 from numpyro_minibatch._internal.precision import in_this_precision
 from numpyro_minibatch._model.sites import MOST_DIMENSIONS
+from numpyro_minibatch.marginal._row_sites import kind_of
 from numpyro_minibatch.marginal._scans import SameTypes
 
 __all__ = [
@@ -121,7 +122,7 @@ class Found(NamedTuple):
 
 
 class _Indexable(np.ndarray):
-    """A NumPy array that indices of JAX can index.
+    """A NumPy array that can be indexed by, and compared with, arrays being traced.
 
     It stays one, so that a model can call functions of NumPy with it.
     """
@@ -130,6 +131,25 @@ class _Indexable(np.ndarray):
         if any(isinstance(i, jax.Array) for i in jax.tree.leaves(where)):
             return jnp.asarray(np.asarray(self))[where]
         return super().__getitem__(where)
+
+    def __array_ufunc__(
+        self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any
+    ) -> Any:
+        plain = [x.view(np.ndarray) if isinstance(x, _Indexable) else x for x in inputs]
+        traced = any(isinstance(x, jax.core.Tracer) for x in inputs)
+        # NumPyro checks NumPy data by NumPy, against bounds that may be latent states
+        of_jax = getattr(jnp, ufunc.__name__, None) if traced else None
+        if of_jax is not None and method == "__call__":
+            return of_jax(*plain, **kwargs)
+        out = kwargs.get("out")
+        if out is not None:
+            kwargs["out"] = tuple(
+                x.view(np.ndarray) if isinstance(x, _Indexable) else x for x in out
+            )
+        found = getattr(ufunc, method)(*plain, **kwargs)
+        return jax.tree.map(
+            lambda x: x.view(_Indexable) if type(x) is np.ndarray else x, found
+        )
 
 
 def indexable(leaf: Any) -> Any:
@@ -397,13 +417,6 @@ def _check_nesting(
                     )
 
 
-def _kind(fn: Any) -> str:
-    """The class of a distribution as the user wrote it."""
-    while isinstance(fn, ExpandedDistribution | Independent | MaskedDistribution):
-        fn = fn.base_dist
-    return type(fn).__name__
-
-
 def _is_masked(fn: Any) -> bool:
     while isinstance(fn, ExpandedDistribution | Independent | MaskedDistribution):
         if isinstance(fn, MaskedDistribution) and fn._mask is not True:
@@ -433,7 +446,7 @@ def _local(name: str, fn: Any, free_shape: tuple[int, ...]) -> Local:
     if fn.support.is_discrete:
         if not fn.has_enumerate_support:
             raise ValueError(
-                f"marginalize cannot sum over site {name!r}: {_kind(fn)} has "
+                f"marginalize cannot sum over site {name!r}: {kind_of(fn)} has "
                 "no finite support that NumPyro enumerates. Truncate it, for example "
                 "to dist.Categorical over 0, 1, ..., n, or use a distribution with the "
                 "sum in closed form, such as dist.NegativeBinomial2 for a gamma "

@@ -19,7 +19,7 @@ from numpyro_minibatch.marginal._chain import ChainRows
 from numpyro_minibatch.marginal._draw import draw_latents
 from numpyro_minibatch.marginal._model import Rows, RowsMarginalized
 from numpyro_minibatch.marginal._sites import Level, indexable, run_hidden
-from numpyro_minibatch.target import ModelTarget
+from numpyro_minibatch.target import ModelTarget, with_bound_arguments
 
 __all__ = ["RowsAt", "check_marginalized"]
 
@@ -124,6 +124,7 @@ class RowsAt:
 
         :raises ValueError: it observes nothing, or its rows cannot be read in chunks.
         """
+        model, args, kwargs = with_bound_arguments(model, args, kwargs)
         plain = jax.tree.map(indexable, (args, dict(kwargs)))
         levels = model.levels(*plain)
         if not levels:
