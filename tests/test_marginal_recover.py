@@ -185,6 +185,33 @@ def test_states_beside_a_skewed_number_are_drawn_with_many_nodes() -> None:
     np.testing.assert_allclose(probability, [expected, 0.0], atol=1e-4)
 
 
+def test_missing_values_are_drawn_and_others_are_those_observed() -> None:
+    missing, count = np.array([True, False, True, False]), 4000
+    p = np.array([0.3, 0.7])
+
+    def model(x: Any, k: Any, y: Any, missing: Any) -> None:
+        numpyro.sample("g", dist.Normal(0.0, 1.0))
+        with numpyro.plate("data", len(y)):
+            prior = dist.Normal(0.0, 2.0)
+            x = numpyro.sample("x", prior, obs=x, obs_mask=~missing)
+            k = numpyro.sample("k", dist.Categorical(p), obs=k, obs_mask=~missing)
+            numpyro.sample("y", dist.Normal(x + 10.0 * k, 1.0), obs=y)
+
+    x, k, y = np.array([0.0, 2.5, 0.0, -3.0]), np.array([0, 1, 0, 0]), np.arange(4.0)
+    args = x, k, y, missing
+    found = recover_marginals(
+        marginalize(model), run_at(count, g=0.0), *args, probabilities=True
+    )
+    drawn_x, drawn_k = drawn(found, "x_unobserved"), drawn(found, "k_unobserved")
+    assert (drawn_x[:, ~missing] == x[~missing]).all()
+    assert (drawn_k[:, ~missing] == k[~missing]).all()
+    z = (drawn_x[:, 0] - 0.8 * y[0])[drawn_k[:, 0] == 0] / np.sqrt(0.8)
+    assert abs(z.mean()) < 5 / np.sqrt(len(z))
+    assert abs((z**2).mean() - 1.0) < 5 * np.sqrt(2 / len(z))
+    probability = drawn(found, "k_unobserved_probability")[0]
+    np.testing.assert_allclose(probability[~missing], np.eye(2)[k[~missing]], atol=1e-6)
+
+
 def test_draws_have_as_many_nodes_as_the_run() -> None:
     def model(y: Any) -> None:
         with numpyro.plate("data", len(y)):

@@ -58,6 +58,10 @@ def draw_latents(rows: Rows, keys: Array) -> tuple[dict[str, Array], dict[str, A
         transform = biject_to(fn.support)
         value = transform(free.reshape(transform.inverse_shape(fn.shape())))
         values[name] = value.reshape(rows.shape + fn.event_shape)
+    for site in rows.continuous:
+        if site.fills:  # the observed values, where they are not missing
+            value = trace[site.fills]["value"]
+            values[site.name] = value.reshape(values[site.name].shape)
     return values, probabilities
 
 

@@ -48,6 +48,7 @@ from numpyro_minibatch.marginal._sites import (
     find_levels,
     find_sites,
     indexable,
+    is_missing,
     placeholder,
     plates_of,
     run_hidden,
@@ -600,20 +601,43 @@ class Rows:
         :param u: unconstrained values, shape ``rows + (d,)``.
         """
         total: Any = jnp.zeros(self.shape)
-        plates = self.model.level.plates
-        for name, site in self.trace(state, u).items():
+        plates, trace = self.model.level.plates, self.trace(state, u)
+        for name, site in trace.items():
             if site["type"] != "sample" or not set(plates) <= set(plates_of(site)):
                 continue
             if not (site["is_observed"] or name in self.fns):
                 continue
             total = total + site_rows(site, plates, self.scale)
-            if u is not None and any(name == s.name for s in self.continuous):
-                free = self.free_values(u)[name]
+        free = {} if u is None else self.free_values(u)
+        for local in self.model.level.sites:
+            site, own = trace[local.name], jnp.zeros(self.shape)
+            if local.name in free:
                 transform = biject_to(site["fn"].support)
-                free = free.reshape(transform.inverse_shape(site["fn"].shape()))
-                found = transform.log_abs_det_jacobian(free, site["value"])
-                total = total + found.reshape(*self.shape, -1).sum(-1)
+                shape = transform.inverse_shape(site["fn"].shape())
+                x = free[local.name].reshape(shape)
+                own = transform.log_abs_det_jacobian(x, site["value"])
+                own = own.reshape(*self.shape, -1).sum(-1)
+            if local.fills:
+                known = self._log_known(local, trace, free.get(local.name))
+                own = jnp.where(is_missing(site["fn"], self.shape), own, known)
+            total = total + own
         return total
+
+    def _log_known(
+        self, local: Local, trace: Mapping[str, Any], free: Array | None
+    ) -> Array:
+        """The log density of a latent value where the value is not missing.
+
+        Nothing depends on it, and its density is masked, so that its integral would be
+        infinite. The density here has an integral of one, whatever the parameters are:
+        that of a standard normal, or one at the observed state.
+        """
+        if free is not None:
+            normal = -0.5 * free**2 - 0.5 * np.log(2 * np.pi)
+            return normal.sum(-1)
+        value = trace[local.name]["value"]
+        same = value == trace[f"{local.fills}_observed"]["value"]
+        return jnp.where(same.reshape(*self.shape, -1).all(-1), 0.0, -jnp.inf)
 
     def log_integrand(self) -> Array:
         """The log density of each row at latent values of its own.

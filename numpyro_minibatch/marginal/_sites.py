@@ -29,11 +29,15 @@ __all__ = [
     "Local",
     "find_levels",
     "find_sites",
+    "is_missing",
     "num_states",
     "run_hidden",
     "states_of",
     "summed_site",
 ]
+
+# names of the two sites that numpyro.sample(..., obs_mask=...) makes
+_OBSERVED, _UNOBSERVED = "_observed", "_unobserved"
 
 MOST_STATES = 4096  # joint values of the discrete sites of one row
 
@@ -46,12 +50,15 @@ class Local(NamedTuple):
     :param size: unconstrained numbers of a row, or states of a row.
     :param bounded: whether a continuous site has a support with a border, near which
         values in single precision are rounded to it.
+    :param fills: the site whose missing values these are, if ``obs_mask=`` made this
+        one; otherwise empty.
     """
 
     name: str
     discrete: bool
     size: int
     bounded: bool = False
+    fills: str = ""
 
 
 class Chain(NamedTuple):
@@ -303,7 +310,10 @@ def find_levels(
     levels = []
     for plates in sorted(by_plates, key=lambda plates: -len(plates)):
         members = by_plates[plates]
-        locals_ = tuple(_local(site.name, site.fn, site.free_shape) for site in members)
+        locals_ = tuple(
+            _local(site.name, site.fn, site.free_shape, _filled(site, found))
+            for site in members
+        )
         level = Level(members[0].plates, locals_)
         _check_sizes(level)
         levels.append(level)
@@ -430,16 +440,38 @@ def summed_site(name: str, fn: Any) -> Local:
 
     :raises ValueError: it has no finite support.
     """
+    if name.endswith(_UNOBSERVED) and _is_masked(fn):
+        raise ValueError(
+            f"marginalize cannot sum over site {name!r} in a scan, which "
+            "numpyro.sample(..., obs_mask=...) made for missing values. If nothing "
+            "else uses the value of the site, leave its missing values out by "
+            "numpyro.handlers.mask around a plain observed site."
+        )
     return _local(name, fn, ())
 
 
-def _local(name: str, fn: Any, free_shape: tuple[int, ...]) -> Local:
-    if name.endswith("_unobserved"):
-        raise ValueError(
-            f"marginalize cannot integrate out site {name!r}, which "
-            "numpyro.sample(..., obs_mask=...) made: use numpyro.handlers.mask around "
-            "a plain observed site instead, which integrates missing values out."
-        )
+def _filled(site: Found, found: Sequence[Found]) -> str:
+    """The site whose missing values ``obs_mask=`` made this site for, if it did."""
+    name = site.name.removesuffix(_UNOBSERVED)
+    names = {s.name for s in found}
+    made = name != site.name and {name, f"{name}{_OBSERVED}"} <= names
+    return name if made and _is_masked(site.fn) else ""
+
+
+def is_missing(fn: Any, rows: tuple[int, ...]) -> Array:
+    """Which values of a site that ``obs_mask=`` made are missing, of the shape of rows.
+
+    :param fn: its distribution. The innermost mask is that of ``obs_mask``.
+    """
+    shape, mask = fn.batch_shape, None
+    while isinstance(fn, ExpandedDistribution | Independent | MaskedDistribution):
+        mask = fn._mask if isinstance(fn, MaskedDistribution) else mask
+        fn = fn.base_dist
+    assert mask is not None
+    return jnp.broadcast_to(mask, shape).reshape(rows)
+
+
+def _local(name: str, fn: Any, free_shape: tuple[int, ...], fills: str = "") -> Local:
     extra = int(np.prod(fn.batch_shape, dtype=int))
     if fn.support is None:
         raise ValueError(f"marginalize: site {name!r} has no support.")
@@ -461,8 +493,8 @@ def _local(name: str, fn: Any, free_shape: tuple[int, ...]) -> Local:
                 " Give all rows one support of a fixed size, such as total_count=8, a "
                 "number of Python and not an array."
             ) from error
-        return Local(name, True, count)
-    if _is_masked(fn):
+        return Local(name, True, count, fills=fills)
+    if _is_masked(fn) and not fills:
         raise ValueError(
             f"marginalize cannot integrate out site {name!r}, which is inside of "
             "numpyro.handlers.mask: where the mask is false, its density is left out, "
@@ -473,7 +505,9 @@ def _local(name: str, fn: Any, free_shape: tuple[int, ...]) -> Local:
     while isinstance(support, type(constraints.real_vector)):
         support = support.base_constraint
     size = math.prod(free_shape) // max(extra, 1)
-    return Local(name, False, size, bounded=support is not constraints.real)
+    return Local(
+        name, False, size, bounded=support is not constraints.real, fills=fills
+    )
 
 
 def _check_sizes(level: Level) -> None:
