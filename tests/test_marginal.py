@@ -628,9 +628,37 @@ def no_latent(y: Any) -> None:
         numpyro.sample("y", dist.Normal(s, 1.0), obs=y[idx])
 
 
+def expanded(y: Any) -> None:
+    a = numpyro.sample("a", dist.Gamma(2.0).expand([7]))
+    with numpyro.plate("data", len(y)):
+        numpyro.sample("y", dist.Normal(a, 1.0), obs=y)
+
+
+def in_two_plates(y: Any) -> None:
+    with numpyro.plate("latent", len(y)):
+        a = numpyro.sample("a", dist.Gamma(2.0))
+    with numpyro.plate("data", len(y)):
+        numpyro.sample("y", dist.Normal(a, 1.0), obs=y)
+
+
+def bounds_of_rows(y: Any) -> None:
+    with numpyro.plate("data", len(y)):
+        a = numpyro.sample("a", dist.DiscreteUniform(0, jnp.arange(7)))
+        numpyro.sample("y", dist.Normal(a, 1.0), obs=y)
+
+
+ONE_PLATE = (
+    r'plate\("data", 7\):\n +a = numpyro.sample\("a", dist.Gamma\(\.\.\.\)\)\n +'
+    r'numpyro.sample\("y", dist.Normal\(a, \.\.\.\), obs=y\)'
+)
+
+
 @pytest.mark.parametrize(
     ("model", "sites", "message"),
     [
+        (expanded, None, rf"without .expand\(\[7\]\):.*{ONE_PLATE}"),
+        (in_two_plates, None, rf"has 7 elements, too.*use one plate.*{ONE_PLATE}"),
+        (bounds_of_rows, None, r"differs between rows.*dist.Categorical\(within /"),
         (shared, None, "plate 'groups' holds no observation.*by_group"),
         (shared, ["a"], "plate 'groups' holds no observation.*by_group"),
         (shared, ["s"], "'s', which is in no plate: all rows share it"),
@@ -669,6 +697,22 @@ def test_numpy_data_are_compared_with_latent_states() -> None:
 def log_rows_of_numpy(model: Callable, *args: Any) -> float:
     """The log density of a model with NumPy arrays, which are not traced."""
     return float(numpyro.infer.util.log_density(model, args, {}, {})[0])
+
+
+def test_uniform_states_with_bounds_of_rows_are_written_as_the_refusal_says() -> None:
+    n = jnp.array([0, 1, 2, 3, 8, 8, 5])
+
+    def model(y: Any) -> None:
+        shift = numpyro.sample("shift", dist.Normal(0.0, 1.0))
+        with numpyro.plate("data", len(y)):
+            within = jnp.arange(9) <= n[:, None]
+            fn = dist.Categorical(within / within.sum(1, keepdims=True))
+            numpyro.sample("y", dist.Normal(numpyro.sample("a", fn) + shift), obs=y)
+
+    found = log_rows(marginalize(model), {"shift": 0.5}, Y)
+    pdf = scipy.stats.norm.pdf(Y[:, None], np.arange(9) + 0.5)
+    means = [p[: k + 1].mean() for p, k in zip(pdf, n, strict=True)]
+    np.testing.assert_allclose(found, np.log(means), rtol=1e-4)
 
 
 MISSING = np.array([True, False, False, True, False, False, True])

@@ -116,6 +116,8 @@ class Level(NamedTuple):
 class Found(NamedTuple):
     """The static part of a site of a trace.
 
+    :param plates: the plates of the site, the outermost dimension first.
+    :param sizes: their sizes.
     :param free_shape: the shape of the unconstrained value of a continuous latent site.
     """
 
@@ -123,6 +125,7 @@ class Found(NamedTuple):
     type: str
     observed: bool
     plates: tuple[str, ...]
+    sizes: tuple[int, ...]
     fn: Any
     in_scan: bool
     free_shape: tuple[int, ...]
@@ -204,6 +207,11 @@ def plates_of(site: Any) -> tuple[str, ...]:
     return tuple(frame.name for frame in frames)
 
 
+def _sizes_of(site: Any) -> tuple[int, ...]:
+    frames = sorted(site["cond_indep_stack"], key=lambda frame: frame.dim)
+    return tuple(frame.size for frame in frames)
+
+
 def placeholder(fn: Any) -> Array:
     """Some value of a latent site."""
     if fn.support.is_discrete:
@@ -277,6 +285,7 @@ def find_sites(
                     site["type"],
                     bool(site.get("is_observed", False)),
                     plates_of(site),
+                    _sizes_of(site),
                     site.get("fn"),
                     "_scan_current_index" in (site.get("infer") or {}),
                     _free_shape(site),
@@ -382,14 +391,42 @@ def _nothing(latent: list[Found], observed: list[Found]) -> str:
     if in_plates:
         return _shared(in_plates[0], observed)
     names = ", ".join(repr(s.name) for s in latent) or "none"
-    return (
+    message = (
         "marginalize found no latent site in a plate with observations; the latent "
         f"sites are: {names}. A site with a value for each row belongs in the plate "
-        "of the observations."
+        "of the observations"
+    )
+    for site, other in itertools.product(latent, observed):
+        lengths = other.sizes or other.fn.batch_shape
+        if lengths and lengths[-1] in site.fn.shape():
+            plate = other.plates[-1] if other.plates else "rows"
+            code = _one_plate(plate, lengths[-1], site, other)
+            return f"{message}, without .expand([{lengths[-1]}]):{code}"
+    return f"{message}."
+
+
+def _one_plate(plate: str, size: int, site: Found, observed: Found) -> str:
+    """The code for a latent site and its observation in one plate."""
+    kinds = [kind_of(s.fn) for s in (site, observed)]
+    return (
+        f'\n    with numpyro.plate("{plate}", {size}):'
+        f'\n        {site.name} = numpyro.sample("{site.name}", dist.{kinds[0]}(...))'
+        f'\n        numpyro.sample("{observed.name}", dist.{kinds[1]}({site.name}, '
+        f"...), obs={observed.name})"
     )
 
 
 def _shared(site: Found, observed: list[Found]) -> str:
+    for other in observed:
+        if other.sizes and other.sizes[-1] == site.sizes[-1]:
+            size, plate = other.sizes[-1], other.plates[-1]
+            return (
+                f"marginalize cannot integrate out site {site.name!r}: its plate "
+                f"{site.plates[-1]!r} holds no observation. Plate {plate!r} of "
+                f"observed site {other.name!r} has {size} elements, too. If element i "
+                "of both is one row, use one plate:"
+                f"{_one_plate(plate, size, site, other)}"
+            )
     others = ", ".join(
         f"{s.name!r} (in {', '.join(map(repr, s.plates)) or 'no plate'})"
         for s in observed
@@ -489,9 +526,8 @@ def _local(name: str, fn: Any, free_shape: tuple[int, ...], fills: str = "") -> 
         except (NotImplementedError, jax.errors.JAXTypeError) as error:
             raise ValueError(
                 f"marginalize cannot sum over site {name!r}: its support depends on "
-                f"values or differs between rows ({str(error).partition(chr(10))[0]})."
-                " Give all rows one support of a fixed size, such as total_count=8, a "
-                "number of Python and not an array."
+                f"values or differs between rows ({str(error).partition(chr(10))[0]}). "
+                f"{_one_support(fn)}"
             ) from error
         return Local(name, True, count, fills=fills)
     if _is_masked(fn) and not fills:
@@ -507,6 +543,21 @@ def _local(name: str, fn: Any, free_shape: tuple[int, ...], fills: str = "") -> 
     size = math.prod(free_shape) // max(extra, 1)
     return Local(
         name, False, size, bounded=support is not constraints.real, fills=fills
+    )
+
+
+def _one_support(fn: Any) -> str:
+    """A remedy for a discrete site whose support differs between rows."""
+    if kind_of(fn) == "DiscreteUniform":
+        return (
+            "Give all rows one support, with bounds that are numbers of Python. For "
+            "upper bounds n of the rows that are at most 8:"
+            "\n    within = jnp.arange(9) <= n[:, None]"
+            "\n    dist.Categorical(within / within.sum(1, keepdims=True))"
+        )
+    return (
+        "Give all rows one support of a fixed size, such as total_count=8, a number of "
+        "Python and not an array."
     )
 
 
