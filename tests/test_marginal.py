@@ -715,6 +715,42 @@ def test_uniform_states_with_bounds_of_rows_are_written_as_the_refusal_says() ->
     np.testing.assert_allclose(found, np.log(means), rtol=1e-4)
 
 
+def excess(cens: Any, y: Any, prior: Any) -> None:
+    m = numpyro.sample("m", dist.Normal(0.0, 1.0))
+    with numpyro.plate("data", len(y)):
+        e = numpyro.sample("e", prior)
+        obs = jnp.where(cens, y + e, y)
+        numpyro.sample("latent", dist.Normal(m, 1.0), obs=obs)
+
+
+def test_rows_with_an_infinite_integral_are_refused_at_once() -> None:
+    improper = dist.ImproperUniform(dist.constraints.positive, (), ())
+    cens = jnp.array([True, True, False, True, False, True, True])
+
+    def start(model: Any, *args: Any) -> None:
+        kernel = MINT(marginalize(model), batch_size=2, temperature=10.0)
+        kernel.init(jax.random.key(0), 0, None, args, {})
+
+    with pytest.raises(ValueError, match="'e': .*of row 2 of plate 'data'.*improper"):
+        start(lambda cens, y: excess(cens, y, improper), cens, Y)
+    # integrals over all values are finite if each row depends on it, or is bounded
+    start(lambda cens, y: excess(cens, y, improper), jnp.ones(7, bool), Y)
+    bounded = dist.ImproperUniform(dist.constraints.unit_interval, (), ())
+    start(lambda cens, y: excess(cens, y, bounded), cens, Y)
+    start(lambda cens, y: excess(cens, y, dist.HalfNormal(2.0)), cens, Y)
+
+    def padded(x: Any, y: Any, missing: Any, valid: Any) -> None:
+        b = numpyro.sample("b", dist.Normal(0.0, 1.0))
+        with numpyro.plate("data", len(y)), handlers.mask(mask=valid):
+            x = numpyro.sample("x", dist.Normal(), obs=x, obs_mask=~missing)
+            numpyro.sample("y", dist.Normal(b * x, 0.5), obs=y)
+
+    valid = jnp.arange(7) < 5
+    with pytest.raises(ValueError, match="row 6 .*obs_mask that is true where"):
+        start(padded, Y, Y, jnp.asarray(MISSING), valid)
+    start(padded, Y, Y, jnp.asarray(MISSING) & valid, valid)
+
+
 MISSING = np.array([True, False, False, True, False, False, True])
 
 

@@ -50,6 +50,7 @@ class Local(NamedTuple):
     :param size: unconstrained numbers of a row, or states of a row.
     :param bounded: whether a continuous site has a support with a border, near which
         values in single precision are rounded to it.
+    :param improper: whether its density may have an infinite integral.
     :param fills: the site whose missing values these are, if ``obs_mask=`` made this
         one; otherwise empty.
     """
@@ -58,6 +59,7 @@ class Local(NamedTuple):
     discrete: bool
     size: int
     bounded: bool = False
+    improper: bool = False
     fills: str = ""
 
 
@@ -472,6 +474,14 @@ def _is_masked(fn: Any) -> bool:
     return False
 
 
+def _num_masks(fn: Any) -> int:
+    count = 0
+    while isinstance(fn, ExpandedDistribution | Independent | MaskedDistribution):
+        count += isinstance(fn, MaskedDistribution) and fn._mask is not True
+        fn = fn.base_dist
+    return count
+
+
 def summed_site(name: str, fn: Any) -> Local:
     """A discrete site to sum over.
 
@@ -542,7 +552,12 @@ def _local(name: str, fn: Any, free_shape: tuple[int, ...], fills: str = "") -> 
         support = support.base_constraint
     size = math.prod(free_shape) // max(extra, 1)
     return Local(
-        name, False, size, bounded=support is not constraints.real, fills=fills
+        name,
+        False,
+        size,
+        bounded=support is not constraints.real,
+        improper=kind_of(fn) == "ImproperUniform" or _num_masks(fn) > 1,
+        fills=fills,
     )
 
 
