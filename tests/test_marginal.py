@@ -739,16 +739,33 @@ def test_rows_with_an_infinite_integral_are_refused_at_once() -> None:
     start(lambda cens, y: excess(cens, y, bounded), cens, Y)
     start(lambda cens, y: excess(cens, y, dist.HalfNormal(2.0)), cens, Y)
 
-    def padded(x: Any, y: Any, missing: Any, valid: Any) -> None:
-        b = numpyro.sample("b", dist.Normal(0.0, 1.0))
-        with numpyro.plate("data", len(y)), handlers.mask(mask=valid):
-            x = numpyro.sample("x", dist.Normal(), obs=x, obs_mask=~missing)
-            numpyro.sample("y", dist.Normal(b * x, 0.5), obs=y)
 
-    valid = jnp.arange(7) < 5
-    with pytest.raises(ValueError, match="row 6 .*obs_mask that is true where"):
-        start(padded, Y, Y, jnp.asarray(MISSING), valid)
-    start(padded, Y, Y, jnp.asarray(MISSING) & valid, valid)
+def test_padding_of_missing_values_contributes_nothing() -> None:
+    def model(x: Any, k: Any, y: Any, valid: Any, of_y: Any) -> None:
+        b = numpyro.sample("b", dist.Normal(0.0, 1.0))
+        with numpyro.plate("data", len(y)):
+            with handlers.mask(mask=valid):
+                x = numpyro.sample("x", dist.Normal(), obs=x, obs_mask=x != 9)
+                fn = dist.Categorical(jnp.array([0.3, 0.7]))
+                k = numpyro.sample("k", fn, obs=k, obs_mask=k != 9)
+            with handlers.mask(mask=of_y):
+                numpyro.sample("y", dist.Normal(b * x + k, 0.5), obs=y)
+
+    x, k = jnp.array([9, 0.3, 9, 0.5, 9, 9, 0.7]), jnp.array([0, 1, 1, 9, 9, 9, 1])
+    valid = jnp.array([True, True, True, True, True, False, False])
+    found = log_rows(marginalize(model), {"b": 2.0}, x, k, Y, valid, valid)
+    joint = np.log([0.3, 0.7]) * np.ones((7, 2))
+    mean = np.where(x == 9, 0.0, 2.0 * x)[:, None] + np.arange(2)
+    scale = np.where(x == 9, np.hypot(2.0, 0.5), 0.5)[:, None]
+    joint = joint + scipy.stats.norm.logpdf(Y[:, None], mean, scale)
+    joint += np.where(x == 9, 0.0, scipy.stats.norm.logpdf(x))[:, None]
+    known = joint[np.arange(7), np.where(k == 9, 0, k)]
+    expected = np.where(k == 9, scipy.special.logsumexp(joint, 1), known)
+    np.testing.assert_allclose(found, np.where(valid, expected, 0.0), atol=1e-5)
+    kernel = MINT(marginalize(model), batch_size=2, temperature=10.0)
+    with pytest.raises(ValueError, match="row 5 of .* depend on it, .*around site 'x'"):
+        everywhere = jnp.ones(7, bool)
+        kernel.init(jax.random.key(0), 0, None, (x, k, Y, valid, everywhere), {})
 
 
 MISSING = np.array([True, False, False, True, False, False, True])

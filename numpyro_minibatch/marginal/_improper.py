@@ -1,4 +1,4 @@
-"""Rows whose integral over a latent variable is infinite."""
+"""Latent variables of rows whose density is improper or left out."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from numpyro.distributions import biject_to
 from numpyro_minibatch.marginal._chain import ChainModel
 from numpyro_minibatch.marginal._model import LevelModel, Rows
 from numpyro_minibatch.marginal._row_sites import site_rows
-from numpyro_minibatch.marginal._sites import Local, is_missing, plates_of, run_hidden
+from numpyro_minibatch.marginal._sites import Local, masks_of, plates_of, run_hidden
 
 __all__ = ["check_integrals"]
 
@@ -26,9 +26,11 @@ _FALLEN = 1.0
 def check_integrals(
     models: list[LevelModel | ChainModel], args: tuple, kwargs: Mapping[str, Any]
 ) -> None:
-    """Raise if a row has no finite integral over a site with an improper density.
+    """Raise if a row has no integral over a site with an improper density.
 
-    Quadrature does not notice it: there is a finite sum at the nodes.
+    It is infinite for an improper prior of a site on which nothing else in the row
+    depends. Quadrature does not notice it: there is a finite sum at the nodes. A
+    missing value whose density is masked out must not be used where that mask is false.
 
     :param models: a model with its levels integrated out, one after the other.
     :param args: positional arguments of the model.
@@ -43,30 +45,29 @@ def check_integrals(
         run_hidden(seen, args, kwargs)
         rows = model.rows(seen, args, kwargs)
         for site in improper:
-            infinite = np.asarray(_is_infinite(rows, site))
-            if infinite.any():
-                where = np.argwhere(infinite)[0].tolist()
+            refused = np.asarray(_is_refused(rows, site))
+            if refused.any():
+                where = np.argwhere(refused)[0].tolist()
                 raise ValueError(_message(rows, site, where))
 
 
-def _is_infinite(rows: Rows, site: Local) -> Array:
-    """Whether a row has an infinite integral in some state of its discrete sites."""
+def _is_refused(rows: Rows, site: Local) -> Array:
+    """Whether a row has no integral in some state of its discrete sites."""
 
     def in_state(state: Array) -> Array:
         own, rest = _apart(rows, site, state, 0.0)
-        infinite = jnp.isfinite(sum(rest))  # elsewhere a density of zero
-        far: Any = -jnp.inf
-        for x in (-_NEAR, _NEAR, -_FAR, _FAR):
-            there, other = _apart(rows, site, state, x)
-            if abs(x) == _FAR:
-                far = jnp.maximum(far, there)
-                continue
+        same = jnp.ones(rows.shape, bool)
+        for x in (-_NEAR, _NEAR):
+            _, other = _apart(rows, site, state, x)
             for before, after in zip(rest, other, strict=True):
-                infinite &= before == after
-        infinite &= far > own - _FALLEN
-        if site.fills:  # others have a density with a finite integral
-            infinite &= is_missing(rows.fns[site.name], rows.shape)
-        return infinite
+                same &= before == after
+        if site.fills:
+            missing, within = masks_of(rows.fns[site.name], rows.shape)
+            return ~same & missing & ~within
+        far = [_apart(rows, site, state, x)[0] for x in (-_FAR, _FAR)]
+        # elsewhere the density of the row is zero, or falls
+        finite = jnp.isfinite(sum(rest))
+        return same & finite & (jnp.maximum(*far) > own - _FALLEN)
 
     return jax.vmap(in_state)(jnp.asarray(rows.states)).any(0)
 
@@ -101,20 +102,17 @@ def _apart(
 def _message(rows: Rows, site: Local, where: list[int]) -> str:
     row = where[0] if len(where) == 1 else tuple(where)
     plate = rows.model.level.plates[-1]
-    message = (
-        f"marginalize cannot integrate out site {site.name!r}: the observations of row "
-        f"{row} of plate {plate!r} do not depend on it"
-    )
+    message = f"marginalize cannot integrate out site {site.name!r}: the observations"
     if site.fills:
         return (
-            f"{message}, and numpyro.handlers.mask leaves out its density, so that the "
-            "integral over all its values is infinite. Pass an obs_mask that is true "
-            "where the mask around the site is false."
+            f"{message} of row {row} of plate {plate!r} depend on it, although a mask "
+            f"of numpyro.handlers.mask around site {site.fills!r} leaves out its "
+            "density. Put the same mask around everything that uses its value."
         )
     return (
-        f"{message}, and its prior is improper, so that the integral over all its "
-        "values is infinite. Give the site a proper prior. If it is the part of a "
-        "censored value above its bound, leave it out and write "
-        "dist.RightCensoredDistribution(dist.Normal(mean, sd), censored) for the "
-        "observations."
+        f"{message} of row {row} of plate {plate!r} do not depend on it, and its prior "
+        "is improper, so that the integral over all its values is infinite. Give the "
+        "site a proper prior. If it is the part of a censored value above its bound, "
+        "leave it out and write dist.RightCensoredDistribution(dist.Normal(mean, sd), "
+        "censored) for the observations."
     )

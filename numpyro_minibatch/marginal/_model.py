@@ -48,7 +48,7 @@ from numpyro_minibatch.marginal._sites import (
     find_levels,
     find_sites,
     indexable,
-    is_missing,
+    masks_of,
     placeholder,
     plates_of,
     run_hidden,
@@ -618,26 +618,34 @@ class Rows:
                 own = transform.log_abs_det_jacobian(x, site["value"])
                 own = own.reshape(*self.shape, -1).sum(-1)
             if local.fills:
-                known = self._log_known(local, trace, free.get(local.name))
-                own = jnp.where(is_missing(site["fn"], self.shape), own, known)
+                missing, within = masks_of(site["fn"], self.shape)
+                known = self._log_known(local, trace, free.get(local.name), missing)
+                own = jnp.where(missing & within, own, known)
             total = total + own
         return total
 
     def _log_known(
-        self, local: Local, trace: Mapping[str, Any], free: Array | None
+        self,
+        local: Local,
+        trace: Mapping[str, Any],
+        free: Array | None,
+        missing: Array,
     ) -> Array:
-        """The log density of a latent value where the value is not missing.
+        """The log density of a latent value that is not missing, or is left out.
 
         Nothing depends on it, and its density is masked, so that its integral would be
         infinite. The density here has an integral of one, whatever the parameters are:
         that of a standard normal, or one at the observed state.
+
+        :param missing: whether there is no observed state, in values that are left out.
         """
         if free is not None:
             normal = -0.5 * free**2 - 0.5 * np.log(2 * np.pi)
             return normal.sum(-1)
         value = trace[local.name]["value"]
         same = value == trace[f"{local.fills}_observed"]["value"]
-        return jnp.where(same.reshape(*self.shape, -1).all(-1), 0.0, -jnp.inf)
+        observed = jnp.where(same.reshape(*self.shape, -1).all(-1), 0.0, -jnp.inf)
+        return jnp.where(missing, -np.log(local.size), observed)
 
     def log_integrand(self) -> Array:
         """The log density of each row at latent values of its own.

@@ -29,7 +29,7 @@ __all__ = [
     "Local",
     "find_levels",
     "find_sites",
-    "is_missing",
+    "masks_of",
     "num_states",
     "run_hidden",
     "states_of",
@@ -50,7 +50,8 @@ class Local(NamedTuple):
     :param size: unconstrained numbers of a row, or states of a row.
     :param bounded: whether a continuous site has a support with a border, near which
         values in single precision are rounded to it.
-    :param improper: whether its density may have an infinite integral.
+    :param improper: whether its prior is improper, or other masks than that of
+        ``obs_mask=`` may leave out its density.
     :param fills: the site whose missing values these are, if ``obs_mask=`` made this
         one; otherwise empty.
     """
@@ -505,17 +506,21 @@ def _filled(site: Found, found: Sequence[Found]) -> str:
     return name if made and _is_masked(site.fn) else ""
 
 
-def is_missing(fn: Any, rows: tuple[int, ...]) -> Array:
-    """Which values of a site that ``obs_mask=`` made are missing, of the shape of rows.
+def masks_of(fn: Any, rows: tuple[int, ...]) -> tuple[Array, Array]:
+    """The masks of a site that ``obs_mask=`` made, of the shape of rows.
 
     :param fn: its distribution. The innermost mask is that of ``obs_mask``.
+    :return: which values are missing, and which are in no mask around the site.
     """
-    shape, mask = fn.batch_shape, None
+    shape, masks = fn.batch_shape, []
     while isinstance(fn, ExpandedDistribution | Independent | MaskedDistribution):
-        mask = fn._mask if isinstance(fn, MaskedDistribution) else mask
+        if isinstance(fn, MaskedDistribution):
+            masks.append(jnp.broadcast_to(fn._mask, shape).reshape(rows))
         fn = fn.base_dist
-    assert mask is not None
-    return jnp.broadcast_to(mask, shape).reshape(rows)
+    within = jnp.ones(rows, bool)
+    for mask in masks[:-1]:
+        within &= mask
+    return masks[-1], within
 
 
 def _local(name: str, fn: Any, free_shape: tuple[int, ...], fills: str = "") -> Local:
