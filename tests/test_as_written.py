@@ -14,13 +14,15 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+import xarray as xr
 from numpy import unique
 from numpyro import handlers
 from numpyro.infer.reparam import LocScaleReparam
 from numpyro.infer.util import potential_energy
 from scipy.stats import norm
 
-from numpyro_minibatch import AMAGOLD, MinibatchMH, marginalize
+from numpyro_minibatch import AMAGOLD, MinibatchMH, marginalize, recover_marginals
+from numpyro_minibatch.inference_data import as_inference_data, get_group
 from numpyro_minibatch.kernels import MinibatchKernel
 
 N, GROUPS = 40, 4
@@ -127,6 +129,54 @@ def test_conditioned_data_have_rows() -> None:
     found = rows_of(kernel, (GROUP, N), {"means": jnp.asarray(MEANS)})
     expected = norm.logpdf(Y[ROWS], MEANS[GROUP[ROWS]])
     np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def effects(x: Any, y: Any = None) -> None:
+    slope = numpyro.sample("slope", dist.Normal(0.0, 1.0))
+    with numpyro.plate("data", len(x)):
+        a = numpyro.sample("a", dist.Normal(0.0, 2.0))
+        numpyro.sample("y", dist.Normal(slope * x + a, 1.0), obs=y)
+
+
+@pytest.mark.parametrize(
+    ("model", "args"),
+    [
+        (marginalize(partial(effects, X, Y)), ()),
+        (partial(marginalize(effects), X, Y), ()),
+        (marginalize(handlers.condition(effects, {"y": Y})), (X,)),
+        (handlers.condition(marginalize(effects), {"y": Y}), (X,)),
+        (marginalize(partial(handlers.condition(effects, {"y": Y}), X)), ()),
+    ],
+)
+def test_data_inside_and_around_a_marginalized_model_have_rows(
+    model: Any, args: Any
+) -> None:
+    kernel = set_up(model, *args)
+    found = rows_of(kernel, args, {"slope": jnp.array(0.5)})
+    expected = norm.logpdf(Y - 0.5 * X, scale=np.sqrt(5.0))[ROWS]
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    draws = xr.Dataset({"slope": (("chain", "draw"), np.full((1, 500), 0.5))})
+    idata = as_inference_data({"posterior": draws}, {})
+    drawn = recover_marginals(model, idata, *args, rows=[3])
+    a = get_group(drawn, "posterior")["a"].to_numpy()
+    z = (a - 0.8 * (Y[3] - 0.5 * X[3])) / np.sqrt(0.8)
+    assert abs(z.mean()) < 5 / np.sqrt(500)
+
+
+def test_marginalized_models_can_be_conditioned_on_parameters() -> None:
+    def model(x: Any, y: Any) -> None:
+        numpyro.sample("other", dist.Normal(0.0, 1.0))
+        effects(x, y)
+
+    for held in (
+        handlers.condition(marginalize(model), {"slope": 0.5}),
+        marginalize(handlers.condition(model, {"slope": 0.5})),
+    ):
+        kernel = set_up(held, X, Y)
+        assert kernel.layout.latents == ("other",)
+        found = rows_of(kernel, (X, Y), {"other": jnp.array(0.0)})
+        expected = norm.logpdf(Y - 0.5 * X, scale=np.sqrt(5.0))[ROWS]
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
 def test_a_partial_function_is_kept_as_it_is() -> None:

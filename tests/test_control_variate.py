@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import pickle
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
@@ -2025,6 +2026,33 @@ def test_a_start_far_away_is_moved_to_a_draw_before_the_warmup(grid):
     assert pilot["moved_starts"] == 2
     distance = np.linalg.norm(posterior.white(np.full(2, -40.0)))
     assert pilot["start_distance"] == pytest.approx(distance, rel=0.2)
+
+
+@pytest.mark.parametrize("by", ["init_to_value", "init_params"])
+def test_labels_are_those_of_the_start(by):
+    """Modes with other labels are equally high, and rounding decides between them."""
+    rng = np.random.default_rng(0)
+    y = np.concatenate([rng.normal(m, 1.0, n) for m, n in ((-3, 30), (0, 50), (4, 40))])
+
+    def components(y):
+        means = numpyro.sample("means", dist.Normal(0, 5).expand([3]).to_event(1))
+        with numpyro.plate("data", len(y)):
+            fn = dist.Normal(means, 1.0)
+            fn = dist.MixtureSameFamily(dist.Categorical(jnp.ones(3) / 3), fn)
+            numpyro.sample("y", fn, obs=y)
+
+    for order in itertools.permutations(range(3)):
+        start = {"means": jnp.array([-3.0, 0.0, 4.0])[jnp.array(order)]}
+        by_value = by == "init_to_value"
+        strategy = {"init_strategy": init_to_value(values=start)} if by_value else {}
+        kernel = MinibatchMH(
+            components, control_variate="taylor2", batch=batch.full(), **strategy
+        )
+        state = kernel.init(
+            random.key(0), 10, None if by_value else start, (jnp.asarray(y),), {}
+        )
+        center = state.surrogate.expansion.center
+        np.testing.assert_allclose(center, start["means"], atol=0.7)
 
 
 def test_a_mode_near_the_start_of_a_chain_is_found():

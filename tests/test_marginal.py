@@ -15,6 +15,8 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 import scipy
+import scipy.special
+import scipy.stats
 from numpyro import handlers
 from numpyro.infer import MCMC, Predictive, init_to_value
 
@@ -626,9 +628,37 @@ def no_latent(y: Any) -> None:
         numpyro.sample("y", dist.Normal(s, 1.0), obs=y[idx])
 
 
+def expanded(y: Any) -> None:
+    a = numpyro.sample("a", dist.Gamma(2.0).expand([7]))
+    with numpyro.plate("data", len(y)):
+        numpyro.sample("y", dist.Normal(a, 1.0), obs=y)
+
+
+def in_two_plates(y: Any) -> None:
+    with numpyro.plate("latent", len(y)):
+        a = numpyro.sample("a", dist.Gamma(2.0))
+    with numpyro.plate("data", len(y)):
+        numpyro.sample("y", dist.Normal(a, 1.0), obs=y)
+
+
+def bounds_of_rows(y: Any) -> None:
+    with numpyro.plate("data", len(y)):
+        a = numpyro.sample("a", dist.DiscreteUniform(0, jnp.arange(7)))
+        numpyro.sample("y", dist.Normal(a, 1.0), obs=y)
+
+
+ONE_PLATE = (
+    r'plate\("data", 7\):\n +a = numpyro.sample\("a", dist.Gamma\(\.\.\.\)\)\n +'
+    r'numpyro.sample\("y", dist.Normal\(a, \.\.\.\), obs=y\)'
+)
+
+
 @pytest.mark.parametrize(
     ("model", "sites", "message"),
     [
+        (expanded, None, rf"without .expand\(\[7\]\):.*{ONE_PLATE}"),
+        (in_two_plates, None, rf"has 7 elements, too.*use one plate.*{ONE_PLATE}"),
+        (bounds_of_rows, None, r"differs between rows.*dist.Categorical\(within /"),
         (shared, None, "plate 'groups' holds no observation.*by_group"),
         (shared, ["a"], "plate 'groups' holds no observation.*by_group"),
         (shared, ["s"], "'s', which is in no plate: all rows share it"),
@@ -650,6 +680,161 @@ def test_models_without_a_marginal_likelihood_per_row_are_refused(
     args = (Y, jnp.zeros(7, int)) if model is shared else (Y,)
     with pytest.raises(ValueError, match=f"(?s){message}"):
         log_rows(marginalize(model, sites), {}, *args)
+
+
+def test_numpy_data_are_compared_with_latent_states() -> None:
+    def counts(y: Any, p: Any) -> None:
+        with numpyro.plate("data", len(y)):
+            n = numpyro.sample("n", dist.Categorical(p))
+            numpyro.sample("y", dist.Binomial(n, 0.3), obs=y)
+
+    y, p = np.array([0, 1, 2, 0]), np.array([0.1, 0.2, 0.3, 0.4])
+    found = log_rows_of_numpy(marginalize(counts), y, p)
+    pmf = scipy.stats.binom.pmf(y[:, None], np.arange(4), 0.3)
+    np.testing.assert_allclose(found, np.log(pmf @ p).sum(), rtol=1e-5)
+
+
+def log_rows_of_numpy(model: Callable, *args: Any) -> float:
+    """The log density of a model with NumPy arrays, which are not traced."""
+    return float(numpyro.infer.util.log_density(model, args, {}, {})[0])
+
+
+def test_uniform_states_with_bounds_of_rows_are_written_as_the_refusal_says() -> None:
+    n = jnp.array([0, 1, 2, 3, 8, 8, 5])
+
+    def model(y: Any) -> None:
+        shift = numpyro.sample("shift", dist.Normal(0.0, 1.0))
+        with numpyro.plate("data", len(y)):
+            within = jnp.arange(9) <= n[:, None]
+            fn = dist.Categorical(within / within.sum(1, keepdims=True))
+            numpyro.sample("y", dist.Normal(numpyro.sample("a", fn) + shift), obs=y)
+
+    found = log_rows(marginalize(model), {"shift": 0.5}, Y)
+    pdf = scipy.stats.norm.pdf(Y[:, None], np.arange(9) + 0.5)
+    means = [p[: k + 1].mean() for p, k in zip(pdf, n, strict=True)]
+    np.testing.assert_allclose(found, np.log(means), rtol=1e-4)
+
+
+def excess(cens: Any, y: Any, prior: Any) -> None:
+    m = numpyro.sample("m", dist.Normal(0.0, 1.0))
+    with numpyro.plate("data", len(y)):
+        e = numpyro.sample("e", prior)
+        obs = jnp.where(cens, y + e, y)
+        numpyro.sample("latent", dist.Normal(m, 1.0), obs=obs)
+
+
+def test_rows_with_an_infinite_integral_are_refused_at_once() -> None:
+    improper = dist.ImproperUniform(dist.constraints.positive, (), ())
+    cens = jnp.array([True, True, False, True, False, True, True])
+
+    def start(model: Any, *args: Any) -> None:
+        kernel = MINT(marginalize(model), batch_size=2, temperature=10.0)
+        kernel.init(jax.random.key(0), 0, None, args, {})
+
+    with pytest.raises(ValueError, match="'e': .*of row 2 of plate 'data'.*improper"):
+        start(lambda cens, y: excess(cens, y, improper), cens, Y)
+    # integrals over all values are finite if each row depends on it, or is bounded
+    start(lambda cens, y: excess(cens, y, improper), jnp.ones(7, bool), Y)
+    bounded = dist.ImproperUniform(dist.constraints.unit_interval, (), ())
+    start(lambda cens, y: excess(cens, y, bounded), cens, Y)
+    start(lambda cens, y: excess(cens, y, dist.HalfNormal(2.0)), cens, Y)
+
+
+def test_padding_of_missing_values_contributes_nothing() -> None:
+    def model(x: Any, k: Any, y: Any, valid: Any, of_y: Any) -> None:
+        b = numpyro.sample("b", dist.Normal(0.0, 1.0))
+        with numpyro.plate("data", len(y)):
+            with handlers.mask(mask=valid):
+                x = numpyro.sample("x", dist.Normal(), obs=x, obs_mask=x != 9)
+                fn = dist.Categorical(jnp.array([0.3, 0.7]))
+                k = numpyro.sample("k", fn, obs=k, obs_mask=k != 9)
+            with handlers.mask(mask=of_y):
+                numpyro.sample("y", dist.Normal(b * x + k, 0.5), obs=y)
+
+    x, k = jnp.array([9, 0.3, 9, 0.5, 9, 9, 0.7]), jnp.array([0, 1, 1, 9, 9, 9, 1])
+    valid = jnp.array([True, True, True, True, True, False, False])
+    found = log_rows(marginalize(model), {"b": 2.0}, x, k, Y, valid, valid)
+    joint = np.log([0.3, 0.7]) * np.ones((7, 2))
+    mean = np.where(x == 9, 0.0, 2.0 * x)[:, None] + np.arange(2)
+    scale = np.where(x == 9, np.hypot(2.0, 0.5), 0.5)[:, None]
+    joint = joint + scipy.stats.norm.logpdf(Y[:, None], mean, scale)
+    joint += np.where(x == 9, 0.0, scipy.stats.norm.logpdf(x))[:, None]
+    known = joint[np.arange(7), np.where(k == 9, 0, k)]
+    expected = np.where(k == 9, scipy.special.logsumexp(joint, 1), known)
+    np.testing.assert_allclose(found, np.where(valid, expected, 0.0), atol=1e-5)
+    kernel = MINT(marginalize(model), batch_size=2, temperature=10.0)
+    with pytest.raises(ValueError, match="row 5 of .* depend on it, .*around site 'x'"):
+        everywhere = jnp.ones(7, bool)
+        kernel.init(jax.random.key(0), 0, None, (x, k, Y, valid, everywhere), {})
+
+
+MISSING = np.array([True, False, False, True, False, False, True])
+
+
+@pytest.mark.parametrize("filler", [0.0, np.nan])
+def test_missing_covariates_are_integrated_out(filler: float) -> None:
+    def model(x: Any, y: Any) -> None:
+        b = numpyro.sample("b", dist.Normal(0.0, 1.0))
+        with numpyro.plate("data", len(y)):
+            prior = dist.Normal(1.0, 2.0)
+            value = numpyro.sample("x", prior, obs=x, obs_mask=~MISSING)
+            numpyro.sample("y", dist.Normal(b * value, 0.5), obs=y)
+
+    x = np.where(MISSING, filler, np.linspace(-2.0, 2.0, 7))
+    found = log_rows(marginalize(model), {"b": 1.5}, x, Y)
+    known = scipy.stats.norm.logpdf(x, 1.0, 2.0)
+    known += scipy.stats.norm.logpdf(Y, 1.5 * x, 0.5)
+    missing = scipy.stats.norm.logpdf(Y, 1.5, np.hypot(1.5 * 2.0, 0.5))
+    np.testing.assert_allclose(found, np.where(MISSING, missing, known), rtol=1e-5)
+
+
+def test_rows_without_missing_values_have_no_error_of_a_quadrature() -> None:
+    def model(x: Any, y: Any, missing: Any) -> None:
+        shape = numpyro.sample("shape", dist.LogNormal(0.0, 1.0))
+        with numpyro.plate("data", len(y)):
+            x = numpyro.sample("x", dist.Gamma(shape), obs=x, obs_mask=~missing)
+            numpyro.sample("y", dist.Normal(jnp.log(x), 1.0), obs=y)
+
+    x, none = jnp.linspace(0.1, 3.0, 7), jnp.zeros(7, bool)
+    for shape in (0.15, 2.0):  # with 11 nodes, that of 0.15 is off by 0.09
+        found = log_rows(marginalize(model), {"shape": shape}, x, Y, none)
+        known = scipy.stats.gamma.logpdf(x, shape)
+        known += scipy.stats.norm.logpdf(Y, np.log(x))
+        np.testing.assert_allclose(found, known, atol=5e-6)
+
+
+def test_missing_classes_are_summed() -> None:
+    p, means = np.array([0.2, 0.3, 0.5]), np.array([-1.0, 0.0, 2.0])
+
+    def model(k: Any, y: Any, missing: Any) -> None:
+        shift = numpyro.sample("shift", dist.Normal(0.0, 1.0))
+        with numpyro.plate("data", len(y)):
+            k = numpyro.sample("k", dist.Categorical(p), obs=k, obs_mask=~missing)
+            mean = shift + jnp.asarray(means)[k]
+            numpyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+
+    k = np.array([0, 1, 2, 0, 1, 2, 0])
+    found = log_rows(marginalize(model), {"shift": 0.5}, k, Y, MISSING)
+    joint = np.log(p) + scipy.stats.norm.logpdf(Y[:, None], 0.5 + means)
+    known = joint[np.arange(7), k]
+    missing = scipy.special.logsumexp(joint, 1)
+    np.testing.assert_allclose(found, np.where(MISSING, missing, known), rtol=1e-5)
+    # kernels do it by themselves, as for other discrete sites
+    kernel = MINT(model, batch_size=2, temperature=10.0)
+    kernel.init(jax.random.key(0), 0, None, (k, Y, MISSING), {})
+    assert kernel.settings["marginalized"] == ["k_unobserved"]
+
+
+def test_a_refusal_names_the_distribution_that_the_user_wrote() -> None:
+    def all_rows() -> None:  # arrays from a closure keep all of their rows
+        s = numpyro.sample("s", dist.LogNormal(0.0, 1.0))
+        with numpyro.plate("data", len(Y)):
+            a = numpyro.sample("a", dist.Normal(0.0, s))
+            numpyro.sample("y", dist.Laplace(a, 1.0), obs=Y)
+
+    kernel = MINT(marginalize(all_rows), batch_size=2, temperature=10.0)
+    with pytest.raises(ValueError, match=r'sample\("y", dist.Laplace\('):
+        kernel.init(jax.random.key(0), 0, None, (), {})
 
 
 EXCLUDED: dict[str, Any] = {

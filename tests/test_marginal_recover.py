@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ import numpyro.distributions as dist
 import pytest
 import scipy.integrate
 import scipy.optimize
+import scipy.special
 import scipy.stats
 import xarray as xr
 from numpyro.diagnostics import effective_sample_size
@@ -45,6 +47,7 @@ from numpyro_minibatch.inference_data import (
 )
 from numpyro_minibatch.kernels._shared import survey
 from numpyro_minibatch.marginal import quadrature_error
+from numpyro_minibatch.marginal._recover import _with_nodes
 from numpyro_minibatch.marginal._visit import RowsAt
 
 rng = np.random.default_rng(5)
@@ -163,6 +166,71 @@ def test_states_are_drawn_with_their_probabilities() -> None:
     frequency = (drawn(found, "z")[..., None] == np.arange(3)).mean(0)
     error = np.sqrt(expected * (1 - expected) / count)
     assert np.all(np.abs(frequency - expected) < 5 * error + 1e-9)
+
+
+def test_states_beside_a_skewed_number_are_drawn_with_many_nodes() -> None:
+    shape = 0.3
+
+    def model(y: Any) -> None:
+        g = numpyro.sample("g", dist.Normal(0.0, 1.5))
+        with numpyro.plate("data", len(y)):
+            zero = numpyro.sample("zero", dist.Bernoulli(logits=g))
+            rate = numpyro.sample("rate", dist.Gamma(shape, shape / 2))
+            numpyro.sample("y", dist.Poisson(jnp.where(zero == 1, 1e-20, rate)), obs=y)
+
+    y, idata = jnp.array([0, 3]), run_at(2, g=-1.0)
+    found = recover_marginals(marginalize(model), idata, y, probabilities=True)
+    present = (1 - scipy.special.expit(-1.0)) * (shape / (shape + 2)) ** shape
+    expected = scipy.special.expit(-1.0) / (scipy.special.expit(-1.0) + present)
+    probability = drawn(found, "zero_probability")[0, :, 1]
+    np.testing.assert_allclose(probability, [expected, 0.0], atol=1e-4)
+
+
+def test_missing_values_are_drawn_and_others_are_those_observed() -> None:
+    missing, count = np.array([True, False, True, False]), 4000
+    p = np.array([0.3, 0.7])
+
+    def model(x: Any, k: Any, y: Any, missing: Any) -> None:
+        numpyro.sample("g", dist.Normal(0.0, 1.0))
+        with numpyro.plate("data", len(y)):
+            prior = dist.Normal(0.0, 2.0)
+            x = numpyro.sample("x", prior, obs=x, obs_mask=~missing)
+            k = numpyro.sample("k", dist.Categorical(p), obs=k, obs_mask=~missing)
+            numpyro.sample("y", dist.Normal(x + 10.0 * k, 1.0), obs=y)
+
+    x, k, y = np.array([0.0, 2.5, 0.0, -3.0]), np.array([0, 1, 0, 0]), np.arange(4.0)
+    args = x, k, y, missing
+    found = recover_marginals(
+        marginalize(model), run_at(count, g=0.0), *args, probabilities=True
+    )
+    drawn_x, drawn_k = drawn(found, "x_unobserved"), drawn(found, "k_unobserved")
+    assert (drawn_x[:, ~missing] == x[~missing]).all()
+    assert (drawn_k[:, ~missing] == k[~missing]).all()
+    z = (drawn_x[:, 0] - 0.8 * y[0])[drawn_k[:, 0] == 0] / np.sqrt(0.8)
+    assert abs(z.mean()) < 5 / np.sqrt(len(z))
+    assert abs((z**2).mean() - 1.0) < 5 * np.sqrt(2 / len(z))
+    probability = drawn(found, "k_unobserved_probability")[0]
+    np.testing.assert_allclose(probability[~missing], np.eye(2)[k[~missing]], atol=1e-6)
+
+
+def test_draws_have_as_many_nodes_as_the_run() -> None:
+    def model(y: Any) -> None:
+        with numpyro.plate("data", len(y)):
+            z = numpyro.sample("z", dist.Bernoulli(0.5))
+            a = numpyro.sample("a", dist.Normal(z, 1.0))
+            numpyro.sample("y", dist.Normal(a, 1.0), obs=y)
+
+    own, y = marginalize(model), jnp.zeros(3)
+
+    def nodes(idata: Any, model: Any = own) -> Any:
+        return _with_nodes(model, idata, (y,), {}).num_nodes
+
+    idata = run_at(2, g=0.0)
+    assert nodes(idata) == 61
+    assert nodes(idata, marginalize(model, num_nodes=7)) == 7
+    facts = {"facts": json.dumps({"pilot": {"quadrature_nodes": 83}})}
+    posterior = get_group(idata, "posterior").assign_attrs(facts)
+    assert nodes(as_inference_data({"posterior": posterior}, {})) == 83
 
 
 @pytest.mark.slow

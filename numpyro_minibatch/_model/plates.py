@@ -13,7 +13,13 @@ from numpyro_minibatch._model.sites import (
     own_sizes,
 )
 
-__all__ = ["candidates", "check_sites", "choose_plates", "example_plate"]
+__all__ = [
+    "candidates",
+    "check_sites",
+    "choose_plates",
+    "example_plate",
+    "missing_values",
+]
 
 
 # how parameters of some distributions follow from the rows of a regression
@@ -42,6 +48,20 @@ def example_plate(size: int, plate: str = "data", site: Site | None = None) -> s
     return (
         f'\n    with numpyro.plate("{plate}", {size}) as idx:\n        {line}'
         f'\nand pass batch_size={{"{plate}": {_rows_of_batch(size)}}}.'
+    )
+
+
+def missing_values(unobserved: str) -> str:
+    """A remedy for a continuous site of missing values.
+
+    :param unobserved: the name of the site that ``obs_mask=`` made.
+    """
+    name = unobserved.removesuffix("_unobserved")
+    return (
+        "Integrate them out by numpyro_minibatch.marginalize(model). If nothing else "
+        "in the model uses the value of the site, leave them out instead:"
+        "\n    with numpyro.handlers.mask(mask=obs_mask):"
+        f'\n        numpyro.sample("{name}", ..., obs={name})'
     )
 
 
@@ -415,7 +435,7 @@ def _local_latent(sites: list[Site], plate: str, everything: list[Site]) -> str:
     if site.endswith("_unobserved"):
         return (
             f"{message} numpyro.sample(..., obs_mask=...) made it for the missing "
-            "values; use numpyro.handlers.mask around a plain observed site instead."
+            f"values. {missing_values(site)}"
         )
     beyond = _beyond_marginalize(sites)
     if beyond:

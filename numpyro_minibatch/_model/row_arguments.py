@@ -17,7 +17,7 @@ from numpyro_minibatch._model.indexing import (
     OwnCheck,
     check_indexing,
 )
-from numpyro_minibatch._model.plates import candidates, example_plate
+from numpyro_minibatch._model.plates import candidates, example_plate, missing_values
 from numpyro_minibatch._model.row_axes import NamedRows, suggestion
 from numpyro_minibatch._model.sites import Site, arguments_of, batch_shape, own_sizes
 from numpyro_minibatch._model.values import first_line
@@ -205,10 +205,11 @@ def given_rows(
                 "with NUTS."
             )
         if found.startswith("latent site") and "_unobserved'" in found:
+            name = found.split("'")[1]
             raise ValueError(
                 f"{who}: {found}: numpyro.sample(..., obs_mask=...) made it for the "
-                "missing values. Use numpyro.handlers.mask around a plain observed "
-                "site instead."
+                "missing values. Put the sites of a row into a plate of the rows. "
+                f"{missing_values(name)}"
             )
         if found.startswith("latent site"):
             raise ValueError(

@@ -256,7 +256,8 @@ def _kind(fn: Any) -> str:
     while isinstance(fn, ExpandedDistribution | Independent | MaskedDistribution):
         independent = ".to_event" if isinstance(fn, Independent) else independent
         fn = fn.base_dist
-    return type(fn).__name__ + independent
+    # a marginalized row has the name of the distribution in the user's model
+    return getattr(fn, "written_as", type(fn).__name__) + independent
 
 
 def _free_shape(fn: Any, value: Any) -> tuple[int, ...]:

@@ -47,7 +47,7 @@ _NEAR_OF_SOME = 1e-2
 _CLOSE = 0.02  # a decrement from which on the gradient decides: 0.2 standard deviations
 _ASIDE = 1e-3  # of a standard deviation
 _DIRECTIONS = 4  # in which the curvature is compared with values
-_STARTS = 4  # searches from different starts, to see whether there are several modes
+_AS_HIGH = 1.0  # nats within which the mode next to the user's start is preferred
 
 
 class Center(NamedTuple):
@@ -72,16 +72,20 @@ def find_center(
     starts: np.ndarray,
     taylor: Taylor,
     meanwhile: Callable[[], None] = lambda: None,
+    given: bool = False,
 ) -> Center:
     """Find the mode about which rows are expanded.
 
     Searches from several starts use some rows, and Newton steps with backtracking then
-    use all of them.
+    use all of them. A mode with exchanged labels is as high as the one next to a start
+    that the user chose, and rounding would decide between them.
 
     :param problem: the target and its coordinates.
     :param starts: where to start from, shape ``(k, d)``.
     :param taylor: the control variate.
     :param meanwhile: called while other threads compile what the search needs.
+    :param given: whether the user chose the last start. The mode that it leads to is
+        taken unless another one is clearly higher.
     :raises Refused: the search does not converge, or ends where the curvature is not
         that of a maximum.
     :raises PriorKinks: the prior has kinks, and the likelihood has none.
@@ -110,6 +114,8 @@ def find_center(
     stage("mode of some rows")
     ends = density.searched(starts)
     best = min(ends, key=lambda r: r.fun if np.isfinite(r.fun) else np.inf)
+    if given and ends[-1].fun < best.fun + _AS_HIGH:
+        best = ends[-1]
     if not np.isfinite(best.fun):
         raise Refused(
             "the log density is not finite where the search for the centre of "

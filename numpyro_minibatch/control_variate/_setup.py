@@ -207,7 +207,9 @@ def _centred(
         return _searched(
             problem,
             positions,
-            lambda: find_center(problem, phi, taylor, meanwhile),
+            lambda: find_center(
+                problem, phi, taylor, meanwhile, given=len(phi) > _STARTS
+            ),
         )
 
     try:

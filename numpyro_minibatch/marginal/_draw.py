@@ -34,7 +34,9 @@ def draw_latents(rows: Rows, keys: Array) -> tuple[dict[str, Array], dict[str, A
         probabilities of its states, shape ``rows + (states,)``.
     """
     of_state, of_rest = _split(keys)
-    by_state = rows.log_by_state()  # (states,) + rows
+    by_state = (  # (states,) + rows; one state has no alternative
+        rows.log_by_state() if len(rows.states) > 1 else jnp.zeros((1, *rows.shape))
+    )
     gumbel = each_key(of_state, lambda k: jax.random.gumbel(k, by_state.shape[:1]))
     which = jnp.argmax(jnp.moveaxis(by_state, 0, -1) + gumbel, -1)
     state = jnp.asarray(rows.states)[which]  # rows + (discrete sites,)
@@ -56,6 +58,10 @@ def draw_latents(rows: Rows, keys: Array) -> tuple[dict[str, Array], dict[str, A
         transform = biject_to(fn.support)
         value = transform(free.reshape(transform.inverse_shape(fn.shape())))
         values[name] = value.reshape(rows.shape + fn.event_shape)
+    for site in rows.continuous:
+        if site.fills:  # the observed values, where they are not missing
+            value = trace[site.fills]["value"]
+            values[site.name] = value.reshape(values[site.name].shape)
     return values, probabilities
 
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import Any
 
+import jax
+
 from numpyro_minibatch._internal.checks import check_positive
 from numpyro_minibatch.marginal._error import (
     ACCURACY,
@@ -14,8 +16,10 @@ from numpyro_minibatch.marginal._error import (
     MOST_NODES,
     SetUpError,
 )
+from numpyro_minibatch.marginal._improper import check_integrals
 from numpyro_minibatch.marginal._model import RowsMarginalized
 from numpyro_minibatch.marginal._rules import ELSEWHERE
+from numpyro_minibatch.marginal._sites import indexable
 
 __all__ = ["Marginalized", "marginalize"]
 
@@ -138,6 +142,21 @@ class Marginalized(RowsMarginalized):
     """
 
     accuracy: float = ACCURACY
+
+    def check_integrals(self, args: tuple, kwargs: Mapping[str, Any]) -> None:
+        """Raise if a row has an infinite integral, unless the arguments are traced.
+
+        :param args: positional arguments of the model.
+        :param kwargs: keyword arguments of the model.
+        :raises ValueError: with the site and the row.
+        """
+        levels = self.levels(args, kwargs)
+        improper = any(site.improper for level in levels for site in level.sites)
+        leaves = jax.tree.leaves((args, kwargs))
+        if not improper or any(isinstance(x, jax.core.Tracer) for x in leaves):
+            return
+        args, kwargs = jax.tree.map(indexable, (args, kwargs))
+        check_integrals(self.chain(args, kwargs), args, kwargs)
 
     def approximation_advice(self, args: tuple, kwargs: Mapping[str, Any]) -> str:
         """Advice for a failed set-up of a kernel; empty without quadrature.

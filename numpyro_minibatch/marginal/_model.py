@@ -33,6 +33,7 @@ from numpyro_minibatch.marginal._quadrature import (
 )
 from numpyro_minibatch.marginal._row_sites import (
     RowMarginal,
+    kind_of,
     marked_numbers,
     marked_states,
     next_marks,
@@ -47,6 +48,7 @@ from numpyro_minibatch.marginal._sites import (
     find_levels,
     find_sites,
     indexable,
+    masks_of,
     placeholder,
     plates_of,
     run_hidden,
@@ -152,11 +154,13 @@ _LEVELS: WeakKeyDictionary[RowsMarginalized, dict[Any, tuple[Level, ...]]] = (
 class _Observed(NamedTuple):
     """An observed site of the rows.
 
+    :param kind: the class of its distribution.
     :param value: the observations, rows first.
     :param names: names of the axes of one row, if they have any.
     """
 
     name: str
+    kind: str
     value: Array
     names: tuple[str | None, ...]
     infer: Mapping[str, Any]
@@ -279,6 +283,7 @@ def _observed(msg: Any, plates: Sequence[str]) -> _Observed:
     inner = tuple(value.shape[len(plates) + i] for i in kept)
     return _Observed(
         msg["name"],
+        kind_of(fn),
         value.reshape(rows + inner),
         tuple(rest[i] for i in kept),
         infer,
@@ -335,7 +340,7 @@ class LevelModel:
         if names and all(names):
             infer["event_dims"] = list(names)
         infer.pop("enumerate", None)
-        fn = RowMarginal(log_marginal, value.shape[len(shape) :])
+        fn = RowMarginal(log_marginal, value.shape[len(shape) :], first.kind)
         frames = [
             CondIndepStackFrame(plate, dim, seen.sizes[plate])
             for dim, plate in enumerate(self.level.plates, -len(self.level.plates))
@@ -620,20 +625,51 @@ class Rows:
         :param u: unconstrained values, shape ``rows + (d,)``.
         """
         total: Any = jnp.zeros(self.shape)
-        plates = self.model.level.plates
-        for name, site in self.trace(state, u).items():
+        plates, trace = self.model.level.plates, self.trace(state, u)
+        for name, site in trace.items():
             if site["type"] != "sample" or not set(plates) <= set(plates_of(site)):
                 continue
             if not (site["is_observed"] or name in self.fns):
                 continue
             total = total + site_rows(site, plates, self.scale)
-            if u is not None and any(name == s.name for s in self.continuous):
-                free = self.free_values(u)[name]
+        free = {} if u is None else self.free_values(u)
+        for local in self.model.level.sites:
+            site, own = trace[local.name], jnp.zeros(self.shape)
+            if local.name in free:
                 transform = biject_to(site["fn"].support)
-                free = free.reshape(transform.inverse_shape(site["fn"].shape()))
-                found = transform.log_abs_det_jacobian(free, site["value"])
-                total = total + found.reshape(*self.shape, -1).sum(-1)
+                shape = transform.inverse_shape(site["fn"].shape())
+                x = free[local.name].reshape(shape)
+                own = transform.log_abs_det_jacobian(x, site["value"])
+                own = own.reshape(*self.shape, -1).sum(-1)
+            if local.fills:
+                missing, within = masks_of(site["fn"], self.shape)
+                known = self._log_known(local, trace, free.get(local.name), missing)
+                own = jnp.where(missing & within, own, known)
+            total = total + own
         return total
+
+    def _log_known(
+        self,
+        local: Local,
+        trace: Mapping[str, Any],
+        free: Array | None,
+        missing: Array,
+    ) -> Array:
+        """The log density of a latent value that is not missing, or is left out.
+
+        Nothing depends on it, and its density is masked, so that its integral would be
+        infinite. The density here has an integral of one, whatever the parameters are:
+        that of a standard normal, or one at the observed state.
+
+        :param missing: whether there is no observed state, in values that are left out.
+        """
+        if free is not None:
+            normal = -0.5 * free**2 - 0.5 * np.log(2 * np.pi)
+            return normal.sum(-1)
+        value = trace[local.name]["value"]
+        same = value == trace[f"{local.fills}_observed"]["value"]
+        observed = jnp.where(same.reshape(*self.shape, -1).all(-1), 0.0, -jnp.inf)
+        return jnp.where(missing, -np.log(local.size), observed)
 
     def log_integrand(self) -> Array:
         """The log density of each row at latent values of its own.

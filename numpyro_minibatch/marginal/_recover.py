@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from numpyro_minibatch._internal.checks import check_flag, describe
 from numpyro_minibatch.inference_data import as_inference_data, get_group
 from numpyro_minibatch.marginal._model import RowsMarginalized
 from numpyro_minibatch.marginal._visit import RowsAt, check_marginalized
+from numpyro_minibatch.target import condition_inside, with_bound_arguments
 
 if TYPE_CHECKING:
     from numpyro_minibatch.inference_data import InferenceData
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
 __all__ = ["parameters_of", "recover_marginals", "rows_of_plates"]
 
 _PIECE = 2**25  # bytes of the result that are computed at once
+# Nodes of each dimension with which states are compared, by the number of dimensions. A
+# draw of the continuous sites takes about as many evaluations.
+_NODES = {1: 61, 2: 25, 3: 15}
 
 
 def recover_marginals(
@@ -40,11 +45,14 @@ def recover_marginals(
 
     Each draw of the parameters gets one draw of the latent sites of each row from their
     conditional distribution. Together these are draws from the posterior of the
-    original model. Discrete sites are drawn exactly. A single continuous number per row
-    is drawn by inverting its distribution function, tabulated at 193 points. Two or
-    three numbers are drawn, after a joint state of the discrete sites, by 64 steps of
-    an independence Metropolis chain with proposals from a t distribution at the row's
-    mode.
+    original model. Discrete sites are drawn first. Their conditional probabilities are
+    exact if the row has no continuous site. Otherwise they are integrals over the
+    continuous sites, by quadrature with at least 61 nodes for one number, 25 x 25 for
+    two and 15 x 15 x 15 for three, and more if the set-up of the run chose more. If
+    ``model`` has a ``num_nodes`` of its own, this number is used. A single continuous
+    number per row is drawn by inverting its distribution function, tabulated at 193
+    points. Two or three numbers are drawn by 64 steps of an independence Metropolis
+    chain with proposals from a t distribution at the row's mode.
 
     :param model: the result of :func:`marginalize`.
     :param idata: a run of it, as ``to_inference_data`` returned it. Thin it first if
@@ -89,8 +97,11 @@ def recover_marginals(
         [0.0, 1.0, 1.0]
     """
     who = "recover_marginals"
+    model, args, bound = with_bound_arguments(condition_inside(model), args, kwargs)
+    kwargs = dict(bound)
     check_marginalized(who, model)
     check_flag(who, "probabilities", probabilities)
+    model = _with_nodes(model, idata, args, kwargs)
     plates = RowsAt.each(who, model, args, kwargs)
     numbers = rows_of_plates(who, rows, plates)
     parameters = parameters_of(who, idata, plates[0])
@@ -123,6 +134,35 @@ def recover_marginals(
     groups = {str(name).lstrip("/"): get_group(idata, str(name)) for name in names}
     attrs = dict(getattr(idata, "attrs", {}))
     return as_inference_data({**groups, "posterior": posterior}, attrs)
+
+
+def _with_nodes(
+    model: RowsMarginalized, idata: Any, args: tuple, kwargs: Mapping[str, Any]
+) -> RowsMarginalized:
+    """The model with enough nodes to draw from, if the user did not choose them.
+
+    A constant error of a row's log likelihood cancels in a run. It does not cancel
+    between the states of a row, which have nodes of their own.
+    """
+    levels = model.levels(args, kwargs)
+    dimensions = [
+        level.dimensions
+        for level in levels
+        # states of the row, or integrals within the density of an outer row
+        if level.states > 1 or any(set(x.plates) < set(level.plates) for x in levels)
+    ]
+    most = max(dimensions, default=0)
+    if model.num_nodes is not None or not most:
+        return model
+    posterior = get_group(idata, "posterior") if _is_result(idata) else None
+    attributes = {} if posterior is None else posterior.attrs
+    facts = json.loads(attributes.get("facts", "{}"))
+    of_run = facts.get("pilot", {}).get("quadrature_nodes", 0)
+    return replace(model, num_nodes=max(_NODES[most], of_run))
+
+
+def _is_result(idata: Any) -> bool:
+    return isinstance(idata, xr.DataTree) or hasattr(idata, "groups")
 
 
 def _drawn(
@@ -240,8 +280,7 @@ class _Arrays:
 
 def parameters_of(who: str, idata: Any, at: RowsAt) -> dict[str, xr.DataArray]:
     """The parameters of a run by name, chains and draws first, without reading them."""
-    is_result = isinstance(idata, xr.DataTree) or hasattr(idata, "groups")
-    posterior = get_group(idata, "posterior") if is_result else None
+    posterior = get_group(idata, "posterior") if _is_result(idata) else None
     if posterior is None:
         raise ValueError(
             f"{who} needs a run with a posterior, as to_inference_data(mcmc) returns "

@@ -22,6 +22,7 @@ from numpyro.distributions.util import clamp_probs
 __all__ = [
     "RowMarginal",
     "each_key",
+    "kind_of",
     "marked_numbers",
     "marked_states",
     "next_marks",
@@ -38,14 +39,22 @@ class RowMarginal(Distribution):
     """The marginal distribution of the observations of each row, as its log density.
 
     :param log_factor: the log density of each row.
-    :param event_dim: axes of the observations of a row.
-    :param event_shape: their lengths.
+    :param event_shape: the shape of the observations of a row.
+    :param written_as: the distribution of the observations in the user's model, which
+        error messages name.
     """
 
     pytree_data_fields = ("log_factor",)
+    pytree_aux_fields = ("written_as",)
 
-    def __init__(self, log_factor: Array, event_shape: tuple[int, ...]) -> None:
+    def __init__(
+        self,
+        log_factor: Array,
+        event_shape: tuple[int, ...],
+        written_as: str = "Normal",
+    ) -> None:
         self.log_factor = log_factor
+        self.written_as = written_as
         super().__init__(jnp.shape(log_factor), event_shape)
 
     @property
@@ -63,6 +72,13 @@ class RowMarginal(Distribution):
             "a marginalized row with observations cannot be sampled. Run the model "
             "without observations (obs=None) to draw latent sites and observations."
         )
+
+
+def kind_of(fn: Any) -> str:
+    """The class of a distribution as the user wrote it."""
+    while isinstance(fn, ExpandedDistribution | Independent | MaskedDistribution):
+        fn = fn.base_dist
+    return getattr(fn, "written_as", type(fn).__name__)
 
 
 def rows_first(value: Array, site: Any, plates: Sequence[str], event_dim: int) -> Array:

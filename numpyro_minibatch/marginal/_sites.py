@@ -18,6 +18,7 @@ from numpyro.infer import init_to_uniform
 
 from numpyro_minibatch._internal.precision import in_this_precision
 from numpyro_minibatch._model.sites import MOST_DIMENSIONS
+from numpyro_minibatch.marginal._row_sites import kind_of
 from numpyro_minibatch.marginal._scans import SameTypes
 
 __all__ = [
@@ -28,11 +29,15 @@ __all__ = [
     "Local",
     "find_levels",
     "find_sites",
+    "masks_of",
     "num_states",
     "run_hidden",
     "states_of",
     "summed_site",
 ]
+
+# names of the two sites that numpyro.sample(..., obs_mask=...) makes
+_OBSERVED, _UNOBSERVED = "_observed", "_unobserved"
 
 MOST_STATES = 4096  # joint values of the discrete sites of one row
 
@@ -45,12 +50,18 @@ class Local(NamedTuple):
     :param size: unconstrained numbers of a row, or states of a row.
     :param bounded: whether a continuous site has a support with a border, near which
         values in single precision are rounded to it.
+    :param improper: whether its prior is improper, or other masks than that of
+        ``obs_mask=`` may leave out its density.
+    :param fills: the site whose missing values these are, if ``obs_mask=`` made this
+        one; otherwise empty.
     """
 
     name: str
     discrete: bool
     size: int
     bounded: bool = False
+    improper: bool = False
+    fills: str = ""
 
 
 class Chain(NamedTuple):
@@ -108,6 +119,8 @@ class Level(NamedTuple):
 class Found(NamedTuple):
     """The static part of a site of a trace.
 
+    :param plates: the plates of the site, the outermost dimension first.
+    :param sizes: their sizes.
     :param free_shape: the shape of the unconstrained value of a continuous latent site.
     """
 
@@ -115,13 +128,14 @@ class Found(NamedTuple):
     type: str
     observed: bool
     plates: tuple[str, ...]
+    sizes: tuple[int, ...]
     fn: Any
     in_scan: bool
     free_shape: tuple[int, ...]
 
 
 class _Indexable(np.ndarray):
-    """A NumPy array that indices of JAX can index.
+    """A NumPy array that can be indexed by, and compared with, arrays being traced.
 
     It stays one, so that a model can call functions of NumPy with it.
     """
@@ -130,6 +144,25 @@ class _Indexable(np.ndarray):
         if any(isinstance(i, jax.Array) for i in jax.tree.leaves(where)):
             return jnp.asarray(np.asarray(self))[where]
         return super().__getitem__(where)
+
+    def __array_ufunc__(
+        self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any
+    ) -> Any:
+        plain = [x.view(np.ndarray) if isinstance(x, _Indexable) else x for x in inputs]
+        traced = any(isinstance(x, jax.core.Tracer) for x in inputs)
+        # NumPyro checks NumPy data by NumPy, against bounds that may be latent states
+        of_jax = getattr(jnp, ufunc.__name__, None) if traced else None
+        if of_jax is not None and method == "__call__":
+            return of_jax(*plain, **kwargs)
+        out = kwargs.get("out")
+        if out is not None:
+            kwargs["out"] = tuple(
+                x.view(np.ndarray) if isinstance(x, _Indexable) else x for x in out
+            )
+        found = getattr(ufunc, method)(*plain, **kwargs)
+        return jax.tree.map(
+            lambda x: x.view(_Indexable) if type(x) is np.ndarray else x, found
+        )
 
 
 def indexable(leaf: Any) -> Any:
@@ -175,6 +208,11 @@ def plates_of(site: Any) -> tuple[str, ...]:
     """The plates of a site, the outermost dimension first."""
     frames = sorted(site["cond_indep_stack"], key=lambda frame: frame.dim)
     return tuple(frame.name for frame in frames)
+
+
+def _sizes_of(site: Any) -> tuple[int, ...]:
+    frames = sorted(site["cond_indep_stack"], key=lambda frame: frame.dim)
+    return tuple(frame.size for frame in frames)
 
 
 def placeholder(fn: Any) -> Array:
@@ -250,6 +288,7 @@ def find_sites(
                     site["type"],
                     bool(site.get("is_observed", False)),
                     plates_of(site),
+                    _sizes_of(site),
                     site.get("fn"),
                     "_scan_current_index" in (site.get("infer") or {}),
                     _free_shape(site),
@@ -283,7 +322,10 @@ def find_levels(
     levels = []
     for plates in sorted(by_plates, key=lambda plates: -len(plates)):
         members = by_plates[plates]
-        locals_ = tuple(_local(site.name, site.fn, site.free_shape) for site in members)
+        locals_ = tuple(
+            _local(site.name, site.fn, site.free_shape, _filled(site, found))
+            for site in members
+        )
         level = Level(members[0].plates, locals_)
         _check_sizes(level)
         levels.append(level)
@@ -352,14 +394,42 @@ def _nothing(latent: list[Found], observed: list[Found]) -> str:
     if in_plates:
         return _shared(in_plates[0], observed)
     names = ", ".join(repr(s.name) for s in latent) or "none"
-    return (
+    message = (
         "marginalize found no latent site in a plate with observations; the latent "
         f"sites are: {names}. A site with a value for each row belongs in the plate "
-        "of the observations."
+        "of the observations"
+    )
+    for site, other in itertools.product(latent, observed):
+        lengths = other.sizes or other.fn.batch_shape
+        if lengths and lengths[-1] in site.fn.shape():
+            plate = other.plates[-1] if other.plates else "rows"
+            code = _one_plate(plate, lengths[-1], site, other)
+            return f"{message}, without .expand([{lengths[-1]}]):{code}"
+    return f"{message}."
+
+
+def _one_plate(plate: str, size: int, site: Found, observed: Found) -> str:
+    """The code for a latent site and its observation in one plate."""
+    kinds = [kind_of(s.fn) for s in (site, observed)]
+    return (
+        f'\n    with numpyro.plate("{plate}", {size}):'
+        f'\n        {site.name} = numpyro.sample("{site.name}", dist.{kinds[0]}(...))'
+        f'\n        numpyro.sample("{observed.name}", dist.{kinds[1]}({site.name}, '
+        f"...), obs={observed.name})"
     )
 
 
 def _shared(site: Found, observed: list[Found]) -> str:
+    for other in observed:
+        if other.sizes and other.sizes[-1] == site.sizes[-1]:
+            size, plate = other.sizes[-1], other.plates[-1]
+            return (
+                f"marginalize cannot integrate out site {site.name!r}: its plate "
+                f"{site.plates[-1]!r} holds no observation. Plate {plate!r} of "
+                f"observed site {other.name!r} has {size} elements, too. If element i "
+                "of both is one row, use one plate:"
+                f"{_one_plate(plate, size, site, other)}"
+            )
     others = ", ".join(
         f"{s.name!r} (in {', '.join(map(repr, s.plates)) or 'no plate'})"
         for s in observed
@@ -397,13 +467,6 @@ def _check_nesting(
                     )
 
 
-def _kind(fn: Any) -> str:
-    """The class of a distribution as the user wrote it."""
-    while isinstance(fn, ExpandedDistribution | Independent | MaskedDistribution):
-        fn = fn.base_dist
-    return type(fn).__name__
-
-
 def _is_masked(fn: Any) -> bool:
     while isinstance(fn, ExpandedDistribution | Independent | MaskedDistribution):
         if isinstance(fn, MaskedDistribution) and fn._mask is not True:
@@ -412,28 +475,62 @@ def _is_masked(fn: Any) -> bool:
     return False
 
 
+def _num_masks(fn: Any) -> int:
+    count = 0
+    while isinstance(fn, ExpandedDistribution | Independent | MaskedDistribution):
+        count += isinstance(fn, MaskedDistribution) and fn._mask is not True
+        fn = fn.base_dist
+    return count
+
+
 def summed_site(name: str, fn: Any) -> Local:
     """A discrete site to sum over.
 
     :raises ValueError: it has no finite support.
     """
+    if name.endswith(_UNOBSERVED) and _is_masked(fn):
+        raise ValueError(
+            f"marginalize cannot sum over site {name!r} in a scan, which "
+            "numpyro.sample(..., obs_mask=...) made for missing values. If nothing "
+            "else uses the value of the site, leave its missing values out by "
+            "numpyro.handlers.mask around a plain observed site."
+        )
     return _local(name, fn, ())
 
 
-def _local(name: str, fn: Any, free_shape: tuple[int, ...]) -> Local:
-    if name.endswith("_unobserved"):
-        raise ValueError(
-            f"marginalize cannot integrate out site {name!r}, which "
-            "numpyro.sample(..., obs_mask=...) made: use numpyro.handlers.mask around "
-            "a plain observed site instead, which integrates missing values out."
-        )
+def _filled(site: Found, found: Sequence[Found]) -> str:
+    """The site whose missing values ``obs_mask=`` made this site for, if it did."""
+    name = site.name.removesuffix(_UNOBSERVED)
+    names = {s.name for s in found}
+    made = name != site.name and {name, f"{name}{_OBSERVED}"} <= names
+    return name if made and _is_masked(site.fn) else ""
+
+
+def masks_of(fn: Any, rows: tuple[int, ...]) -> tuple[Array, Array]:
+    """The masks of a site that ``obs_mask=`` made, of the shape of rows.
+
+    :param fn: its distribution. The innermost mask is that of ``obs_mask``.
+    :return: which values are missing, and which are in no mask around the site.
+    """
+    shape, masks = fn.batch_shape, []
+    while isinstance(fn, ExpandedDistribution | Independent | MaskedDistribution):
+        if isinstance(fn, MaskedDistribution):
+            masks.append(jnp.broadcast_to(fn._mask, shape).reshape(rows))
+        fn = fn.base_dist
+    within = jnp.ones(rows, bool)
+    for mask in masks[:-1]:
+        within &= mask
+    return masks[-1], within
+
+
+def _local(name: str, fn: Any, free_shape: tuple[int, ...], fills: str = "") -> Local:
     extra = int(np.prod(fn.batch_shape, dtype=int))
     if fn.support is None:
         raise ValueError(f"marginalize: site {name!r} has no support.")
     if fn.support.is_discrete:
         if not fn.has_enumerate_support:
             raise ValueError(
-                f"marginalize cannot sum over site {name!r}: {_kind(fn)} has "
+                f"marginalize cannot sum over site {name!r}: {kind_of(fn)} has "
                 "no finite support that NumPyro enumerates. Truncate it, for example "
                 "to dist.Categorical over 0, 1, ..., n, or use a distribution with the "
                 "sum in closed form, such as dist.NegativeBinomial2 for a gamma "
@@ -444,12 +541,11 @@ def _local(name: str, fn: Any, free_shape: tuple[int, ...]) -> Local:
         except (NotImplementedError, jax.errors.JAXTypeError) as error:
             raise ValueError(
                 f"marginalize cannot sum over site {name!r}: its support depends on "
-                f"values or differs between rows ({str(error).partition(chr(10))[0]})."
-                " Give all rows one support of a fixed size, such as total_count=8, a "
-                "number of Python and not an array."
+                f"values or differs between rows ({str(error).partition(chr(10))[0]}). "
+                f"{_one_support(fn)}"
             ) from error
-        return Local(name, True, count)
-    if _is_masked(fn):
+        return Local(name, True, count, fills=fills)
+    if _is_masked(fn) and not fills:
         raise ValueError(
             f"marginalize cannot integrate out site {name!r}, which is inside of "
             "numpyro.handlers.mask: where the mask is false, its density is left out, "
@@ -460,7 +556,29 @@ def _local(name: str, fn: Any, free_shape: tuple[int, ...]) -> Local:
     while isinstance(support, type(constraints.real_vector)):
         support = support.base_constraint
     size = math.prod(free_shape) // max(extra, 1)
-    return Local(name, False, size, bounded=support is not constraints.real)
+    return Local(
+        name,
+        False,
+        size,
+        bounded=support is not constraints.real,
+        improper=kind_of(fn) == "ImproperUniform" or _num_masks(fn) > 1,
+        fills=fills,
+    )
+
+
+def _one_support(fn: Any) -> str:
+    """A remedy for a discrete site whose support differs between rows."""
+    if kind_of(fn) == "DiscreteUniform":
+        return (
+            "Give all rows one support, with bounds that are numbers of Python. For "
+            "upper bounds n of the rows that are at most 8:"
+            "\n    within = jnp.arange(9) <= n[:, None]"
+            "\n    dist.Categorical(within / within.sum(1, keepdims=True))"
+        )
+    return (
+        "Give all rows one support of a fixed size, such as total_count=8, a number of "
+        "Python and not an array."
+    )
 
 
 def _check_sizes(level: Level) -> None:

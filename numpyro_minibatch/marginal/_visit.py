@@ -18,12 +18,15 @@ from numpyro_minibatch._model.replay import Program
 from numpyro_minibatch.marginal._chain import ChainRows
 from numpyro_minibatch.marginal._draw import draw_latents
 from numpyro_minibatch.marginal._model import Rows, RowsMarginalized
+from numpyro_minibatch.marginal._quadrature import NODES
 from numpyro_minibatch.marginal._sites import Level, indexable, run_hidden
-from numpyro_minibatch.target import ModelTarget
+from numpyro_minibatch.target import ModelTarget, with_bound_arguments
 
 __all__ = ["RowsAt", "check_marginalized"]
 
 _MARK = "_marginal_"  # prefix of the sites that hold the results of ``look``
+# evaluations of a row that draw its continuous sites, by the number of dimensions
+_DRAW = {0: 64, 1: 193, 2: 1000, 3: 1000}
 _MOST_EVALUATIONS = 4_000_000  # row likelihoods in memory at one time
 
 
@@ -124,6 +127,7 @@ class RowsAt:
 
         :raises ValueError: it observes nothing, or its rows cannot be read in chunks.
         """
+        model, args, kwargs = with_bound_arguments(model, args, kwargs)
         plain = jax.tree.map(indexable, (args, dict(kwargs)))
         levels = model.levels(*plain)
         if not levels:
@@ -179,8 +183,9 @@ class RowsAt:
             if level.chain is not None:  # in each evaluation of the other levels
                 chains *= level.states
                 continue
-            nodes = 193 if level.dimensions == 1 else 64
-            cost = max(cost, level.states * (1000 if level.dimensions > 1 else nodes))
+            d = level.dimensions
+            nodes = (model.num_nodes or NODES[max(d, 1)]) ** d
+            cost = max(cost, level.states * max(nodes, _DRAW[d]))
         cost *= chains
         sites = {
             name: (plate, *(p for p in level.plates if p != plate))

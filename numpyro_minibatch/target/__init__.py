@@ -1,7 +1,10 @@
 """Targets: a NumPyro model as a prior and one log likelihood per row."""
 
 from numpyro_minibatch.target._arguments import Slices as Slices
+from numpyro_minibatch.target._arguments import condition_inside as condition_inside
 from numpyro_minibatch.target._arguments import flatten_arguments as flatten_arguments
+from numpyro_minibatch.target._arguments import given_data as given_data
+from numpyro_minibatch.target._arguments import is_marginalized as is_marginalized
 from numpyro_minibatch.target._arguments import named_arguments as named_arguments
 from numpyro_minibatch.target._arguments import (
     with_bound_arguments as with_bound_arguments,

@@ -6,11 +6,13 @@ import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpyro import handlers
 from numpyro.primitives import Messenger
 
 from numpyro_minibatch.host_rows import HostRows
@@ -18,8 +20,11 @@ from numpyro_minibatch.target._contract import Indices
 
 __all__ = [
     "Slices",
+    "condition_inside",
     "flatten_arguments",
+    "given_data",
     "indexable",
+    "is_marginalized",
     "named_arguments",
     "with_bound_arguments",
 ]
@@ -113,11 +118,12 @@ def named_arguments(
 
 
 def with_bound_arguments(
-    model: Callable, args: tuple, kwargs: Mapping[str, Any]
-) -> tuple[Callable, tuple, Mapping[str, Any]]:
+    model: Any, args: tuple, kwargs: Mapping[str, Any]
+) -> tuple[Any, tuple, Mapping[str, Any]]:
     """A model with all of its arguments, those of ``functools.partial`` included.
 
-    Arrays that a partial function holds can have rows like any other argument.
+    Arrays that a partial function holds can have rows like any other argument. Inside
+    of a marginalized model, so do the data of ``numpyro.handlers.condition``.
 
     :param model: the model.
     :param args: its positional arguments.
@@ -126,7 +132,65 @@ def with_bound_arguments(
     while isinstance(model, functools.partial):
         args, kwargs = (*model.args, *args), {**model.keywords, **kwargs}
         model = model.func
+    if is_marginalized(model):
+        inside, args, kwargs = with_bound_arguments(model.fn, args, kwargs)
+        if isinstance(inside, handlers.condition) and inside.data:
+            given = given_data(inside)
+            inside, args, kwargs = with_bound_arguments(given, args, kwargs)
+        if inside is not model.fn:
+            model = replace(model, fn=inside)
     return model, args, kwargs
+
+
+def condition_inside(model: Any) -> Any:
+    """A marginalized model whose data are given by a handler inside of it.
+
+    Without data, a marginalized model runs as it was written. It does not see those
+    that ``numpyro.handlers.condition`` gives to its sites from outside.
+    """
+    if isinstance(model, functools.partial):
+        inside = condition_inside(model.func)
+        same = inside is model.func
+        return (
+            model if same else functools.partial(inside, *model.args, **model.keywords)
+        )
+    if isinstance(model, handlers.condition) and model.data:
+        inside = condition_inside(model.fn)
+        if is_marginalized(inside):
+            return replace(inside, fn=handlers.condition(inside.fn, model.data))
+    return model
+
+
+@dataclass(frozen=True)
+class GivenData:
+    """A model whose observations are keyword arguments, which can have rows.
+
+    :param fn: the model, which does not observe them.
+    :param names: the sites, by the names of these arguments.
+    """
+
+    fn: Callable
+    names: tuple[tuple[str, str], ...]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the model, conditioned on the observations."""
+        data = {site: kwargs.pop(name) for name, site in self.names}
+        return handlers.condition(self.fn, data)(*args, **kwargs)
+
+
+def given_data(model: handlers.condition) -> Callable:
+    """A conditioned model, with its observations as arguments of a partial function.
+
+    :param model: the model in ``numpyro.handlers.condition``.
+    """
+    data = {f"data of {site}": value for site, value in model.data.items()}
+    names = tuple(zip(data, model.data, strict=True))
+    return functools.partial(GivenData(model.fn, names), **data)
+
+
+def is_marginalized(model: Any) -> bool:
+    """Whether this is a model that ``marginalize`` returned."""
+    return bool(getattr(model, "marginalizes", False))
 
 
 def indexable(leaf: Any) -> Any:

@@ -32,6 +32,7 @@ from numpyro_minibatch.batch import BatchSize, FullBatch, Scheme
 from numpyro_minibatch.control_variate import Taylor
 from numpyro_minibatch.control_variate._problem import Needs, Problem
 from numpyro_minibatch.estimate import Reader, Weights
+from numpyro_minibatch.host_rows import find_rows
 from numpyro_minibatch.kernels._shared.arguments import (
     check_init_strategy,
     check_model,
@@ -52,7 +53,13 @@ from numpyro_minibatch.kernels._shared.start import (
     untraced,
 )
 from numpyro_minibatch.kernels._shared.survey import expand_likelihood, survey
-from numpyro_minibatch.target import AllRows, ModelTarget, Slices, Target
+from numpyro_minibatch.target import (
+    AllRows,
+    ModelTarget,
+    Slices,
+    Target,
+    is_marginalized,
+)
 
 __all__ = ["MinibatchKernel"]
 
@@ -609,7 +616,13 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
                 layout,
                 first_chain(init_params, chains),
             )
-        check_support(name, self.make_target(model_args, kwargs))
+        target = self.make_target(model_args, kwargs)
+        check_support(name, target)
+        if isinstance(target, ModelTarget) and is_marginalized(target.model):
+            arguments, marginalized = (target.args, dict(target.kwargs)), target.model
+            if not find_rows(arguments):
+                check = marginalized.check_integrals  # type: ignore[attr-defined]
+                untraced(check, *arguments)
         surrogate: Any = ()
         within = None
         self._learn(plan=None)

@@ -9,7 +9,7 @@ discrete sites that have a value for each row are marginalized. Data that
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -19,7 +19,12 @@ from numpyro_minibatch._model.indexing import fails_on_rows
 from numpyro_minibatch._model.layout import Layout
 from numpyro_minibatch._model.numpy_calls import ReadsValues
 from numpyro_minibatch._model.sites import local_sites
-from numpyro_minibatch.target import with_bound_arguments
+from numpyro_minibatch.target import (
+    condition_inside,
+    given_data,
+    is_marginalized,
+    with_bound_arguments,
+)
 
 __all__ = ["Inspected", "PreparedModel", "prepare_model"]
 
@@ -61,6 +66,7 @@ def prepare_model(
     :raises ValueError: no such model can be sampled. The message states the change that
         remains to be made.
     """
+    model = condition_inside(model)
     if isinstance(model, partial):
         return _prepare_inside(model, args, kwargs, inspect)
     try:
@@ -144,38 +150,11 @@ def _prepare_inside(
     return found._replace(model=bound(found.model))
 
 
-@dataclass(frozen=True)
-class GivenData:
-    """A model whose observations are keyword arguments, which can have rows.
-
-    :param fn: the model, which does not observe them.
-    :param names: the sites, by the names of these arguments.
-    """
-
-    fn: Callable
-    names: tuple[tuple[str, str], ...]
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the model, conditioned on the observations."""
-        data = {site: kwargs.pop(name) for name, site in self.names}
-        return handlers.condition(self.fn, data)(*args, **kwargs)
-
-
-def given_data(model: handlers.condition) -> Callable:
-    """A conditioned model, with its observations as arguments of a partial function.
-
-    :param model: the model in ``numpyro.handlers.condition``.
-    """
-    data = {f"data of {site}": value for site, value in model.data.items()}
-    names = tuple(zip(data, model.data, strict=True))
-    return partial(GivenData(model.fn, names), **data)
-
-
 def _reading(
     model: Any, args: tuple, kwargs: Mapping[str, Any]
 ) -> tuple[Any, ReadsValues | None]:
     """A model that reads the values of all rows, if it calls NumPy with arguments."""
-    if getattr(model, "marginalizes", False):  # the values are for the model inside
+    if is_marginalized(model):  # the values are for the model inside
         inner, known = _reading(model.fn, args, kwargs)
         return replace(model, fn=inner), known
     known = ReadsValues.of(model, args, kwargs)

@@ -8,11 +8,13 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpyro.infer import init_to_value
 from numpyro.util import find_stack_level
 
 from numpyro_minibatch._internal import passes
@@ -31,6 +33,7 @@ from numpyro_minibatch.control_variate._problem import (
 from numpyro_minibatch.control_variate._setup import Prepared, prepare
 from numpyro_minibatch.host_rows import find_rows
 from numpyro_minibatch.kernels._shared.contract import Approximated
+from numpyro_minibatch.target import ModelTarget, without_integrals
 
 __all__ = ["expand_likelihood", "survey"]
 
@@ -318,5 +321,30 @@ def expand_likelihood(kernel: Any, problem: Problem, init: Any = None) -> Prepar
                 stacklevel=find_stack_level(),
             )
         scheme, sizes = full(), dict(plates)
-    chosen = Chosen(kernel.control_variate, scheme, sizes, init)
+    start = _start_of_values(kernel, problem) if init is None else init
+    chosen = Chosen(kernel.control_variate, scheme, sizes, start)
     return prepare(who, problem, chosen, kernel._needs)
+
+
+def _start_of_values(kernel: Any, problem: Problem) -> Any:
+    """The start that the user chose by ``init_to_value``, if there is one.
+
+    Sites without a value in it have those of a draw from the prior.
+    """
+    strategy = kernel._init_strategy
+    if not isinstance(strategy, partial) or strategy.func is not init_to_value:
+        return None
+    values = {
+        name: np.asarray(value)
+        for name, value in strategy.keywords["values"].items()
+        if name in problem.example
+    }
+    return problem.compiled(_unconstrained)(values) if values else None
+
+
+def _unconstrained(problem: Problem, arrays: list[Any], values: Any) -> Any:
+    target = problem.target_of(arrays)
+    assert isinstance(target, ModelTarget)
+    with without_integrals():
+        sites = target.trace(problem.one_row, data=values)
+    return target.unconstrain(sites, list(problem.example))
