@@ -369,7 +369,7 @@ MODELS = [
         lambda: run(full_plate),
         ValueError,
         "a batch size for plate 'data', which has 40 rows",
-        "batch_size={'data': 4}",
+        "batch_size={'data': 38}",
         "subsample_size",
         'control_variate="taylor2"',
     ),
@@ -378,7 +378,7 @@ MODELS = [
         lambda: run(full_plate, batch_size={}),
         ValueError,
         "a batch size for plate 'data', which has 40 rows",
-        "batch_size={'data': 4}",
+        "batch_size={'data': 38}",
     ),
     refuse(
         "no plate that can be subsampled",
@@ -1309,7 +1309,7 @@ TARGETS = [
         ValueError,
         "'data' of the target",
         "40 rows",
-        "batch_size={'data': 4}",
+        "batch_size={'data': 36}",
     ),
     refuse(
         "a target without batch_size, MHMinibatch",
@@ -1378,7 +1378,7 @@ GRADIENTS = [
             ValueError,
             f"{kind.__name__}(preconditioner=",
             "needs a step_size",
-            "step_size=1e-4",
+            "Leave out the preconditioner",
         )
         for kind in (SGLD, SGHMC, SGNHT)
     ),

@@ -1099,3 +1099,11 @@ def test_a_rung_that_ignores_its_noise() -> None:
     stats = {"reliable": 0.0, "log_ratio_variance": 4.0, "swap_reliable": 1.0}
     text = advice(facts=METROPOLIS | {"temperatures": [1.0, 2.0]}, **stats)
     assert "treats log ratios as exact" in text
+
+
+def test_the_temperature_of_a_rung_is_no_setting() -> None:
+    noisy = {"reliable": 0.0, "log_ratio_variance": 4.0}
+    for facts in (PENALTY, AUGMENTED, CORRECTED):
+        assert "temperature=" in advice(facts=facts, **noisy)
+        text = advice(facts=facts | {"temperatures": [1.0, 2.0]}, **noisy)
+        assert "temperature=" not in text and "batch_size=" in text

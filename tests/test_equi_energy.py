@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from typing import Any
 
 import jax
@@ -599,6 +601,21 @@ def test_advice_on_a_ladder_of_noise_or_with_gaps() -> None:
     assert "temperatures=[" in text and "batch_size=[" in text
 
     stats = idata["sample_stats"]
+    # noise that the same number of rows would reduce to one temperature
+    known = stats["energy_noise"]
+    equal = [1.0, 1.3, 1.7, 2.01]
+    stats["energy_noise"] = known.copy(data=np.broadcast_to(equal, known.shape))
+    (text,) = (s for s in diagnose(idata).advice if "underestimated" in s)
+    hotter, larger, kept = (json.loads(s) for s in re.findall(r"=(\[.*?\])", text))
+    assert (np.diff(hotter) > 0).all() and (np.diff(larger) < 0).all()
+    assert kept == [1.0, 2.0, 3.0, 4.0]
+    for settings in (
+        {"temperatures": hotter, "batch_size": [100, 80, 60, 50]},
+        {"temperatures": kept, "batch_size": larger},
+        {"batch_size": larger},  # temperatures that follow from the batches ascend
+    ):
+        results_of(MINTEE(model, **settings), num_warmup=10, num_samples=10)
+    stats["energy_noise"] = known
     stats["energy_noise"] = 0.1 * stats["energy_noise"]
     rates = np.full(stats["jump_acceptance_rate"].shape, 0.5)
     rates[..., 1] = 0.01  # refused

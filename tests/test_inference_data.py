@@ -23,7 +23,15 @@ from numpyro.infer import HMC, HMCECS, MCMC, NUTS, BarkerMH, init_to_value
 from numpyro.infer import log_likelihood as numpyro_log_likelihood
 from scipy.stats import norm
 
-from numpyro_minibatch import MINT, MHMinibatch, MinibatchMH, Target, to_inference_data
+from numpyro_minibatch import (
+    AMAGOLD,
+    MINT,
+    MHMinibatch,
+    MinibatchMH,
+    Target,
+    diagnose,
+    to_inference_data,
+)
 from numpyro_minibatch._model import replay
 from numpyro_minibatch.inference_data import get_group
 
@@ -577,8 +585,62 @@ def test_kernels_of_numpyro() -> None:
     assert attrs(idata)["inference_library"] == "numpyro"
     assert attrs(idata)["kernel"] == "NUTS"
     assert "target" not in attrs(idata)
-    with pytest.raises(ValueError, match=r"numpyro\.infer\.log_likelihood"):
+    idata = to_inference_data(mcmc, log_likelihood=True, log_likelihood_thin=2)
+    found = get_group(idata, "log_likelihood")
+    assert found is not None and found["obs"].dims == ("chain", "draw", "data")
+    assert found["draw"].values.tolist() == list(range(0, found.sizes["draw"] * 2, 2))
+    draws = {"a": mcmc.get_samples(group_by_chain=True)["a"][:, ::2]}
+    expected = numpyro_log_likelihood(model, draws, group, y, batch_ndims=2)["obs"]
+    np.testing.assert_allclose(found["obs"].values, expected, rtol=1e-6)
+    with pytest.raises(ValueError, match="log_likelihood_thin="):
+        to_inference_data(mcmc, log_likelihood=True, max_bytes=8 * N)
+
+
+def test_runs_of_two_packages_are_compared() -> None:
+    def model(X: Any, y: Any) -> None:
+        b = numpyro.sample("b", dist.Normal(0, 1).expand([2]).to_event(1))
+        with numpyro.plate("data", len(y)):
+            numpyro.sample("obs", dist.Normal(X @ b, 1), obs=y)
+
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(50, 2))
+    y = X @ [1.0, -1.0] + rng.normal(size=50)
+    idatas = {}
+    for kernel in (AMAGOLD(model, batch_size=50), NUTS(model)):
+        mcmc = MCMC(kernel, num_warmup=200, num_samples=200, progress_bar=False)
+        mcmc.run(jax.random.key(0), X, y)
+        name = type(kernel).__name__
+        idatas[name] = to_inference_data(mcmc, log_likelihood=True)
+    table = az.compare(idatas)
+    assert set(table.index) == {"AMAGOLD", "NUTS"}
+    elpd = table.filter(like="elpd").iloc[:, 0]
+    assert abs(np.ptp(elpd)) < 1.0
+
+
+def test_sites_that_numpyro_enumerates_have_no_draws() -> None:
+    def model(y: Any) -> None:
+        k = numpyro.sample("k", dist.Normal(0, 1))
+        numpyro.sample("obs", dist.Normal(k, 1), obs=y)
+
+    mcmc = run(NUTS(model), y)
+    states = mcmc._states
+    states["z"] = {"other": states["z"].pop("k")}
+    with pytest.raises(ValueError, match=r"\['k'\] were not collected.*marginalize"):
         to_inference_data(mcmc, log_likelihood=True)
+
+
+def test_convergence_is_that_of_the_parameters_and_not_of_values_of_rows() -> None:
+    def model(y: Any) -> None:
+        mu = numpyro.sample("mu", dist.Normal(0, 1))
+        with numpyro.plate("data", len(y), subsample_size=10) as i:
+            numpyro.deterministic("left", y[i] - mu)
+            numpyro.sample("obs", dist.Normal(mu, 1), obs=y[i])
+
+    idata = to_inference_data(run(MINT(model, temperature=5.0), jnp.asarray(y)))
+    assert "left" in dims(idata, "posterior")
+    assert diagnose(idata).precision["parameter"].values.tolist() == ["mu"]
+    asked = diagnose(idata, var_names=["left"]).precision
+    assert asked.sizes["parameter"] == len(y)
 
 
 def test_a_subsampling_kernel_of_numpyro() -> None:

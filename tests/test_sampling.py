@@ -215,6 +215,15 @@ def test_thinning(whole_run: Any) -> None:
     np.testing.assert_array_equal(values(thinned)["b"], values(whole_run)["b"][:, 2::3])
 
 
+@pytest.mark.parametrize(
+    ("asked", "meant"),
+    [("acceptance_rate", "accept_prob"), ("lp_estimat", "lp_estimate")],
+)
+def test_a_field_that_is_misspelt_is_named(asked: str, meant: str) -> None:
+    with pytest.raises(ValueError, match=f"asks for '{asked}'.*'{meant}'"):
+        run(extra_fields=(asked,))
+
+
 def test_one_chain_and_extra_fields() -> None:
     found = run(num_chains=1, extra_fields=("mean_accept_prob",))
     assert found["posterior"].sizes["chain"] == 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from numpyro_minibatch._model.sites import (
@@ -18,6 +18,7 @@ __all__ = [
     "check_sites",
     "choose_plates",
     "example_plate",
+    "few_rows",
     "missing_values",
 ]
 
@@ -47,7 +48,7 @@ def example_plate(size: int, plate: str = "data", site: Site | None = None) -> s
     )
     return (
         f'\n    with numpyro.plate("{plate}", {size}) as idx:\n        {line}'
-        f'\nand pass batch_size={{"{plate}": {_rows_of_batch(size)}}}.'
+        f'\nand pass batch_size={{"{plate}": {few_rows(size)}}}.'
     )
 
 
@@ -71,9 +72,12 @@ def choose_plates(
     sizes: int | Mapping[str, int] | None,
     full: bool,
     default: int | None = None,
+    advised: Callable[[int, int], int] = lambda rows, parameters: few_rows(rows),
 ) -> tuple[dict[str, int], dict[str, int]]:
     """The rows of one draw of each subsampled plate, and the sizes of these plates.
 
+    :param advised: the rows of a batch to advise where none are given, of the rows of a
+        plate and the number of parameters.
     :raises ValueError: there is none, or the sizes given do not fit the model.
     """
     plates = {s.name: s.args for s in sites if s.type == "plate"}
@@ -115,7 +119,7 @@ def choose_plates(
     if full:
         widths = {name: plates[name][0] for name in widths}
     if not widths:
-        raise ValueError(_no_plate(who, sites, plates, in_scan, listing))
+        raise ValueError(_no_plate(who, sites, plates, in_scan, listing, advised))
     for name, width in widths.items():
         size = plates[name][0]
         if width > size:
@@ -132,6 +136,7 @@ def _no_plate(
     plates: Mapping[str, tuple[Any, ...]],
     in_scan: list[str],
     listing: str,
+    advised: Callable[[int, int], int],
 ) -> str:
     """The reason why no plate is subsampled, and a remedy.
 
@@ -153,7 +158,10 @@ def _no_plate(
     ready = candidates(sites, plates)
     if ready:
         name = max(ready, key=lambda name: plates[name][0])
-        return _needs_batch_size(who, name, plates[name][0])
+        size = plates[name][0]
+        parameters = [s for s in samples if not s.observed]
+        number = sum(math.prod(s.free_shape) for s in parameters)
+        return _needs_batch_size(who, name, size, advised(size, number))
     return (
         f"{who} needs a data plate whose rows it can subsample, and found none to "
         f"subsample among the model's plates: {listing}. "
@@ -161,18 +169,20 @@ def _no_plate(
     )
 
 
-def _rows_of_batch(size: int) -> int:
-    """A number of rows of a batch that would run."""
+def few_rows(size: int) -> int:
+    """A number of rows of a batch with which a kernel of gradient steps runs.
+
+    :param size: the number of all rows.
+    """
     return max(2, min(100, size // 10))
 
 
-def _needs_batch_size(who: str, plate: str, size: int) -> str:
+def _needs_batch_size(who: str, plate: str, size: int, rows: int) -> str:
     return (
         f"{who} needs a batch size for plate {plate!r}, which has {size} rows: pass "
-        f"batch_size={{{plate!r}: {_rows_of_batch(size)}}}, or batch_size="
-        f"{_rows_of_batch(size)} if the model has no other data. A subsample_size of "
-        'the plate in the model sets it, too. With control_variate="taylor2" the '
-        "set-up chooses it."
+        f"batch_size={{{plate!r}: {rows}}}, or batch_size={rows} if the model has no "
+        "other data. A subsample_size of the plate in the model sets it, too. With "
+        'control_variate="taylor2" the set-up chooses it.'
     )
 
 

@@ -29,7 +29,7 @@ from numpyro_minibatch._model.indexing import (
     not_indexed,
 )
 from numpyro_minibatch._model.layout import Layout
-from numpyro_minibatch._model.plates import check_sites, choose_plates
+from numpyro_minibatch._model.plates import check_sites, choose_plates, few_rows
 from numpyro_minibatch._model.row_arguments import (
     condition_holds,
     conditioned,
@@ -74,6 +74,7 @@ def inspect_model(
     default: int | None = None,
     whole: bool = False,
     rows: RowAxes | None = None,
+    advised: Callable[[int, int], int] = lambda rows, parameters: few_rows(rows),
 ) -> tuple[Layout, dict[str, Any]]:
     """Find the data plates of a model and check that they can be subsampled.
 
@@ -87,6 +88,8 @@ def inspect_model(
     :param whole: whether the model is run on all rows in one piece, so that only the
         plates that it subsamples itself have to be known, if any.
     :param rows: the arguments that have the rows, if the user names them.
+    :param advised: the rows of a batch to advise where none are given, of the rows of a
+        plate and the number of parameters.
     :return: the layout, and the values of ``param`` sites to freeze.
     :raises ValueError: the model cannot be sampled from minibatches; the message says
         what was found and what to write instead.
@@ -101,7 +104,7 @@ def inspect_model(
         return found[key], {}
     try:
         layout, frozen, warned = _inspected(
-            who, model, args, kwargs, sizes, full, default, whole, rows
+            who, model, args, kwargs, sizes, full, default, whole, rows, advised
         )
     except ValueError as error:
         remedy = without_rows(model, args, kwargs)
@@ -149,7 +152,8 @@ def _inspected(
     full: bool,
     default: int | None,
     whole: bool,
-    named: RowAxes | None = None,
+    named: RowAxes | None,
+    advised: Callable[[int, int], int],
 ) -> tuple[Layout, dict[str, Any], bool]:
     """The result of :func:`inspect_model`, and whether it has a warning to give."""
     target = ModelTarget(model=model, args=args, kwargs=kwargs, sizes={})
@@ -165,7 +169,7 @@ def _inspected(
         lengths = None if given is None else {x.size for x in given}
         sites, rows = with_row_plate(target, sites, lengths)
         sites, moved, sizes = in_one_plate(who, target, sites, sizes)
-        widths, plates = choose_plates(who, sites, sizes, full, default)
+        widths, plates = choose_plates(who, sites, sizes, full, default, advised)
     check_lined_up(who, sites, plates)
     latents = check_sites(who, sites, plates)
     target = replace(target, sizes=plates, frozen=frozen, slices=moved)

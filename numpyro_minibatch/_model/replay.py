@@ -16,12 +16,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from numpyro.infer import init_to_uniform
+from numpyro.infer import init_to_uniform, log_likelihood
 
 from numpyro_minibatch._internal.precision import full_precision, is_double
 from numpyro_minibatch._model.dataflow import inputs_used
 from numpyro_minibatch.host_rows import HostRows, find_rows, map_rows
-from numpyro_minibatch.target import ModelTarget, Target
+from numpyro_minibatch.target import AllRows, ModelTarget, Target
 
 __all__ = [
     "CHUNK",
@@ -31,6 +31,7 @@ __all__ = [
     "compute_rows",
     "data_sites",
     "deterministic_sites",
+    "entry_log_likelihoods",
     "inspect_sites",
     "log_densities",
     "log_likelihoods",
@@ -82,6 +83,13 @@ class Site(NamedTuple):
             frames=tuple(sorted(frames, key=lambda frame: frame[1])),
             event_names=tuple(infer.get("event_dims", ())),
         )
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        """The shape of the log likelihoods of an observed site; none for others."""
+        if not self.observed:
+            return (0,)
+        return self.shape[: len(self.shape) - (self.event_dim or 0)]
 
     def axes(self, shape: tuple[int, ...]) -> list[str | None]:
         """Names for the axes of a value of this site; ``None`` where it has none."""
@@ -376,6 +384,21 @@ def log_likelihoods(
 
         found |= compute_rows(target, plate, rows_of, draws, chunk_size)
     return {name: found[name] for name in plates}
+
+
+def entry_log_likelihoods(
+    target: ModelTarget, sites: Mapping[str, Site], draws: Mapping[str, Any]
+) -> dict[str, np.ndarray]:
+    """The log likelihood of each entry of each observed site, for any model.
+
+    :param target: the model with its arguments.
+    :param sites: its sites.
+    :param draws: constrained values of every latent site, along a first axis.
+    :return: for each site the shape of its batch, after an axis of draws.
+    """
+    model = AllRows(target.model, dict(target.sizes))
+    found = log_likelihood(model, dict(draws), *target.args, **target.kwargs)
+    return {n: np.asarray(found[n]) for n, site in sites.items() if site.observed}
 
 
 @full_precision

@@ -18,6 +18,7 @@ from numpyro_minibatch.control_variate._expand import Expansion
 from numpyro_minibatch.control_variate._problem import (
     Kinks,
     NoCenter,
+    NoExpansion,
     PriorKinks,
     Problem,
     Refused,
@@ -92,7 +93,7 @@ def find_center(
     """
     dim = starts.shape[1]
     if dim > _MAX_DIM:
-        raise Refused(
+        raise NoExpansion(
             f"control variates keep a Hessian of the {dim} coordinates of the "
             f"expansion, and are limited to {_MAX_DIM}. Choose fewer with "
             "control_variate.taylor2(sites=...), or sample at a temperature."
@@ -117,7 +118,7 @@ def find_center(
     if given and ends[-1].fun < best.fun + _AS_HIGH:
         best = ends[-1]
     if not np.isfinite(best.fun):
-        raise Refused(
+        raise NoExpansion(
             "the log density is not finite where the search for the centre of "
             "the control variate went. Pass a centre, control_variate.taylor2(center="
             "{site: unconstrained value}), or bound the parameters by their priors."
@@ -432,8 +433,7 @@ def newton(
             "the log likelihood has kinks, as that of dist.Laplace or of jnp.abs: "
             "along a step of the search for the centre, the gradient changes "
             f"{1 + more:.3g} times as much as second derivatives say, so that no "
-            "expansion fits. Sample with AMAGOLD(model), which needs no second "
-            "derivatives, or with NUTS.",
+            "expansion fits.",
             start,
             step.step,
         )

@@ -23,7 +23,7 @@ from numpyro_minibatch.control_variate._ends import (
     transformed,
 )
 from numpyro_minibatch.control_variate._expand import Expansion
-from numpyro_minibatch.control_variate._problem import Problem, Refused
+from numpyro_minibatch.control_variate._problem import NoExpansion, Problem, Refused
 from numpyro_minibatch.control_variate._taylor import Taylor
 
 __all__ = ["FoundMode", "FoundModes", "find_modes"]
@@ -128,7 +128,7 @@ def find_modes(problem: Problem, starts: np.ndarray, taylor: Taylor) -> FoundMod
         for start in copies_of(problem, density, ends, number):
             ends.leads(number, ends.add(ends.search(start), random=False))
     if not ends.found:
-        raise Refused(
+        raise NoExpansion(
             "none of the searches for modes ended at a maximum of the log density. "
             "Give the parameters proper priors, standardise the data, or pass a "
             "centre: control_variate.taylor2(center={site: unconstrained value})."

@@ -15,7 +15,12 @@ from numpyro.infer.hmc import hmc
 from numpyro_minibatch._internal.threads import compilers
 from numpyro_minibatch.control_variate._center import not_definite
 from numpyro_minibatch.control_variate._expand import Expansion
-from numpyro_minibatch.control_variate._problem import Problem, Refused, double
+from numpyro_minibatch.control_variate._problem import (
+    NoExpansion,
+    Problem,
+    Refused,
+    double,
+)
 from numpyro_minibatch.control_variate._surrogate import (
     flatten,
     log_density,
@@ -177,28 +182,28 @@ def by_nuts(
     share = diverging.mean()
     if not np.isfinite(draws).all() or not within.min() > 0:
         names = sorted(problem.example)
-        raise Refused(
+        raise NoExpansion(
             "NUTS could not sample the surrogate of the control variate (the exact "
             f"prior and the expanded likelihood) of {', '.join(names)}: a chain "
             f"{'did not move' if np.isfinite(draws).all() else 'became infinite'}. "
             "The expansion has no maximum in the region that these chains reached. "
             "Either the data and the prior do not determine the parameters, or the "
-            "centre is far from the posterior. Give them proper priors, pass "
-            "control_variate.taylor2(center={...}), or use NumPyro's NUTS."
+            "centre is far from the posterior. Give them proper priors, or pass "
+            "control_variate.taylor2(center={...})."
         )
     if share > _DIVERGING:
         form = (
-            "Sample the effects themselves (centred) if their groups have many rows"
+            "sample them as they are (centred) if their groups have many rows"
             if problem.coordinates.values
-            else "Sample the effects in their non-centred form, with "
+            else "sample them in their non-centred form, with "
             'numpyro.deterministic("theta", mu + tau * eta)'
         )
-        raise Refused(
+        raise NoExpansion(
             "NUTS could not sample the surrogate of the control variate (the exact "
             f"prior and the expanded likelihood): {share:.0%} of its trajectories "
             f"diverged, and {_DIVERGING:.0%} is the limit. The local scale of its "
-            f"posterior varies too much, as in a funnel. {form}, or use "
-            "NumPyro's NUTS."
+            f"posterior varies too much, as in a funnel. If there are effects of "
+            f"groups, {form}."
         )
     return draws, rhat
 

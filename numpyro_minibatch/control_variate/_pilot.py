@@ -27,10 +27,11 @@ from numpyro_minibatch.control_variate._expand import (
 from numpyro_minibatch.control_variate._posterior import SurrogatePosterior
 from numpyro_minibatch.control_variate._problem import (
     Chosen,
+    HeavyTails,
     Imprecise,
     Needs,
+    NoExpansion,
     Problem,
-    Refused,
 )
 from numpyro_minibatch.control_variate._residuals import ResidualScan, Rows
 from numpyro_minibatch.control_variate._row_sums import (
@@ -56,6 +57,7 @@ __all__ = [
 SCORING = 24  # draws that score the rows
 HELD_OUT = 32  # draws that judge the design, in pairs
 IN_DOUBLE = 8  # draws on which the precisions are compared
+_FAR = 100  # times the limit of the residual, where the precision does not matter
 FLOAT_ERROR = 0.05  # largest rounding error of a summed residual, as a log ratio
 # The same between modes: above it, their constants are corrected.
 _FLOAT_ERROR_OF_MODES = 0.005
@@ -211,7 +213,7 @@ def run_pilot(
     for name, score in scores.items():
         if not np.isfinite(score).all():
             row = int(np.argmin(np.isfinite(score)))
-            raise Refused(_not_finite(f"row {row} of plate {name!r}"))
+            raise NoExpansion(_not_finite(f"row {row} of plate {name!r}"))
     stage("pilot: noise of a batch")
     second = scan
     if taylor.order < 2:
@@ -351,8 +353,7 @@ def _not_finite(which: str) -> str:
     return (
         f"the log likelihood of {which} is not finite within the posterior of "
         "the surrogate, so it has no expansion there. Choose priors that restrict the "
-        "parameters to values under which every row has positive likelihood, or "
-        "sample without a control variate."
+        "parameters to values under which every row has positive likelihood."
     )
 
 
@@ -429,8 +430,8 @@ def check_residuals(
             "deterministic sites in which the likelihood is closer to quadratic, "
             f"named in control_variate.taylor{taylor.order}(sites=[...])"
         )
-    ways.append("a temperature above 1, or NumPyro's NUTS")
-    raise Refused(
+    ways.append("a temperature above 1")
+    raise NoExpansion(
         "the expansion of the likelihood does not hold over the posterior: the "
         f"standard deviation of the sum of the residuals is {told}{some}, and "
         f"max_residual_sd={limit:g} is the limit. Write {'; or '.join(ways)}."
@@ -571,7 +572,7 @@ def _choose_form(
         return scan, scan.sums(draws), 0.0
     few = draws[:IN_DOUBLE]
     exact = RowSums.of(problem, taylor, len(np.ravel(problem.in_coordinates(few)[0])))
-    errors = []
+    errors, spread = [], 0.0
     for form in forms:
         scan = ResidualScan(problem, taylor.order, form, expansion)
         found = scan.sums(draws)
@@ -581,12 +582,25 @@ def _choose_form(
                 return scan, found, error
         right = exact.residuals(taylor.order, expansion, few)
         if not np.isfinite(right).all():
-            raise Refused(_not_finite("some row"))
+            raise NoExpansion(_not_finite("some row"))
         with np.errstate(invalid="ignore"):
             error = (found[0][: len(few)] - right).std(ddof=1)
         errors.append(float(error * problem.likelihood_weight))
+        spread = float(right.std(ddof=1) * problem.likelihood_weight)
         if errors[-1] <= FLOAT_ERROR:
             return scan, found, errors[-1]
+    if not spread <= _FAR * taylor.max_residual_sd:
+        # numbers of this size are rounded, too, but more digits would not help
+        raise HeavyTails(
+            "the expansion of the likelihood does not hold over the posterior of the "
+            f"surrogate: the sum of the residuals has a standard deviation of "
+            f"{spread:.2g} over {len(few)} of its draws, and max_residual_sd="
+            f"{taylor.max_residual_sd:g} is the limit. So large a number means that "
+            "the draws of the surrogate have heavy tails, in which the expansion is "
+            "far from the likelihood: a prior has them, as dist.HalfCauchy has, and "
+            "the expanded likelihood does not bound the parameter. Write a prior with "
+            "lighter tails, such as dist.HalfNormal."
+        )
     if not np.isfinite(errors).any():
         raise Imprecise(
             "within the posterior of the surrogate, the log likelihood of some row "

@@ -14,7 +14,7 @@ from numpyro_minibatch.control_variate._posterior import (
     SurrogatePosterior,
     surrogate_posterior,
 )
-from numpyro_minibatch.control_variate._problem import Problem, Refused
+from numpyro_minibatch.control_variate._problem import NoExpansion, Problem, Refused
 from numpyro_minibatch.control_variate._surrogate import rounding_error
 from numpyro_minibatch.control_variate._tails import (
     MAX_INEFFICIENCY,
@@ -196,7 +196,7 @@ def _within(modes: Modes, mode: int, part: SurrogatePosterior) -> SurrogatePoste
     if inside.all():
         return part
     if inside.mean() < _LEAST_INSIDE:
-        raise Refused(
+        raise NoExpansion(
             f"mode {mode + 1} of {len(modes.location)} overlaps with the others: only "
             f"{inside.mean():.0%} of the draws of its surrogate are closer "
             "to it than to them. Write control_variate.taylor2(modes=1), or sample at "

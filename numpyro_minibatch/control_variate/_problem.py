@@ -31,8 +31,10 @@ from numpyro_minibatch.target import Target, without_integrals
 
 __all__ = [
     "Chosen",
+    "HeavyTails",
     "Needs",
     "NeverFinite",
+    "NoExpansion",
     "Imprecise",
     "Kinks",
     "NoCenter",
@@ -53,7 +55,18 @@ class Refused(ValueError):
     """
 
 
-class Imprecise(Refused):
+class NoExpansion(Refused):
+    """The model may be sampled, but not by an expansion of its likelihood.
+
+    The kernel adds the samplers that need none.
+    """
+
+
+class HeavyTails(NoExpansion):
+    """Draws of the surrogate are so far out that its expansion means nothing there."""
+
+
+class Imprecise(NoExpansion):
     """Single precision does not suffice for the data."""
 
 
@@ -61,11 +74,11 @@ class NeverFinite(Refused):
     """The log likelihood of some rows is finite at no position that was tried."""
 
 
-class NoCenter(Refused):
+class NoCenter(NoExpansion):
     """The search for the mode did not converge."""
 
 
-class Kinks(Refused):
+class Kinks(NoExpansion):
     """The search for the mode met kinks.
 
     :param message: the reason.

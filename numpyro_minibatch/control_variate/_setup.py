@@ -55,9 +55,11 @@ from numpyro_minibatch.control_variate._posterior_of_modes import (
 )
 from numpyro_minibatch.control_variate._problem import (
     Chosen,
+    HeavyTails,
     Imprecise,
     Needs,
     NeverFinite,
+    NoExpansion,
     PriorKinks,
     Problem,
     Refused,
@@ -216,11 +218,10 @@ def _centred(
         return problem, of(problem)
     except PriorKinks:
         if not isinstance(problem.target_of(problem.arrays), ModelTarget):
-            raise Refused(  # a ridge needs draws from the prior
+            raise NoExpansion(  # a ridge needs draws from the prior
                 "the log prior has kinks where the search for the centre ended, as "
                 "that of dist.Laplace has. Write the target as a NumPyro model, in "
-                "which the rows are expanded without the prior, or sample it with "
-                "AMAGOLD."
+                "which the rows are expanded without the prior."
             ) from None
         by_name = Coordinates(tuple(sorted(problem.example)))
         problem = replace(problem, coordinates=by_name)
@@ -305,8 +306,9 @@ def _prepared(problem: Problem, chosen: Chosen, needs: Needs) -> Prepared:
     except NeverFinite:
         raise
     except Refused as reason:
-        imprecise = isinstance(reason, Imprecise)
-        if not few and (imprecise or not _may_read_all(problem, chosen, needs)):
+        # with heavy tails, trajectories on all rows are slow: ten times AMAGOLD's time
+        hard = isinstance(reason, HeavyTails | Imprecise)
+        if not few and (hard or not _may_read_all(problem, chosen, needs)):
             raise
         if not plain:
             raise
@@ -450,13 +452,13 @@ def check_moves(moves: Trajectories, posterior: SurrogatePosterior) -> None:
     :raises Refused: trajectories are rejected from too many of its draws.
     """
     if moves.stuck > _STUCK:
-        raise Refused(
+        raise NoExpansion(
             "trajectories on the surrogate move no chain: from "
             f"{moves.stuck:.0%} of the draws of its posterior, they are accepted "
             f"with a probability below 0.1, and {_STUCK:.0%} is the limit (R-hat of "
             f"these draws is {posterior.rhat:.2f}). The surrogate is too far from a "
-            "normal distribution, as with several modes or strongly varying scales. "
-            "Use NumPyro's NUTS."
+            "normal distribution, as with several modes, heavy tails or strongly "
+            "varying scales."
         )
 
 

@@ -111,11 +111,12 @@ def _advise_noise(run: Run) -> Iterator[str]:
         )
         return
     ways = list(_ways_to_less_noise(run, high))
+    other = "a larger batch_size" if _on_ladder(run) else "a higher temperature"
     yield (
         f"{seen}the 95% quantile of their noise's standard deviation is "
         f"{math.sqrt(high):.2g}, and the test tolerates {math.sqrt(limit):.2g}. The "
         "variance is proportional to step_size**2 / (rows * temperature**2), and step "
-        f"sizes adapt. Write {', or '.join(ways) or 'a higher temperature'}."
+        f"sizes adapt. Write {', or '.join(ways) or other}."
     )
 
 
@@ -159,8 +160,15 @@ def _less_noise(run: Run, batch: float, temperature: float) -> Iterator[str]:
     larger = larger_batch(run, batch)
     if larger:
         yield f"about {larger}"
+    if _on_ladder(run):
+        return
     hotter = run.measured(Setup).temperature * temperature
     yield f"about temperature={round_up(hotter)}"
+
+
+def _on_ladder(run: Run) -> bool:
+    """Whether the temperature is that of a rung, and so no setting of the kernel."""
+    return "temperatures" in run.facts
 
 
 def larger_batch(run: Run, factor: float) -> str:

@@ -19,7 +19,8 @@ REPARAMETRISE = (
     "In a hierarchical model change how group effects are parametrised: non-centred "
     'where groups have few rows, numpyro.deterministic("theta", mu + tau * eta), and '
     'centred where they have many, numpyro.sample("theta", dist.Normal(mu, tau)). Or '
-    "give scales a prior that keeps them away from zero."
+    "give scales a prior that keeps them away from zero. For other models, such as "
+    "neural networks, write AMAGOLD(model)."
 )
 _QUADRATURE = 0.05  # largest shift of means, in posterior standard deviations
 _MOST_NODES = 121  # that marginalize takes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -23,8 +24,9 @@ def diagnose(
 
     :param idata: the result of :func:`~numpyro_minibatch.to_inference_data`, which may
         have been saved and read back.
-    :param var_names: the parameters whose R-hat and effective sample size are computed,
-        by default all; some are enough for a large network.
+    :param var_names: the parameters whose R-hat and effective sample size are computed;
+        some are enough for a large network. By default all but the deterministic sites
+        with a value for each row, which are functions of the others.
     :return: the numbers and the advice.
     :raises TypeError: ``idata`` is not an InferenceData or DataTree.
     :raises ValueError: it has no ``posterior``, or not the variables ``var_names``.
@@ -69,7 +71,10 @@ def diagnose(
                 f"{list(posterior)}."
             )
     stats = get_group(idata, "sample_stats")
+    of_rows = json.loads(posterior.attrs.get("of_rows", "[]"))
+    if var_names is None:
+        var_names = [str(name) for name in posterior if name not in of_rows]
     return diagnosed(
-        posterior if var_names is None else posterior[list(var_names)],
+        posterior[list(var_names)],
         xr.Dataset() if stats is None else stats,
     )

@@ -19,7 +19,7 @@ from numpyro_minibatch.diagnostics._run import (
     Rule,
     Run,
     by_place,
-    round_up,
+    rising,
     show,
 )
 from numpyro_minibatch.diagnostics._setup import Setup
@@ -162,15 +162,15 @@ def _advise_energies(run: Run) -> Iterator[str]:
         m if sd <= 1 else math.ceil(1 / ((1 / m - 1 / size) / sd**2 + 1 / size))
         for m, sd in zip(batch_sizes, noise, strict=True)
     ]
-    hotter = np.maximum.accumulate(needed)
-    larger = np.maximum.accumulate(sizes[::-1])[::-1]
+    # temperatures that are left out follow from the batches, and so does their noise
+    kept = [float(f"{t:.6g}") for t in temperatures]
+    larger = [min(m, size) for m in rising(sizes[::-1])[::-1]]
     yield (
         f"the energies of {len(noisy)} of {len(noise)} chains have noise of "
         f"more than one temperature, those of chain {worst} of "
         f"{noise[worst]:.2g}: such a chain is stuck at underestimated energies, and "
-        "its rings reflect noise. Write about temperatures="
-        f"{[round_up(t) for t in hotter]}, or about batch_size="
-        f"{[min(round_up(m), size) for m in larger]}."
+        f"its rings reflect noise. Write about temperatures={rising(needed)}, or about "
+        f"batch_size={larger} with temperatures={kept}."
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, Self, TypeVar
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Self, TypeVar
 import numpy as np
 import xarray as xr
 
-__all__ = ["Family", "Numbers", "Rule", "Run", "by_place", "round_up", "show"]
+__all__ = ["Family", "Numbers", "Rule", "Run", "by_place", "rising", "round_up", "show"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,3 +188,14 @@ def round_up(value: float) -> int:
     """Up to two significant digits."""
     unit = 10 ** max(0, math.floor(math.log10(max(value, 1))) - 1)
     return math.ceil(value / unit) * unit
+
+
+def rising(values: Iterable[float]) -> list[int]:
+    """Rounded up, each above the ones before: the setting of a ladder."""
+    found: list[int] = []
+    for value in values:
+        number = round_up(value)
+        if found and number <= found[-1]:
+            number = round_up(found[-1] + 1)
+        found.append(number)
+    return found

@@ -17,6 +17,7 @@ from numpyro_minibatch._model.replay import (
     Run,
     data_sites,
     deterministic_sites,
+    entry_log_likelihoods,
     log_likelihoods,
 )
 from numpyro_minibatch.host_rows import find_rows
@@ -76,7 +77,7 @@ def to_inference_data(
         names of its signature; those that equal an observed value are left out.
     :param log_likelihood: whether to compute the log likelihood of every row of the
         data plates at every draw, under the full model and at temperature 1 whatever
-        was sampled.
+        was sampled. For NumPyro's kernels, of every entry of the observed sites.
     :param log_likelihood_thin: compute it at every so many draws.
     :param chunk_size: the number of log likelihoods that are computed at once.
     :param max_bytes: the largest size of a ``log_likelihood`` group; a larger one is an
@@ -122,7 +123,8 @@ def to_inference_data(
     """
     samples, stats, rungs = collected_groups(mcmc).values()
     run = Run.of(mcmc)
-    samples = {**samples, **_rowwise(run, samples, max_bytes)}
+    of_rows = _rowwise(run, samples, max_bytes)
+    samples = {**samples, **of_rows}
     predicted = _predicted(posterior_predictive, samples)
     before = _prior(prior)
     arguments = run.arguments
@@ -132,7 +134,7 @@ def to_inference_data(
     )
     attrs = attributes_of(mcmc, run, labels)
     groups = {
-        "posterior": labels.draws(samples, attrs),
+        "posterior": labels.draws(samples, attrs | labels.listed("of_rows", of_rows)),
         "sample_stats": labels.draws(stats, attrs),
         "rungs": labels.draws_of_rungs(rungs, attrs),
         "posterior_predictive": labels.draws(predicted, attrs),
@@ -151,7 +153,8 @@ def to_inference_data(
         description = (
             "log likelihood of each row under the full model, at temperature 1"
         )
-        groups["log_likelihood"] = labels.rows(
+        label = labels.rows if run.of_package else labels.entries
+        groups["log_likelihood"] = label(
             rows, {**attrs, "description": description}, log_likelihood_thin
         )
     if warmup is not None:
@@ -283,24 +286,32 @@ def _log_likelihood(
                 f"to_inference_data({name}={value!r}): expected a positive integer."
             )
     target = run.target
-    if target is None or not run.of_package:
+    if target is None:
         raise ValueError(
-            "to_inference_data(log_likelihood=True) needs a kernel of "
-            f"numpyro_minibatch with a NumPyro model, got {type(run.kernel).__name__}"
-            f"{'' if target else ' without a model'}. For other kernels see "
-            "numpyro.infer.log_likelihood."
+            "to_inference_data(log_likelihood=True) needs a kernel with a NumPyro "
+            f"model, got {type(run.kernel).__name__} without a model that it can "
+            "replay. Write the kernel with a model, as in NUTS(model)."
         )
     latents = [name for name, site in run.sites.items() if site.latent]
     missing = [name for name in latents if name not in samples]
     if missing:
+        remedy = (
+            f"Run without the extra field '~z.{missing[0]}'."
+            if run.of_package
+            else "Discrete sites that NumPyro enumerates have no draws: write "
+            "NUTS(numpyro_minibatch.marginalize(model))."
+        )
         raise ValueError(
             "to_inference_data(log_likelihood=True) needs the draws of all latent "
-            f"sites; {missing} were not collected. Run without the extra field "
-            f"'~z.{missing[0]}'."
+            f"sites; {missing} were not collected. {remedy}"
         )
     draws = {name: samples[name][:, ::thin] for name in latents}
     chains, kept = draws[latents[0]].shape[:2]
-    rows = sum(target.sizes[p] for p in data_sites(run.sites, target).values())
+    rows = (
+        sum(target.sizes[p] for p in data_sites(run.sites, target).values())
+        if run.of_package
+        else sum(math.prod(site.batch_shape) for site in run.sites.values())
+    )
     bytes_each = jnp.result_type(float).itemsize
     cost = chains * kept * rows * bytes_each
     if cost > max_bytes:
@@ -314,5 +325,8 @@ def _log_likelihood(
             f"pass max_bytes={cost}."
         )
     flat = {n: d.reshape(chains * kept, *d.shape[2:]) for n, d in draws.items()}
-    values = log_likelihoods(target, run.sites, flat, chunk_size)
-    return {n: v.reshape(chains, kept, v.shape[1]) for n, v in values.items()}
+    if run.of_package:
+        values = log_likelihoods(target, run.sites, flat, chunk_size)
+    else:
+        values = entry_log_likelihoods(target, run.sites, flat)
+    return {n: v.reshape(chains, kept, *v.shape[1:]) for n, v in values.items()}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -95,6 +96,26 @@ class Labels:
             dims[name] = (named.get(plate, self._plate_name(plate)),)
         group = replace(self, dims=dims, sites={}).draws(values, attrs)
         return group.assign_coords(draw=group["draw"] * thin)
+
+    def entries(
+        self, values: Mapping[str, np.ndarray], attrs: dict[str, Any], thin: int
+    ) -> xr.Dataset:
+        """The same, with the axes of an observed site without those of its events."""
+        sites = {
+            name: self.sites[name]._replace(event_dim=0, event_names=())
+            for name in values
+        }
+        dims = {
+            name: tuple(self.dims.get(name, ()))[: value.ndim - 2]
+            for name, value in values.items()
+        }
+        group = replace(self, dims=dims, sites=sites).draws(values, attrs)
+        return group.assign_coords(draw=group["draw"] * thin)
+
+    def listed(self, attribute: str, names: Iterable[str]) -> dict[str, str]:
+        """An attribute that lists variables, if there are any."""
+        stored = [self._stored(name) for name in names]
+        return {attribute: json.dumps(stored)} if stored else {}
 
     def data(
         self, values: Mapping[str, np.ndarray], attrs: dict[str, Any]

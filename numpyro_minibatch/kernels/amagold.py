@@ -227,7 +227,7 @@ class AMAGOLD(AdaptedKernel, MinibatchKernel):
         init_strategy: Callable = init_to_uniform,
         rows: Mapping[str, Any] | None = None,
     ) -> None:
-        name = type(self).__name__
+        name = self._who
         super().__init__(
             model,
             target=target,

@@ -24,7 +24,6 @@ from numpyro_minibatch._internal.checks import (
 from numpyro_minibatch._internal.keys import unwrapped
 from numpyro_minibatch.batch import BatchSize, Scheme
 from numpyro_minibatch.control_variate import Taylor
-from numpyro_minibatch.control_variate._problem import NeverFinite, Problem, Refused
 from numpyro_minibatch.dynamics import Dynamics
 from numpyro_minibatch.estimate import Reader
 from numpyro_minibatch.kernels._shared.arguments import read_step_and_friction
@@ -174,16 +173,15 @@ class SGMCMC(SteppedKernel, MinibatchKernel):
         init_strategy: Callable = init_to_uniform,
         rows: Mapping[str, Any] | None = None,
     ) -> None:
-        name = type(self).__name__
-        self._for_scales = step_size is None and control_variate is None
-        if self._for_scales:
+        name = self._who
+        if step_size is None and control_variate is None:
             if preconditioner is not None:
                 raise ValueError(
                     f"{name}(preconditioner={preconditioner!r}) needs a step_size: "
-                    "there is no acceptance rate to adapt one to. Write for example "
-                    "step_size=1e-4, and divide it by ten until the results stop "
-                    "changing; or leave out the preconditioner, so that a control "
-                    "variate provides the scales of the posterior."
+                    "there is no acceptance rate to adapt one to. Leave out the "
+                    "preconditioner, so that a control variate provides the scales of "
+                    "the posterior; or write a step_size, and divide it by ten until "
+                    "the results stop changing."
                 )
             # no acceptance rate to adapt to, but scales of the posterior will do
             control_variate = "taylor2"
@@ -220,20 +218,6 @@ class SGMCMC(SteppedKernel, MinibatchKernel):
         self._step_size = as_schedule(name, step_size)
         self.num_steps = int(num_steps)
         self._preconditioner = known(name, preconditioner)
-
-    def _survey(self, problem: Problem, init: Any) -> Any:
-        try:
-            return super()._survey(problem, init)
-        except NeverFinite:
-            raise
-        except Refused as refused:
-            if not self._for_scales:
-                raise
-            raise Refused(
-                f"{refused} Or write a step_size, for example step_size=1e-4, with "
-                f"which {type(self).__name__} needs no control variate; divide it by "
-                "ten until the results stop changing."
-            ) from None
 
     @property
     def in_full_precision(self) -> bool:
@@ -502,7 +486,7 @@ class SGLD(SGMCMC):
         step_size: float | Callable | None = None,
         **settings: Any,
     ) -> None:
-        _no_dynamics("SGLD", settings)
+        _no_dynamics(self._who, settings)
         super().__init__(
             model, dynamics=dynamics_.sgld(), step_size=step_size, **settings
         )
@@ -562,8 +546,10 @@ class SGHMC(SGMCMC):
         integrator: dynamics_.Integrator = "baoab",
         **settings: Any,
     ) -> None:
-        _no_dynamics("SGHMC", settings)
-        step_size, friction = read_step_and_friction("SGHMC", step_size, friction, h, b)
+        _no_dynamics(self._who, settings)
+        step_size, friction = read_step_and_friction(
+            self._who, step_size, friction, h, b
+        )
         if b is not None:
             # the same friction, held per step where the step size changes
             dynamics = dynamics_.sghmc(2.0 * float(b), integrator, per_step=True)
@@ -625,7 +611,7 @@ class SGNHT(SGMCMC):
         integrator: Any = "symmetric",
         **settings: Any,
     ) -> None:
-        _no_dynamics("SGNHT", settings)
+        _no_dynamics(self._who, settings)
         dynamics = dynamics_.nose_hoover(friction, thermal_mass, integrator)
         super().__init__(model, dynamics=dynamics, step_size=step_size, **settings)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from numpyro_minibatch import accept
 from numpyro_minibatch._internal.checks import check_flag, check_positive
+from numpyro_minibatch._model.plates import few_rows
 from numpyro_minibatch.estimate import Augmented, Exact, Shared
 from numpyro_minibatch.kernels.metropolis import MinibatchMH
 
@@ -92,23 +93,22 @@ class MINT(MinibatchMH):
         named = {k: v for k, v in given.items() if v is not None}
         if len(named) != 1:
             raise ValueError(
-                "MINT takes exactly one of temperature=, lam= and alpha=, got "
-                f"{named or 'none of them'}. Write for example "
-                "MINT(model, batch_size=1000, temperature=100.0)."
+                f"{self._who} takes exactly one of temperature=, lam= and alpha=, got "
+                f"{named or 'none of them'}. Write for example temperature=100.0."
             )
         ((key, value),) = named.items()
-        check_positive("MINT", key, value)
+        check_positive(self._who, key, value)
         if key != "temperature" and not value < 1:
             raise ValueError(
-                f"MINT({key}={value}) must be below 1: the paper's lam is below tau, "
-                "and alpha = lam / tau. For the untempered posterior pass "
+                f"{self._who}({key}={value}) must be below 1: the paper's lam is below "
+                "tau, and alpha = lam / tau. For the untempered posterior pass "
                 "temperature=1.0."
             )
-        check_flag("MINT", "penalty", penalty)
+        check_flag(self._who, "penalty", penalty)
         self._exponent = None if key == "temperature" else (key, float(value))
         if "acceptance" in settings:
             raise TypeError(
-                "MINT has its own acceptance test; for another choice write "
+                f"{self._who} has its own acceptance test; for another choice write "
                 "MinibatchMH(model, acceptance=...)."
             )
         if not penalty and isinstance(estimate, str) and estimate == "augmented":
@@ -122,6 +122,11 @@ class MINT(MinibatchMH):
             temperature=1.0 if temperature is None else temperature,
             **settings,
         )
+
+    def _advised_rows(self, rows: int, parameters: int) -> int:
+        if self._exponent is not None:  # the temperature depends on the batch
+            return few_rows(rows)
+        return super()._advised_rows(rows, parameters)
 
     def check_rung(self, who: str) -> None:
         """Raise if the kernel cannot be a rung; see :class:`Tempered`."""
@@ -138,8 +143,8 @@ class MINT(MinibatchMH):
         layout = self.layout
         if len(layout.plates) > 1:
             raise ValueError(
-                f"MINT({self._exponent[0]}=...) is defined for one data plate, but the "
-                f"model has {len(layout.plates)}: pass temperature= instead."
+                f"{self._who}({self._exponent[0]}=...) is defined for one data plate, "
+                f"but the model has {len(layout.plates)}: pass temperature= instead."
             )
         ((_, size),), ((_, width),) = layout.plates, layout.widths
         tau = math.log(width) / math.log(size)
@@ -147,8 +152,8 @@ class MINT(MinibatchMH):
         lam = value * tau if key == "alpha" else value
         if not lam < tau and width < size:
             raise ValueError(
-                f"MINT(lam={value}) must be below tau = log({width}) / log({size}) = "
-                f"{tau:.3f}, as in the paper: pass a smaller lam, a larger batch_size, "
-                "or temperature= for any temperature."
+                f"{self._who}(lam={value}) must be below tau = log({width}) / "
+                f"log({size}) = {tau:.3f}, as in the paper: pass a smaller lam, a "
+                "larger batch_size, or temperature= for any temperature."
             )
         return size ** (1.0 - lam)

@@ -96,7 +96,7 @@ class Chains:
     def collect(self, state: Any, arrays: list[Any]) -> dict[str, Any]:
         """The collected fields of a state, with an axis of chains."""
         args, kwargs = self.static.join(arrays)
-        found = {name: attrgetter(name)(state) for name in self.fields}
+        found = {name: _field(state, name) for name in self.fields}
         position = self.kernel.sample_field
         if self.num_chains == 1:
             found = jax.tree.map(lambda x: x[None], found)
@@ -448,3 +448,16 @@ def _as_written(kernel: Any) -> Any:
     """The model of a kernel, the same one before a run and after it."""
     model = getattr(kernel, "written_model", kernel.model)
     return getattr(model, "as_written", model)
+
+
+def _field(state: Any, name: str) -> Any:
+    """A field of a state, or of one inside it.
+
+    :raises ValueError: the state lacks it; the message names the one that was meant.
+    """
+    try:
+        return attrgetter(name)(state)
+    except AttributeError:
+        if type(state).__getitem__ is tuple.__getitem__:  # of another package
+            raise
+        return state[name]  # as NumPyro's driver asks for it

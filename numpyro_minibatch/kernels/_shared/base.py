@@ -24,6 +24,7 @@ from numpyro_minibatch._internal.static import Given, Static, digest
 from numpyro_minibatch._model.content import content_of
 from numpyro_minibatch._model.independence import check_rows
 from numpyro_minibatch._model.layout import Layout, layout_target
+from numpyro_minibatch._model.plates import few_rows
 from numpyro_minibatch._model.preflight import inspect_model
 from numpyro_minibatch._model.sites import explained
 from numpyro_minibatch._model.start import check_init_params, check_start
@@ -164,7 +165,7 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
         init_strategy: Callable = init_to_uniform,
         rows: Mapping[str, Any] | None = None,
     ) -> None:
-        name = type(self).__name__
+        name = self._who
         check_model(name, model, target)
         check_positive(name, "temperature", temperature)
         check_flag(name, "temper_prior", temper_prior)
@@ -324,8 +325,7 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
         """The model's sites and data plates, once the data have been seen."""
         if self._run.layout is None:
             raise RuntimeError(
-                f"{type(self).__name__} has not seen the model's data yet; it does in "
-                "MCMC.run."
+                f"{self._who} has not seen the model's data yet; it does in MCMC.run."
             )
         return self._run.layout
 
@@ -483,7 +483,7 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
 
     def _setup(self, args: tuple, kwargs: Mapping[str, Any]) -> None:
         """Check the model and its data, and remember its layout."""
-        name = type(self).__name__
+        name = self._who
         size = self._batch.size
         sizes = dict(size) if isinstance(size, tuple) else size
         full = isinstance(self._batch, FullBatch)
@@ -495,7 +495,9 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
                     "target written by hand takes none: its two functions hold the "
                     "data. Call mcmc.run(key, init_params=...)."
                 )
-            layout = layout_target(name, self._target, sizes, full, automatic)
+            layout = layout_target(
+                name, self._target, sizes, full, automatic, self._advised_rows
+            )
             self._learn(layout=layout)
         else:
             self._inspect(
@@ -510,6 +512,7 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
                     full=full,
                     default=automatic,
                     rows=self._rows,
+                    advised=self._advised_rows,
                 ),
             )
 
@@ -534,7 +537,7 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
         layout, frozen = prepared.found
         if self._run.compiled_values not in ("", prepared.values):
             raise ValueError(
-                f"{type(self).__name__}: the model computes numbers of its data with "
+                f"{self._who}: the model computes numbers of its data with "
                 "NumPy, which are constants of the program that MCMC(..., "
                 "jit_model_args=True) has compiled and would use again for these "
                 "other data. Make a new kernel and a new MCMC, or leave "
@@ -554,6 +557,14 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
     def _rows_unless_said(self) -> int | None:
         """Rows of a batch if neither user nor model says; ``None`` to ask."""
         return None if self._control_variate is None else _BATCH
+
+    def _advised_rows(self, rows: int, parameters: int) -> int:
+        """The rows of a batch to advise if the user gives none.
+
+        :param rows: the number of all rows of a plate.
+        :param parameters: the number of parameters; zero if it is not known.
+        """
+        return few_rows(rows)
 
     @property
     def _needs(self) -> Needs:
@@ -601,7 +612,7 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
         self._setup(model_args, kwargs)
         self._learn(data=Given.of(model_args, kwargs))
         static, arrays = Static.split(model_args, kwargs)
-        name, layout = type(self).__name__, self.layout
+        name, layout = self._who, self.layout
         chains = (len(rng_key),) if vectorized else ()
         check_init_params(
             name, self._target, layout, self._init_strategy, init_params, chains

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from typing import Any, TypeVar
 
 __all__ = ["with_named_items"]
@@ -11,6 +12,7 @@ _INSTEAD = {
     "potential_energy": "lp_estimate",
     "energy": "lp_estimate",
     "num_steps": "num_rows",
+    "acceptance_rate": "accept_prob",  # its name in sample_stats
     "hmc_state": "",
 }
 
@@ -25,7 +27,14 @@ def _item(state: Any, item: Any) -> Any:
     if not isinstance(item, str):
         return tuple.__getitem__(state, item)
     instead = _INSTEAD.get(item, "")
-    hint = f" Use {instead!r} instead." if instead in state._fields else ""
+    close = get_close_matches(item, state._fields, n=1)
+    hint = (
+        f" Use {instead!r} instead."
+        if instead in state._fields
+        else f" Did you mean {close[0]!r}?"
+        if close
+        else ""
+    )
     fields = ", ".join(name for name in state._fields)
     raise ValueError(
         f"extra_fields asks for {item!r}, which {type(state).__name__} does not have: "

@@ -16,6 +16,8 @@ from numpyro_minibatch.control_variate._setup import Plan, Prepared
 
 __all__ = ["ByValue", "Run", "recorded"]
 
+_NO_SETTINGS = frozenset({"_run", "_key", "_called"})
+
 
 @dataclass(frozen=True)
 class Run:
@@ -87,6 +89,7 @@ class ByValue:
     """
 
     _run: Run = Run()
+    _called: str = ""  # the kernel that the user wrote, if it made this one
     # the target is recorded elsewhere, and functions have no value in JSON
     _unrecorded: frozenset[str] = frozenset({"model", "target", "init_strategy"})
 
@@ -98,6 +101,24 @@ class ByValue:
                 "attributes in their __dict__: two with different settings would be "
                 "equal. Leave __slots__ out."
             )
+
+    @classmethod
+    def within(cls, outer: str, *args: Any, **settings: Any) -> Self:
+        """A kernel that messages call by the name of the one that makes it.
+
+        :param outer: that name, the only one that the user knows.
+        :param args: positional arguments.
+        :param settings: keyword arguments.
+        """
+        made = cls.__new__(cls)
+        made._called = outer
+        cls.__init__(made, *args, **settings)
+        return made
+
+    @property
+    def _who(self) -> str:
+        """The name by which messages call the kernel."""
+        return self._called or type(self).__name__
 
     def _learn(self, **found: Any) -> None:
         """Store results of ``init``."""
@@ -111,7 +132,7 @@ class ByValue:
         return self._run.num_warmup
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name != "_run":
+        if name not in _NO_SETTINGS:
             vars(self).pop("_key", None)
         super().__setattr__(name, value)
 
@@ -121,7 +142,7 @@ class ByValue:
 
     def _attributes(self) -> dict[str, Any]:
         """Every attribute that is a setting."""
-        return {k: x for k, x in vars(self).items() if k not in ("_run", "_key")}
+        return {k: x for k, x in vars(self).items() if k not in _NO_SETTINGS}
 
     def _identity(self) -> tuple[Hashable, ...]:
         """The names, types and values of all settings, hashable."""
@@ -151,7 +172,8 @@ class ByValue:
         return hash((type(self), self._identity()))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self._attributes(), "_run": self._run.not_started()}
+        run = self._run.not_started()
+        return {**self._attributes(), "_run": run, "_called": self._called}
 
     def snapshot(self) -> Self:
         """A copy in the current state, which later calls of ``init`` do not change.

@@ -26,6 +26,7 @@ from numpyro_minibatch.batch import full
 from numpyro_minibatch.control_variate._problem import (
     Chosen,
     NeverFinite,
+    NoExpansion,
     Problem,
     Refused,
     TooCoarse,
@@ -72,7 +73,7 @@ def survey(kernel: Any, static: Static, arrays: list[Any], init: Any) -> Any:
     :raises TypeError: the arrays are being traced.
     """
     if any(isinstance(x, jax.core.Tracer) for x in arrays):
-        who = type(kernel).__name__
+        who = kernel._who
         what = who if kernel.control_variate is None else f"{who}(control_variate=...)"
         raise TypeError(
             f"{what} reads all rows of the data before the run, but they are being "
@@ -169,7 +170,7 @@ class _Approximation:
         try:
             return self._measure(draws, kernel._sampled_model)
         except ValueError as error:
-            raise ValueError(f"{type(kernel).__name__}: {error}") from None
+            raise ValueError(f"{kernel._who}: {error}") from None
 
     def _other(self, error: dict[str, float], late: bool = False) -> Any:
         better = self._kernel._prepared_model.refined(error, late)
@@ -242,6 +243,15 @@ def _surveyed(
         raise
     except Refused as refused:
         model = kernel._sampled_model
+        other = ""
+        if isinstance(refused, NoExpansion):
+            other = (
+                " AMAGOLD(target=...), whose decisions read all rows, needs no "
+                "expansion."
+                if model is None
+                else " AMAGOLD(model), whose decisions read all rows, and NUTS need "
+                "no expansion."
+            )
         if strange := find_nan(static.join(arrays), infinite=True):
             raise type(refused)(
                 f"{refused} There are NaN or infinite values among the data "
@@ -249,8 +259,8 @@ def _surveyed(
             ) from None
         if isinstance(model, Approximated):
             advice = model.approximation_advice(*static.join(arrays))
-            raise type(refused)(f"{refused}{advice}") from None
-        raise
+            raise type(refused)(f"{refused}{advice}{other}") from None
+        raise type(refused)(f"{refused}{other}") from None
 
 
 def _problem(kernel: Any, static: Static, arrays: list[Any], init: Any) -> Problem:
@@ -308,7 +318,7 @@ def expand_likelihood(kernel: Any, problem: Problem, init: Any = None) -> Prepar
     :param problem: the target and its data.
     :param init: where the first chain is to start, or ``None``.
     """
-    layout, who, plates = kernel.layout, type(kernel).__name__, problem.plates
+    layout, who, plates = kernel.layout, kernel._who, problem.plates
     scheme = kernel.batch
     sizes = {n: None if layout.automatic else w for n, w in layout.widths}
     if layout.automatic and max(plates.values()) < _FEW:

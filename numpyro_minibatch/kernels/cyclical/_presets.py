@@ -85,7 +85,9 @@ class CyclicalSGLD(Cyclical):
         **settings: Any,
     ) -> None:
         if cycle_length is None:
-            raise TypeError(_missing(type(self).__name__, "step_size=1e-3, "))
+            raise TypeError(
+                _missing(type(self).__name__, "batch_size=100, step_size=1e-3, ")
+            )
         scales = "step_size", "h", "control_variate"
         if all(settings.get(name) is None for name in scales):
             # the default of the kernel expands about one mode, and cycles find several
@@ -95,7 +97,7 @@ class CyclicalSGLD(Cyclical):
                 "which the draws stay finite."
             )
         super().__init__(
-            self._kind(model, **settings),
+            self._kind.within(type(self).__name__, model, **settings),
             cycle_length=cycle_length,
             samples_per_cycle=samples_per_cycle,
             num_steps=num_steps,
@@ -212,7 +214,9 @@ class CyclicalMINT(Cyclical):
         **settings: Any,
     ) -> None:
         if cycle_length is None:
-            raise TypeError(_missing("CyclicalMINT", "temperature=100.0, "))
+            raise TypeError(
+                _missing("CyclicalMINT", "batch_size=100, temperature=500.0, ")
+            )
         if decay is None:
             check_count("CyclicalMINT", "cycle_length", cycle_length)
             check_positive("CyclicalMINT", "rise", rise)
@@ -220,7 +224,7 @@ class CyclicalMINT(Cyclical):
             decay = min(float(rise) ** (-decay_every / cycle_length), 1.0)
         pace = schedules.sawtooth(1.0, cycle_length, rise, decay, decay_every)
         super().__init__(
-            MINT(model, **settings),
+            MINT.within(type(self).__name__, model, **settings),
             cycle_length=cycle_length,
             samples_per_cycle=samples_per_cycle,
             collect_from=collect_from,

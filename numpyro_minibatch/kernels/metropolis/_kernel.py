@@ -183,7 +183,7 @@ class MinibatchMH(SteppedKernel, AdaptedKernel, MinibatchKernel):
         init_strategy: Callable = init_to_uniform,
         rows: Mapping[str, Any] | None = None,
     ) -> None:
-        name = type(self).__name__
+        name = self._who
         self._estimate, batch = read_estimate(name, estimate, batch, batch_size)
         super().__init__(
             model,
@@ -246,6 +246,20 @@ class MinibatchMH(SteppedKernel, AdaptedKernel, MinibatchKernel):
             *(("check_rms_error", "check_rms_z") if self._control_variate else ()),
             *(_OF_MODES if self._several_modes else ()),
         )
+
+    def _advised_rows(self, rows: int, parameters: int) -> int:
+        """The rows with which at least 90% of the decisions are reliable.
+
+        In coordinates whitened by a normal posterior, a step of squared length J has a
+        log ratio of variance J, and noise of variance J (N / m - 1) / T, which may be
+        1. The step size adapts to an acceptance rate of 0.3, so that the 90% quantile
+        of J is 42 with one parameter, 18 with two, 9.9 with five and 5 with a hundred.
+        """
+        if not self._batch.single_round:  # it grows to the size that it needs
+            return super()._advised_rows(rows, parameters)
+        long = max(10.0, 40.0 / (parameters or 10))
+        wanted = float(f"{rows * long / (self._temperature + long):.2g}")
+        return int(min(max(wanted, 2), rows))
 
     @property
     def _several_modes(self) -> bool:

@@ -76,7 +76,7 @@ class RENHD(ReplicaExchange):
             num_replicas = 7 if num_replicas is None else num_replicas
             temperature_ratio = 1.5 if temperature_ratio is None else temperature_ratio
         super().__init__(
-            self._rung(model, **settings),
+            self._rung.within(type(self).__name__, model, **settings),
             temperatures=temperatures,
             num_replicas=num_replicas,
             temperature_ratio=temperature_ratio,
