@@ -163,6 +163,20 @@ def test_data_inside_and_around_a_marginalized_model_have_rows(
     assert abs(z.mean()) < 5 / np.sqrt(500)
 
 
+@pytest.mark.parametrize("marginal", [False, True])
+def test_arguments_may_be_classes_of_distributions(marginal: bool) -> None:
+    def model(prior: Any, y: Any) -> None:
+        slope = numpyro.sample("slope", prior(0.0, 1.0))
+        with numpyro.plate("data", len(y)):
+            a = numpyro.sample("a", dist.Bernoulli(0.5)) if marginal else 0.0
+            numpyro.sample("y", dist.Normal(slope + 0.0 * a, 1.0), obs=y)
+
+    bound = partial(model, dist.Normal, Y)
+    kernel = set_up(marginalize(bound) if marginal else bound)
+    found = rows_of(kernel, (), {"slope": jnp.array(0.5)})
+    np.testing.assert_allclose(found, norm.logpdf(Y - 0.5)[ROWS], rtol=1e-5)
+
+
 def test_marginalized_models_can_be_conditioned_on_parameters() -> None:
     def model(x: Any, y: Any) -> None:
         numpyro.sample("other", dist.Normal(0.0, 1.0))

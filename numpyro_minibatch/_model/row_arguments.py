@@ -6,7 +6,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 from numpyro import handlers
 from numpyro.primitives import CondIndepStackFrame
 
@@ -46,6 +45,12 @@ _PROCESSES = {
 }
 
 
+def _shape(leaf: Any) -> tuple[int, ...]:
+    """The shape of an array; empty for other arguments, such as distributions."""
+    shape = getattr(leaf, "shape", ())
+    return shape if isinstance(shape, tuple) else ()
+
+
 def conditioned(model: Any, as_written: Mapping[str, Site]) -> str:
     """An observed site whose data ``numpyro.handlers.condition`` holds."""
     while model is not None:
@@ -82,7 +87,7 @@ def with_row_plate(
     lengths = named
     if lengths is None:
         leaves = flatten_arguments(arguments_of(target))[0]
-        lengths = {n for x in leaves for n in np.shape(x)}
+        lengths = {n for x in leaves for n in _shape(x)}
     found: dict[int, list[tuple[Site, int]]] = {}
     for site in sites:
         if site.type != "sample" or not site.observed or site.in_scan:
@@ -338,7 +343,7 @@ def _places(leaves: list[Any], plates: Mapping[str, int]) -> list[tuple[int, str
     """The arrays that have an axis of a plate's length: number, plate and axis."""
     places = []
     for number, leaf in enumerate(leaves):
-        shape = np.shape(leaf) if hasattr(leaf, "shape") else ()
+        shape = _shape(leaf)
         if isinstance(leaf, HostRows):
             shape = shape[:1]  # others are not read a few at a time
         for plate, size in plates.items():
@@ -401,7 +406,7 @@ def named_rows(
     sizes = {array.size for array in named}
     everything = flatten_arguments(arguments_of(target))[0]
     for number, leaf in enumerate(everything):
-        shape = np.shape(leaf) if hasattr(leaf, "shape") else ()
+        shape = _shape(leaf)
         for axis, size in enumerate(shape):
             if number not in known and size in sizes:
                 left.append((number, "", axis))
