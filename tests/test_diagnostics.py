@@ -1061,7 +1061,7 @@ def test_trajectories_that_hold_the_tails() -> None:
     ("measured", "stats", "message"),
     [
         ({"residual_sd": 0.8}, {}, "the expansion of the likelihood is coarse"),
-        ({"surrogate_rhat": 1.2}, {}, "itself hard to sample (R-hat 1.20)"),
+        ({"surrogate_rhat": 1.3}, {}, "itself hard to sample (R-hat 1.30)"),
         ({"other_mode": 7.0}, {}, "in another mode, 7 posterior standard deviations"),
         (
             {},
@@ -1078,6 +1078,17 @@ def test_what_the_pilot_and_the_checks_saw(
     assert not advice(facts=PENALTY | {"pilot": MEASURED}, **usual)
     text = advice(facts=PENALTY | {"pilot": MEASURED | measured}, **usual | stats)
     assert message in text
+
+
+def test_chains_that_mix_need_no_better_surrogate() -> None:
+    """Short chains of NUTS on it disagree sooner than the run that they set up."""
+    facts = PENALTY | {"pilot": MEASURED | {"surrogate_rhat": 1.15}}
+    assert "hard to sample" not in advice(facts=facts, log_ratio_variance=0.01)
+    rng = np.random.default_rng(0)
+    slow = {"mu": np.cumsum(rng.normal(size=(CHAINS, DRAWS)), 1)}
+    text = advice(draws=slow, facts=facts, log_ratio_variance=0.01)
+    assert "itself hard to sample (R-hat 1.15)" in text
+    assert "an intercept trades off" in text and "AMAGOLD(model)" in text
 
 
 def test_no_decisions_no_advice_on_them() -> None:

@@ -220,6 +220,55 @@ def test_names_that_contradict_the_model_are_refused(
         target_of(model, rows, args, kwargs)
 
 
+PANEL = np.random.default_rng(3).normal(size=(6, 15))
+
+
+def panel_of_units(x: Any, y: Any) -> None:
+    a = numpyro.sample("a", dist.Normal(0.0, 1.0).expand([x.shape[0]]))
+    b = numpyro.sample("b", dist.Normal(0.0, 1.0))
+    numpyro.sample("y", dist.Normal(a[:, None] + b * x, 1.0), obs=y)
+
+
+def panel_of_times(x: Any, y: Any) -> None:
+    with numpyro.plate("time", x.shape[1], dim=-1):
+        d = numpyro.sample("d", dist.Normal(0.0, 1.0))
+    with (
+        numpyro.plate("unit", x.shape[0], dim=-2),
+        numpyro.plate("time2", x.shape[1], dim=-1),
+    ):
+        numpyro.sample("y", dist.Normal(d + x, 1.0), obs=y)
+
+
+def test_the_other_axis_of_a_panel_is_advised_and_runs() -> None:
+    with pytest.raises(
+        ValueError, match="15 entries along axis 1.*the model runs"
+    ) as e:
+        inspect_model("MINT", panel_of_units, (PANEL, PANEL), {}, 2)
+    assert "write rows={'x': 1, 'y': 1}. Or: put both" in str(e.value)
+    target = target_of(panel_of_units, {"x": 1, "y": 1}, (PANEL, PANEL))
+    assert target.sizes == {"data": 15}
+    with pytest.raises(ValueError) as e:  # effects of both: no axis has rows
+        inspect_model("MINT", panel_of_both, (PANEL, PANEL), {}, 2)
+    assert "rows={" not in str(e.value)
+
+
+def panel_of_both(x: Any, y: Any) -> None:
+    a = numpyro.sample("a", dist.Normal(0.0, 1.0).expand([x.shape[0]]))
+    d = numpyro.sample("d", dist.Normal(0.0, 1.0).expand([x.shape[1]]))
+    numpyro.sample("y", dist.Normal(a[:, None] + d + x, 1.0), obs=y)
+
+
+@pytest.mark.parametrize("named", [None, {"x": 0, "y": 0}])
+def test_the_smaller_plate_of_a_panel_has_the_rows(named: Any) -> None:
+    """Each of the times has an effect of its own, so that they are no rows."""
+    rows = RowAxes.of("MINT", named)
+    args = PANEL, PANEL
+    layout, _ = inspect_model("MINT", panel_of_times, args, {}, 2, rows=rows)
+    assert layout.plates == (("unit", 6),)
+    with pytest.raises(ValueError, match="latent site 'd'"):  # it was asked for
+        inspect_model("MINT", panel_of_times, args, {}, {"time2": 2})
+
+
 def by_indices(X: Any, y: Any) -> None:
     b = weights(N)
     with numpyro.plate("rows", N) as idx:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from numpyro_minibatch._model.sites import (
@@ -20,6 +20,7 @@ __all__ = [
     "example_plate",
     "few_rows",
     "missing_values",
+    "other_lengths",
 ]
 
 
@@ -73,6 +74,7 @@ def choose_plates(
     full: bool,
     default: int | None = None,
     advised: Callable[[int, int], int] = lambda rows, parameters: few_rows(rows),
+    lengths: Collection[int] | None = None,
 ) -> tuple[dict[str, int], dict[str, int]]:
     """The rows of one draw of each subsampled plate, and the sizes of these plates.
 
@@ -101,14 +103,14 @@ def choose_plates(
             )
         widths = {**own, **sizes}
     elif full:
-        widths = dict.fromkeys(list(own) or candidates(sites, plates), 0)
+        widths = dict.fromkeys(list(own) or candidates(sites, plates, lengths), 0)
     elif sizes is None and default is not None and not own:
-        found = candidates(sites, plates)
+        found = candidates(sites, plates, lengths)
         widths = {name: min(default, plates[name][0]) for name in found}
     elif sizes is None:
         widths = own
     else:
-        names = list(own) or candidates(sites, plates)
+        names = list(own) or candidates(sites, plates, lengths)
         if len(names) > 1:
             raise ValueError(
                 f"{who} got batch_size={sizes}, but the model has several plates that "
@@ -281,18 +283,27 @@ def _inside_scan(who: str, plate: str, discrete: str = "") -> str:
     )
 
 
-def candidates(sites: list[Site], plates: Mapping[str, Any]) -> list[str]:
+def candidates(
+    sites: list[Site],
+    plates: Mapping[str, Any],
+    lengths: Collection[int] | None = None,
+) -> list[str]:
     """Plates that hold observations and no latent site; of nested ones the largest.
 
     The repeated observations of many units are no rows if the units have latent sites:
     ``marginalize`` makes the units rows. It is named by the error if no plate is left.
+
+    :param lengths: the numbers of rows among which to choose, by default all.
     """
-    found = _holding_data(sites, plates)
+    holding = _holding_data(sites, plates)
+    found = [
+        name for name in holding if lengths is None or _size(plates[name]) in lengths
+    ]
     observed = [s for s in sites if s.type == "sample" and s.observed]
     units = [
         name
         for name in plates
-        if name not in found
+        if name not in holding
         and any(s.inside({name}) for s in observed)
         and not _beyond_marginalize(_latent_in(name, sites))
     ]
@@ -310,6 +321,18 @@ def candidates(sites: list[Site], plates: Mapping[str, Any]) -> list[str]:
         )
 
     return [name for name in found if not is_inner(name)]
+
+
+def other_lengths(sites: list[Site]) -> list[int]:
+    """The rows of plates that could be subsampled instead of the largest, in order.
+
+    A plate holds observations, and stands inside or around a larger one.
+    """
+    plates = {s.name: s.args for s in sites if s.type == "plate"}
+    first = {_size(plates[name]) for name in candidates(sites, plates)}
+    sizes = {_size(plates[name]) for name in _holding_data(sites, plates)} - first
+    left = [size for size in sizes if size > 1 and candidates(sites, plates, {size})]
+    return sorted(left, reverse=True)
 
 
 def _latent_in(plate: str, sites: list[Site]) -> list[Site]:

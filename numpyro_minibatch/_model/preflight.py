@@ -5,6 +5,7 @@ Everything here runs the model abstractly, so that it costs no arithmetic on the
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
@@ -29,7 +30,13 @@ from numpyro_minibatch._model.indexing import (
     not_indexed,
 )
 from numpyro_minibatch._model.layout import Layout
-from numpyro_minibatch._model.plates import check_sites, choose_plates, few_rows
+from numpyro_minibatch._model.plates import (
+    candidates,
+    check_sites,
+    choose_plates,
+    few_rows,
+    other_lengths,
+)
 from numpyro_minibatch._model.row_arguments import (
     condition_holds,
     conditioned,
@@ -159,6 +166,37 @@ def _inspected(
     target = ModelTarget(model=model, args=args, kwargs=kwargs, sizes={})
     sites, frozen = _sites_as_written(who, target)
     _warn_of_params(who, frozen, sites)
+
+    def with_plates(lengths: set[int] | None) -> tuple[Layout, dict[str, Any], bool]:
+        choice = sizes, full, default, whole, named, advised, lengths
+        return _with_plates(who, target, sites, frozen, *choice)
+
+    try:
+        return with_plates(None)
+    except ValueError as error:
+        # rows of the largest plate depend on each other, or have latent values
+        if whole or named is not None or isinstance(sizes, Mapping) or own_sizes(sites):
+            raise
+        for length in other_lengths(sites):
+            with contextlib.suppress(ValueError, NotImplementedError):
+                return with_plates({length})
+        raise error
+
+
+def _with_plates(
+    who: str,
+    target: ModelTarget,
+    sites: list[Site],
+    frozen: dict[str, Any],
+    sizes: int | Mapping[str, int] | None,
+    full: bool,
+    default: int | None,
+    whole: bool,
+    named: RowAxes | None,
+    advised: Callable[[int, int], int],
+    lengths: set[int] | None,
+) -> tuple[Layout, dict[str, Any], bool]:
+    """The same, with the plates that have given numbers of rows, by default any."""
     given = moved = None
     if whole:
         names = {s.name: s.args[0] for s in sites if s.name in own_sizes(sites)}
@@ -166,10 +204,13 @@ def _inspected(
     else:
         if named is not None:
             given = named.find(who, target.model, target.args, target.kwargs)
-        lengths = None if given is None else {x.size for x in given}
-        sites, rows = with_row_plate(target, sites, lengths)
+            lengths = {x.size for x in given}
+        named_lengths = None if named is None else lengths
+        sites, rows = with_row_plate(target, sites, named_lengths)
         sites, moved, sizes = in_one_plate(who, target, sites, sizes)
-        widths, plates = choose_plates(who, sites, sizes, full, default, advised)
+        widths, plates = choose_plates(
+            who, sites, sizes, full, default, advised, _held(sites, lengths)
+        )
     check_lined_up(who, sites, plates)
     latents = check_sites(who, sites, plates)
     target = replace(target, sizes=plates, frozen=frozen, slices=moved)
@@ -203,6 +244,12 @@ def _inspected(
         bool(own_sizes(sites)),
     )
     return layout, frozen, warned
+
+
+def _held(sites: list[Site], lengths: set[int] | None) -> set[int] | None:
+    """These numbers of rows, if a plate has one of them."""
+    plates = {s.name: s.args for s in sites if s.type == "plate"}
+    return lengths if lengths and candidates(sites, plates, lengths) else None
 
 
 def _warn_of_params(who: str, frozen: Mapping[str, Any], sites: list[Site]) -> None:

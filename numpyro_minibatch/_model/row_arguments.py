@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
@@ -217,11 +218,13 @@ def given_rows(
                 f"{missing_values(name)}"
             )
         if found.startswith("latent site"):
+            other = _by_another_axis(who, target, as_written, rows)
             raise ValueError(
                 f"{who}: {found} of observed site {site!r}, and most rows are not in a "
-                "minibatch. Put both into a plate of the rows and integrate the latent "
-                "site out by numpyro_minibatch.marginalize(model), or have one value "
-                "for each group of rows. Otherwise sample with NUTS."
+                f"minibatch. {other or 'Put'} both into a plate of the rows and "
+                "integrate the latent site out by numpyro_minibatch.marginalize("
+                "model), or have one value for each group of rows. Otherwise sample "
+                "with NUTS."
             )
         raise ValueError(
             f"{who}: observed site {site!r} has {plates[plate]} rows and is in no "
@@ -233,6 +236,40 @@ def given_rows(
             f"{example_plate(plates[plate], plate, as_written[site])}"
         )
     return found
+
+
+def _by_another_axis(
+    who: str,
+    target: ModelTarget,
+    as_written: Mapping[str, Site],
+    rows: tuple[tuple[str, str, int], ...],
+) -> str:
+    """The advice to take rows along another axis, if the model runs on these.
+
+    The rows of a panel may be its units or its times, and effects belong to one.
+    """
+    leaves = flatten_arguments(arguments_of(target))[0]
+    name, plate, _ = rows[0]
+    shape = batch_shape(as_written[name])
+    for axis in sorted(range(1, len(shape)), key=lambda k: -shape[k]):
+        size, dim = shape[axis], axis - len(shape)
+        places = _places(leaves, {plate: size})
+        if size < 2 or size in shape[:axis] or not places or len(rows) > 1:
+            continue
+        site = as_written[name]
+        frames = [f for f in site.frames if f.name != plate]
+        frames.append(CondIndepStackFrame(plate, dim, size))
+        moved = {**as_written, name: site._replace(frames=tuple(frames))}
+        sized = replace(target, sizes={**target.sizes, plate: size})
+        given = _given(sized, places, ((name, plate, dim),))
+        with contextlib.suppress(ValueError, TypeError, AssertionError, IndexError):
+            check_indexing(who, given, {plate: size}, moved)
+            names = suggestion(target.model, arguments_of(target), places)
+            return (
+                f"With the {size} entries along axis {axis} as its rows, the model "
+                f"runs: write {names}. Or: put"
+            )
+    return ""
 
 
 def _along_another_axis(site: Site) -> str:

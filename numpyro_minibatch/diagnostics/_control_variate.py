@@ -10,18 +10,20 @@ from typing import Self
 from scipy.stats import norm
 
 from numpyro_minibatch.diagnostics._acceptance import Acceptance
-from numpyro_minibatch.diagnostics._run import Family, Numbers, Rule, Run, show
+from numpyro_minibatch.diagnostics._convergence import mixes
+from numpyro_minibatch.diagnostics._run import (
+    REPARAMETRISE,
+    Family,
+    Numbers,
+    Rule,
+    Run,
+    show,
+)
 from numpyro_minibatch.diagnostics._setup import Setup
 
-__all__ = ["FAMILY", "REPARAMETRISE", "Checks"]
+__all__ = ["FAMILY", "Checks"]
 
-REPARAMETRISE = (
-    "In a hierarchical model change how group effects are parametrised: non-centred "
-    'where groups have few rows, numpyro.deterministic("theta", mu + tau * eta), and '
-    'centred where they have many, numpyro.sample("theta", dist.Normal(mu, tau)). Or '
-    "give scales a prior that keeps them away from zero. For other models, such as "
-    "neural networks, write AMAGOLD(model)."
-)
+_RHAT, _HIGH_RHAT = 1.05, 1.2  # of the surrogate; the first if the run mixes badly, too
 _QUADRATURE = 0.05  # largest shift of means, in posterior standard deviations
 _MOST_NODES = 121  # that marginalize takes
 _ELSEWHERE = 0.01  # share of a row's likelihood far from its mode
@@ -133,7 +135,8 @@ def _advise_expansion(run: Run) -> Iterator[str]:
 
 def _advise_surrogate(run: Run) -> Iterator[str]:
     rhat = run.pilot.get("surrogate_rhat", 1.0)
-    if rhat > 1.05:
+    # its draws give scales and starts, which a run may do without
+    if rhat > _HIGH_RHAT or (rhat > _RHAT and not mixes(run)):
         yield (
             "the surrogate's posterior, the exact prior times the expanded likelihood, "
             f"was itself hard to sample (R-hat {rhat:.2f}): it is shaped like a funnel "

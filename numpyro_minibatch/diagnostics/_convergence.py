@@ -12,9 +12,9 @@ import numpy as np
 import xarray as xr
 
 from numpyro_minibatch.diagnostics._acceptance import is_frozen
-from numpyro_minibatch.diagnostics._control_variate import REPARAMETRISE
 from numpyro_minibatch.diagnostics._effective import precision
 from numpyro_minibatch.diagnostics._run import (
+    REPARAMETRISE,
     Family,
     Numbers,
     Rule,
@@ -24,7 +24,7 @@ from numpyro_minibatch.diagnostics._run import (
 )
 from numpyro_minibatch.diagnostics._setup import Setup
 
-__all__ = ["FAMILY", "Convergence"]
+__all__ = ["FAMILY", "Convergence", "mixes"]
 
 _ESS_PER_CHAIN = 100
 _MAX_RHAT = 1.01
@@ -181,6 +181,16 @@ def _arviz(function: str, columns: np.ndarray, **options: Any) -> np.ndarray:
 
 
 # rules ------------------------------------------------------------------------------
+
+
+def mixes(run: Run) -> bool:
+    """Whether the chains agree, and have enough effective draws.
+
+    :param run: the run.
+    """
+    d, chains = run.measured(Convergence), run.measured(Setup).num_chains
+    least = min(d.min_ess_bulk, d.min_ess_sd, d.min_ess_tail)
+    return least >= _ESS_PER_CHAIN * chains and not d.max_rhat > _MAX_RHAT
 
 
 def _advise_still(run: Run) -> Iterator[str]:

@@ -13,7 +13,28 @@ from typing import Any, NamedTuple, Self, TypeVar
 import numpy as np
 import xarray as xr
 
-__all__ = ["Family", "Numbers", "Rule", "Run", "by_place", "rising", "round_up", "show"]
+__all__ = [
+    "REPARAMETRISE",
+    "Family",
+    "Numbers",
+    "Rule",
+    "Run",
+    "by_place",
+    "rising",
+    "round_up",
+    "show",
+]
+
+
+REPARAMETRISE = (
+    "In a hierarchical model change how group effects are parametrised: non-centred "
+    'where groups have few rows, numpyro.deterministic("theta", mu + tau * eta), and '
+    'centred where they have many, numpyro.sample("theta", dist.Normal(mu, tau)). If '
+    "an intercept trades off against the effects of groups with many rows, let these "
+    "sum to zero, dist.ZeroSumNormal(tau, (number,)). Or give scales a prior that "
+    "keeps them away from zero. For other models, such as neural networks, write "
+    "AMAGOLD(model)."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
