@@ -236,6 +236,32 @@ def test_our_wrappers_of_a_model_read_copies_too(kind):
     del program
 
 
+POINTS = np.linspace(0.0, 1.0, 3)
+TRACED = []
+
+
+def with_points(y):
+    TRACED.append((jnp.result_type(float) == jnp.float64, POINTS))
+    s = numpyro.sample("s", dist.HalfNormal(1.0))
+    with numpyro.plate("rows", len(y)) as i:
+        t = numpyro.sample("t", dist.Normal(0.0, s))
+        numpyro.sample("y", dist.Normal(POINTS - t[:, None], 1.0).to_event(1), obs=y[i])
+
+
+@pytest.mark.skipif(jnp.result_type(float) == jnp.float64, reason="no copies are made")
+def test_a_marginalized_model_is_never_in_double_precision_with_its_own_arrays():
+    """They would be constants of that precision in all later programs."""
+    TRACED.clear()
+    target = ModelTarget(
+        model=marginalize(with_points), args=(jnp.zeros((4, 3)),), sizes={"rows": 4}
+    )
+    z = {"s": np.zeros(())}
+    with double():
+        jax.eval_shape(lambda z: target.rows(z, {"rows": jnp.arange(4)}), z)
+        jax.eval_shape(lambda z: target.terms(z, {"rows": jnp.arange(4)}), z)
+    assert TRACED and all(wide and x is not POINTS for wide, x in TRACED)
+
+
 def draws_of(kernel, *data, draws):
     mcmc = MCMC(kernel, num_warmup=200, num_samples=draws, progress_bar=False)
     mcmc.run(jax.random.key(0), *data)

@@ -33,7 +33,7 @@ from jax import Array
 from numpyro import handlers
 from numpyro.primitives import Messenger
 
-from numpyro_minibatch._internal.precision import full_precision
+from numpyro_minibatch._internal.precision import full_precision, in_this_precision
 from numpyro_minibatch._model.dataflow import inputs_used
 from numpyro_minibatch.marginal._quadrature import log_sum_exp
 from numpyro_minibatch.marginal._row_sites import (
@@ -255,7 +255,7 @@ class ChainModel:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model, and observe the marginal likelihood of each row."""
         with _SumScan(self):
-            return self.fn(*args, **kwargs)
+            return in_this_precision(self.fn)(*args, **kwargs)
 
     def observer(self) -> _SumScan:
         """The model without the sites of its rows, to be run for :meth:`rows`."""

@@ -17,7 +17,7 @@ from jax import Array
 from numpyro.distributions import biject_to
 from numpyro.primitives import CondIndepStackFrame, Messenger
 
-from numpyro_minibatch._internal.precision import full_precision
+from numpyro_minibatch._internal.precision import full_precision, in_this_precision
 from numpyro_minibatch._internal.static import Static
 from numpyro_minibatch._model.dataflow import inputs_used, smooth_inputs
 from numpyro_minibatch.marginal._chain import ChainModel
@@ -86,7 +86,8 @@ class RowsMarginalized:
         """Run the model; its return value depends on no site that is integrated out."""
         args, kwargs = jax.tree.map(indexable, (args, kwargs))
         models = self.chain(args, kwargs)
-        return (models[-1] if models else self.fn)(*args, **kwargs)
+        model = models[-1] if models else in_this_precision(self.fn)
+        return model(*args, **kwargs)
 
     def row_size(self, args: tuple, kwargs: Mapping[str, Any]) -> int:
         """About how many likelihood evaluations one marginal likelihood takes.
@@ -314,7 +315,7 @@ class LevelModel:
 
     def observer(self) -> HideRows:
         """The model without the sites of its rows, to be run for :meth:`rows`."""
-        return HideRows(self.fn, self.level)
+        return HideRows(in_this_precision(self.fn), self.level)
 
     def rows(self, seen: HideRows, args: tuple, kwargs: Mapping[str, Any]) -> Rows:
         """The rows of the model after a run.
