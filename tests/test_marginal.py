@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import pickle
 import warnings
@@ -1050,3 +1051,20 @@ def test_a_start_of_numpy_arrays_may_be_indexed_by_the_data() -> None:
     kernel = MINT(model, batch_size=2, temperature=2.0, init_strategy=strategy)
     state = kernel.init(jax.random.key(0), 0, None, (group, y), {})
     np.testing.assert_array_equal(state.z["a"], start)
+
+
+def test_a_partial_function_inside_may_hold_numpy_data() -> None:
+    y = np.random.default_rng(0).normal(size=(8, 3))
+
+    def model(y: Any) -> None:
+        mu = numpyro.sample("mu", dist.Normal(0.0, 5.0))
+        with numpyro.plate("groups", len(y)) as i:
+            a = numpyro.sample("a", dist.Normal(mu, 1.0))
+            numpyro.sample("y", dist.Normal(a[:, None], 1.0).to_event(1), obs=y[i])
+
+    at = {"mu": 0.2}
+    expected, _ = numpyro.infer.util.log_density(marginalize(model), (y,), {}, at)
+    found, _ = numpyro.infer.util.log_density(
+        marginalize(functools.partial(model, y)), (), {}, at
+    )
+    assert float(found) == pytest.approx(float(expected), rel=1e-6)

@@ -652,6 +652,28 @@ def test_a_second_mode_out_of_reach_is_refused(noise: float) -> None:
     assert half - 0.1 < float(found) < half + np.log(2.0) + 0.1
 
 
+def test_a_second_mode_far_out_in_the_prior_is_found_in_each_row() -> None:
+    """Draws of the prior would find it in few rows, and the sum would be too small."""
+
+    def model(y: Any) -> None:
+        mu = numpyro.sample("mu", dist.Normal(0.0, 5.0))
+        with numpyro.plate("data", len(y)) as idx:
+            x = numpyro.sample("x", dist.Normal(mu, 1.0))
+            numpyro.sample("y", dist.Normal(x**2, 0.001), obs=y[idx])
+
+    x = np.array([0.3, 0.2, 0.4, 0.25, 0.35])
+    found = quadrature_error(marginalize(model), run_at(2, mu=3.0), jnp.asarray(x**2))
+    # the densities of x and -x differ by the factor exp(6 x)
+    gains = np.log1p(np.exp(-6.0 * x))
+    assert found.modes == pytest.approx(gains.max(), rel=0.05)
+    both = {"mu": np.array([[2.9, 3.1]])}
+    draws = xr.Dataset({n: (("chain", "draw"), v) for n, v in both.items()})
+    idata = xr.DataTree.from_dict({"posterior": draws})
+    found = quadrature_error(marginalize(model), idata, jnp.asarray(x**2))
+    sums = [np.log1p(np.exp(-2.0 * mu * x)).sum() for mu in (2.9, 3.1)]
+    assert found.spread_modes == pytest.approx(np.std(sums), rel=0.1)
+
+
 def heavy(y: Any, prior: Any = dist.StudentT) -> None:
     s = numpyro.sample("s", dist.LogNormal(0.0, 1.0))
     with numpyro.plate("data", len(y)) as idx:

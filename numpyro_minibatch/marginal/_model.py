@@ -6,6 +6,7 @@ import inspect
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -55,9 +56,14 @@ from numpyro_minibatch.marginal._sites import (
     states_of,
 )
 from numpyro_minibatch.marginal._split import Split
-from numpyro_minibatch.target import integrates
+from numpyro_minibatch.target import integrates, with_bound_arguments
 
 __all__ = ["HideRows", "LevelModel", "Rows", "RowsMarginalized"]
+
+# starts of searches for other modes, by the number of dimensions, in standard
+# deviations of the prior, which some draws estimate
+_FAR_OUT = {1: (1.5, 4.0, 8.0), 2: (2.0, 6.0), 3: (4.0,)}
+_PRIOR_DRAWS = 32
 
 
 @dataclass(frozen=True)
@@ -84,6 +90,9 @@ class RowsMarginalized:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model; its return value depends on no site that is integrated out."""
+        if isinstance(self.fn, partial):  # which may hold NumPy arrays
+            model, args, bound = with_bound_arguments(self, args, kwargs)
+            return model(*args, **bound)
         args, kwargs = jax.tree.map(indexable, (args, kwargs))
         models = self.chain(args, kwargs)
         model = models[-1] if models else in_this_precision(self.fn)
@@ -564,11 +573,12 @@ class Rows:
             parts.append(free.reshape(*self.shape, site.size))
         return jax.lax.stop_gradient(jnp.concatenate(parts, -1))
 
-    def other_starts(self, number: int) -> Array:
-        """Other starts of a search, draws of the sites.
+    def other_starts(self) -> Array:
+        """Other starts of a search, far out in the prior, shape ``(k,) + rows + (d,)``.
 
-        Their shape is ``(number,) + rows + (d,)``. A site that cannot be drawn is as
-        far from :meth:`start` as a normal number.
+        Each row has the same ones: of 100,000 rows, each thousandth may have another
+        mode that few draws of its prior lead to. Centre and scale of the prior are
+        those of some draws; a site that cannot be drawn has those of a normal number.
         """
         first = self.start()
         keys = jax.random.split(jax.random.key(0), len(self.continuous))
@@ -576,17 +586,26 @@ class Rows:
         for site, key in zip(self.continuous, keys, strict=True):
             fn = self.fns[site.name]
             transform = biject_to(fn.support)
-            shape = number, *self.shape, site.size
+            shape = _PRIOR_DRAWS, *self.shape, site.size
             near = self.free_values(first)[site.name]
             free = near + jax.random.normal(key, shape, first.dtype)
             try:
-                drawn = fn.sample(key, (number,))
+                drawn = fn.sample(key, (_PRIOR_DRAWS,))
                 drawn = jax.vmap(transform.inv)(drawn).reshape(shape)
                 free = jnp.where(jnp.isfinite(drawn), drawn, free)
             except (NotImplementedError, AttributeError, ValueError, TypeError):
                 pass
             parts.append(free)
-        return jax.lax.stop_gradient(jnp.concatenate(parts, -1))
+        draws = jnp.sort(jnp.concatenate(parts, -1), 0)
+        low, middle, high = (draws[int(q * _PRIOR_DRAWS)] for q in (0.16, 0.5, 0.84))
+        d = first.shape[-1]
+        along = [
+            middle + k * side * 0.5 * (high - low) * jnp.eye(d, dtype=first.dtype)[j]
+            for j in range(d)
+            for k in _FAR_OUT[d]
+            for side in (-1.0, 1.0)
+        ]
+        return jax.lax.stop_gradient(jnp.stack(along))
 
     def trace(self, state: Array, u: Array | None) -> dict[str, Any]:
         """Run the model at given values of the latent sites of the rows."""

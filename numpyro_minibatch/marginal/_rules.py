@@ -47,7 +47,6 @@ ELSEWHERE = 0.01  # share of a row's likelihood elsewhere that is reported
 # equally spaced points, by the number of dimensions: their number along each, and how
 # many standard deviations they are apart
 _WIDE = {1: (121, 0.5), 2: (31, 0.8), 3: (19, 1.0)}
-_STARTS = 5  # draws of the prior from which another mode is searched for
 _APART = 0.1  # asinh of standard deviations beyond the range of a mode
 # rows at all draws, and evaluations of row likelihoods there
 _FEWEST_ROWS, _MOST_ROWS, _MOST = 24, 2_000, 9_000_000
@@ -79,8 +78,8 @@ class QuadratureError(NamedTuple):
     :param spread_by_nodes: ``spread`` by the number of nodes of each dimension.
     :param spread_elsewhere: ``spread`` of the difference from the points further out.
     :param row_elsewhere: the row with the largest such difference.
-    :param modes: the same as ``elsewhere``, for second modes that a search from draws
-        of the prior finds beyond the points further out.
+    :param modes: the same as ``elsewhere``, for second modes that searches from far
+        out in the prior find beyond the range of the nodes.
     :param spread_modes: ``spread`` of these differences.
     :param row_modes: the row with the largest one.
     """
@@ -126,7 +125,7 @@ class QuadratureError(NamedTuple):
             )
         if self.modes > ELSEWHERE:
             lines.append(
-                f"a search from draws of the prior finds a second mode in row "
+                f"a search from far out in the prior finds a second mode in row "
                 f"{self.row_modes}: it changes the log likelihood by {self.modes:.1e}"
             )
         if self.unconverged:
@@ -417,7 +416,7 @@ def look_by(rules: Rules) -> Callable[..., dict[str, Array]]:
         def one(state: Array) -> dict[str, Array]:
             density = rows.density(state)
             # the first search is that of the model; compiled once for all of them
-            starts = jnp.concatenate([rows.start()[None], rows.other_starts(_STARTS)])
+            starts = jnp.concatenate([rows.start()[None], rows.other_starts()])
             places = jax.vmap(partial(find_place, density.stopped()))(starts)
             place = jax.tree.map(lambda x: x[0], places)
             reach = find_reach(density.stopped(), place)
