@@ -740,6 +740,21 @@ def test_rows_with_an_infinite_integral_are_refused_at_once() -> None:
     start(lambda cens, y: excess(cens, y, bounded), cens, Y)
     start(lambda cens, y: excess(cens, y, dist.HalfNormal(2.0)), cens, Y)
 
+    def log_rates(y: Any, flat: Any) -> None:
+        b = numpyro.sample("b", dist.Normal(0.0, 1.0))
+        with numpyro.plate("groups", len(y)):
+            a = numpyro.sample("a", flat)
+            rates = jnp.exp(a[:, None] + b * jnp.arange(2.0))
+            numpyro.sample("y", dist.Poisson(rates).to_event(1), obs=y)
+
+    # counts of zero bound the logarithm of a rate on one side only
+    flat = dist.ImproperUniform(dist.constraints.real, (), ())
+    counts = jnp.array([[1, 2], [0, 0], [3, 0]])
+    with pytest.raises(ValueError, match="'a': .*of row 1 of plate 'groups' do not"):
+        start(lambda y: log_rates(y, flat), counts)
+    start(lambda y: log_rates(y, flat), counts[::2])
+    start(lambda y: log_rates(y, dist.Normal(0.0, 2.0)), counts)
+
 
 def test_padding_of_missing_values_contributes_nothing() -> None:
     def model(x: Any, k: Any, y: Any, valid: Any, of_y: Any) -> None:

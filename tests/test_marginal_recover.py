@@ -1035,3 +1035,20 @@ def test_a_search_that_does_not_converge_is_repeated_with_more_nodes(
     with pytest.raises(survey.Refused if num_nodes else StopIteration):
         kernel.init(jax.random.key(0), 10, None, (y,), {})
     assert tried == ([11] if num_nodes else [None, 31])
+
+
+def test_draws_from_one_of_two_modes_are_pointed_out() -> None:
+    def model(y: Any) -> None:
+        s = numpyro.sample("s", dist.LogNormal(0.0, 1.0))
+        with numpyro.plate("data", len(y)) as idx:
+            a = numpyro.sample("a", dist.Normal(0.0, s))
+            numpyro.sample("y", dist.Normal(a**2, 0.01), obs=y[idx])
+
+    y, marginal = jnp.array([1.0, 4.0]), marginalize(model)
+    facts = {"pilot": {"quadrature_elsewhere": 0.69, "quadrature_row_elsewhere": 1}}
+    idata = run_at(2, s=1.0)
+    posterior = get_group(idata, "posterior")
+    posterior.attrs["facts"] = json.dumps(facts)
+    idata = as_inference_data({"posterior": posterior}, {})
+    with pytest.warns(UserWarning, match="50% of row 1. Draws of such rows come from"):
+        recover_marginals(marginal, idata, y, key=jax.random.key(0))

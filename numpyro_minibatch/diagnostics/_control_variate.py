@@ -203,7 +203,9 @@ def _advise_elsewhere(pilot: Mapping[str, float]) -> Iterator[str]:
             f"out change the log likelihood of row {row:.0f} by {of_row:.2g}, and that "
             f"of all rows by {wider:.2g} (standard deviation between posterior draws). "
             "The density of a row's latent variables has a second mode or a heavy "
-            "tail. Write more nodes, or sample the model with its latent sites."
+            "tail. Write what tells modes apart as a discrete latent site of the row, "
+            "or sample the model with its latent sites. recover_marginals draws the "
+            "latent sites of such rows from one part only."
         )
     lost = pilot.get("quadrature_unconverged", 0)
     if lost:

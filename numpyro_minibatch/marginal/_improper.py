@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,6 +21,7 @@ __all__ = ["check_integrals"]
 
 _NEAR = 1.0  # unconstrained distance at which a density that depends on x has changed
 _FAR = 20.0  # one at which a density with a finite integral has fallen
+_OUT = (1e6, 1e8)  # between which it falls further, on either side
 _FALLEN = 1.0
 
 
@@ -45,7 +47,9 @@ def check_integrals(
         run_hidden(seen, args, kwargs)
         rows = model.rows(seen, args, kwargs)
         for site in improper:
-            refused = np.asarray(_is_refused(rows, site))
+            with warnings.catch_warnings():  # of values rounded to a border
+                warnings.simplefilter("ignore")
+                refused = np.asarray(_is_refused(rows, site))
             if refused.any():
                 where = np.argwhere(refused)[0].tolist()
                 raise ValueError(_message(rows, site, where))
@@ -67,7 +71,15 @@ def _is_refused(rows: Rows, site: Local) -> Array:
         far = [_apart(rows, site, state, x)[0] for x in (-_FAR, _FAR)]
         # elsewhere the density of the row is zero, or falls
         finite = jnp.isfinite(sum(rest))
-        return same & finite & (jnp.maximum(*far) > own - _FALLEN)
+        refused = same & finite & (jnp.maximum(*far) > own - _FALLEN)
+        # a count of zero bounds the logarithm of its rate on one side only
+        for side in (-1.0, 1.0):
+            near, beyond = (
+                own + sum(rest, jnp.zeros(rows.shape))
+                for own, rest in (_apart(rows, site, state, side * x) for x in _OUT)
+            )
+            refused |= jnp.isfinite(beyond) & (beyond > near - _FALLEN)
+        return refused
 
     return jax.vmap(in_state)(jnp.asarray(rows.states)).any(0)
 
@@ -102,17 +114,20 @@ def _apart(
 def _message(rows: Rows, site: Local, where: list[int]) -> str:
     row = where[0] if len(where) == 1 else tuple(where)
     plate = rows.model.level.plates[-1]
-    message = f"marginalize cannot integrate out site {site.name!r}: the observations"
+    message = (
+        f"marginalize cannot integrate out site {site.name!r}: the observations of row "
+        f"{row} of plate {plate!r}"
+    )
     if site.fills:
         return (
-            f"{message} of row {row} of plate {plate!r} depend on it, although a mask "
+            f"{message} depend on it, although a mask "
             f"of numpyro.handlers.mask around site {site.fills!r} leaves out its "
             "density. Put the same mask around everything that uses its value."
         )
     return (
-        f"{message} of row {row} of plate {plate!r} do not depend on it, and its prior "
-        "is improper, so that the integral over all its values is infinite. Give the "
-        "site a proper prior. If it is the part of a censored value above its bound, "
-        "leave it out and write dist.RightCensoredDistribution(dist.Normal(mean, sd), "
-        "censored) for the observations."
+        f"{message} do not bound it, and its prior is improper, so that the integral "
+        "over all its values is infinite. Give the site a proper prior. If it is the "
+        "part of a censored value above its bound, leave it out and write "
+        "dist.RightCensoredDistribution(dist.Normal(mean, sd), censored) for the "
+        "observations."
     )

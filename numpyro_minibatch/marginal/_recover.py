@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,10 +13,12 @@ import jax
 import numpy as np
 import xarray as xr
 from jax import Array
+from numpyro.util import find_stack_level
 
 from numpyro_minibatch._internal.checks import check_flag, describe
 from numpyro_minibatch.inference_data import as_inference_data, get_group
 from numpyro_minibatch.marginal._model import RowsMarginalized
+from numpyro_minibatch.marginal._rules import ELSEWHERE
 from numpyro_minibatch.marginal._visit import RowsAt, check_marginalized
 from numpyro_minibatch.target import condition_inside, with_bound_arguments
 
@@ -144,6 +147,20 @@ def _with_nodes(
     A constant error of a row's log likelihood cancels in a run. It does not cancel
     between the states of a row, which have nodes of their own.
     """
+    posterior = get_group(idata, "posterior") if _is_result(idata) else None
+    attributes = {} if posterior is None else posterior.attrs
+    pilot = json.loads(attributes.get("facts", "{}")).get("pilot", {})
+    elsewhere = pilot.get("quadrature_elsewhere", 0.0)
+    if elsewhere > ELSEWHERE:
+        warnings.warn(
+            "recover_marginals: the set-up of the run found a second mode or a heavy "
+            "tail of the latent sites of some rows, which holds "
+            f"{-np.expm1(-elsewhere):.0%} of row "
+            f"{pilot.get('quadrature_row_elsewhere', 0):.0f}. Draws of such rows come "
+            "from one part only.",
+            UserWarning,
+            stacklevel=find_stack_level(),
+        )
     levels = model.levels(args, kwargs)
     dimensions = [
         level.dimensions
@@ -154,10 +171,7 @@ def _with_nodes(
     most = max(dimensions, default=0)
     if model.num_nodes is not None or not most:
         return model
-    posterior = get_group(idata, "posterior") if _is_result(idata) else None
-    attributes = {} if posterior is None else posterior.attrs
-    facts = json.loads(attributes.get("facts", "{}"))
-    of_run = facts.get("pilot", {}).get("quadrature_nodes", 0)
+    of_run = pilot.get("quadrature_nodes", 0)
     return replace(model, num_nodes=max(_NODES[most], of_run))
 
 
