@@ -391,6 +391,7 @@ def test_compiled_programs_outlive_the_process(tmp_path: Path) -> None:
     tests = str(Path(__file__).parent)
     code = CACHED.format(tests=tests, folder=str(tmp_path / "cache"))
     hits, misses = map(int, in_new_process(code).split())
-    assert not hits and misses
+    # an operation outside of programs is the same program in either matmul precision
+    assert hits <= 2 < misses
     hits, misses = map(int, in_new_process(code).split())
     assert hits and not misses
