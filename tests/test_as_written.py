@@ -437,3 +437,13 @@ def test_data_repeated_for_another_reason_run() -> None:
 
     set_up(soft_constraint, Y)
     set_up(square, np.outer(Y, np.arange(N)))
+
+
+def test_rows_by_rows_are_refused_whichever_plate_could_be_taken_instead() -> None:
+    def in_two_plates(y: Any) -> None:
+        mean = numpyro.sample("b", dist.Normal(0.0, 1.0))
+        with numpyro.plate("times", 20, dim=-2), numpyro.plate("data", N, dim=-1):
+            numpyro.sample("y", dist.Normal(mean * jnp.ones((N, 1, 1)), 1.0), obs=y)
+
+    with pytest.raises(ValueError, match="it has the rows twice"):
+        set_up(in_two_plates, jnp.ones((20, N)))

@@ -51,6 +51,7 @@ from numpyro_minibatch import (
     schedule,
 )
 from numpyro_minibatch import kernels as kernels_of_the_package
+from numpyro_minibatch._internal.static import Given
 from numpyro_minibatch.kernels import (
     InPieces,
     KernelState,
@@ -398,6 +399,31 @@ def test_warmup_and_continuation_of_a_pickle(name: str) -> None:
     else:
         # JAX 0.7 compiles loops of different lengths to steps that round differently
         np.testing.assert_allclose(whole["beta"], expected["beta"], rtol=1e-4)
+
+
+def test_arguments_are_compared_by_what_they_hold() -> None:
+    key, words = jax.random.key(3), np.array(["a", "b"])
+    table = np.arange(60_000.0).reshape(200, 300)
+    table += 0.1  # which single precision rounds
+    table[3, 4] = np.nan
+    given = Given.of((table, words), {"key": key, "scale": np.array(2.0)})
+    assert given is not None
+    same = {"key": key, "scale": jnp.array(2.0)}
+    assert not given.difference((table.copy(), words.copy()), same)
+    assert not given.difference((jnp.asarray(table), words), same)
+    assert "args[1] has other" in given.difference((table, words[::-1]), same)
+    assert "kwargs['scale'] was" in given.difference((table, words), {"key": key})
+    other = table.copy()
+    other[150, 7] = 0.0  # one entry of many, compared while the first array is alive
+    assert "args[0] has other values" in given.difference((other, words), same)
+    turned = np.asfortranarray(table)
+    assert not given.difference((turned, words), same)
+    table *= 2.0  # in place
+    assert "args[0] has other values" in given.difference((table, words), same)
+    del table
+    assert "args[0] has other values" in given.difference((2 * turned, words), same)
+    assert not given.difference((turned, words), same)
+    assert Given.of((np.zeros((0, 3)),), {}) is not None
 
 
 @pytest.mark.parametrize("jitted", [False, True])

@@ -10,7 +10,8 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import jax
@@ -109,10 +110,9 @@ def inspect_model(
         found = {}
     if key in found:
         return found[key], {}
+    asked = _Asked(sizes, full, default, whole, rows, advised)
     try:
-        layout, frozen, warned = _inspected(
-            who, model, args, kwargs, sizes, full, default, whole, rows, advised
-        )
+        layout, frozen, warned = _inspected(who, model, args, kwargs, asked)
     except ValueError as error:
         remedy = without_rows(model, args, kwargs)
         if not remedy:
@@ -150,32 +150,35 @@ def _known_by(
     return content, static.treedef, digest(static.leaves), shapes, real, *options
 
 
+class _Asked(NamedTuple):
+    """What :func:`inspect_model` was asked for, in its words."""
+
+    sizes: int | Mapping[str, int] | None
+    full: bool
+    default: int | None
+    whole: bool
+    named: RowAxes | None
+    advised: Callable[[int, int], int]
+
+
 def _inspected(
     who: str,
     model: Callable,
     args: tuple,
     kwargs: Mapping[str, Any],
-    sizes: int | Mapping[str, int] | None,
-    full: bool,
-    default: int | None,
-    whole: bool,
-    named: RowAxes | None,
-    advised: Callable[[int, int], int],
+    asked: _Asked,
 ) -> tuple[Layout, dict[str, Any], bool]:
     """The result of :func:`inspect_model`, and whether it has a warning to give."""
     target = ModelTarget(model=model, args=args, kwargs=kwargs, sizes={})
     sites, frozen = _sites_as_written(who, target)
     _warn_of_params(who, frozen, sites)
-
-    def with_plates(lengths: set[int] | None) -> tuple[Layout, dict[str, Any], bool]:
-        choice = sizes, full, default, whole, named, advised, lengths
-        return _with_plates(who, target, sites, frozen, *choice)
-
+    with_plates = partial(_with_plates, who, target, sites, frozen, asked)
     try:
         return with_plates(None)
     except ValueError as error:
         # rows of the largest plate depend on each other, or have latent values
-        if whole or named is not None or isinstance(sizes, Mapping) or own_sizes(sites):
+        by_name = asked.named is not None or isinstance(asked.sizes, Mapping)
+        if asked.whole or by_name or own_sizes(sites):
             raise
         for length in other_lengths(sites):
             with contextlib.suppress(ValueError, NotImplementedError):
@@ -188,15 +191,11 @@ def _with_plates(
     target: ModelTarget,
     sites: list[Site],
     frozen: dict[str, Any],
-    sizes: int | Mapping[str, int] | None,
-    full: bool,
-    default: int | None,
-    whole: bool,
-    named: RowAxes | None,
-    advised: Callable[[int, int], int],
+    asked: _Asked,
     lengths: set[int] | None,
 ) -> tuple[Layout, dict[str, Any], bool]:
     """The same, with the plates that have given numbers of rows, by default any."""
+    sizes, full, default, whole, named, advised = asked
     given = moved = None
     if whole:
         names = {s.name: s.args[0] for s in sites if s.name in own_sizes(sites)}
@@ -211,7 +210,9 @@ def _with_plates(
         widths, plates = choose_plates(
             who, sites, sizes, full, default, advised, _held(sites, lengths)
         )
-    check_lined_up(who, sites, plates)
+    # whichever plate the rows are taken from, this is wrong in any of them
+    every = {site.name: site.args[0] for site in sites if site.type == "plate"}
+    check_lined_up(who, sites, every)
     latents = check_sites(who, sites, plates)
     target = replace(target, sizes=plates, frozen=frozen, slices=moved)
     by_name = {site.name: site for site in sites}
