@@ -12,6 +12,8 @@ off. Each run reports:
 
     python benchmarks/time_to_answer.py --problems logistic --sizes 1e4 2e5 1e6
     python benchmarks/time_to_answer.py --problems quadrature --sizes 1e4 --programs
+
+Without ``--sizes`` and ``--methods``, each problem has its own.
 """
 
 from __future__ import annotations
@@ -26,10 +28,11 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-METHODS = ("ours", "nuts", "nuts4")
 ENOUGH = 1000  # effective draws
 _LINE = "time_to_answer "
 
@@ -106,10 +109,10 @@ def logistic(size: int) -> tuple[Any, tuple]:
 
     from numpyro_minibatch import datasets
 
-    def model(X: Any, y: Any) -> None:
+    def model(X: Any, y: Any, subsample_size: int | None = None) -> None:
         shape = [X.shape[1]]
         b = numpyro.sample("b", dist.Normal(0, 1).expand(shape).to_event(1))
-        with numpyro.plate("rows", len(y)) as i:
+        with numpyro.plate("rows", len(y), subsample_size=subsample_size) as i:
             numpyro.sample("y", dist.Bernoulli(logits=X[i] @ b - 2), obs=y[i])
 
     X, y, _ = datasets.simulate_logistic(0, size, 12)
@@ -215,11 +218,163 @@ def hierarchy(size: int) -> tuple[Any, tuple]:
     return model, (jnp.asarray(group), jnp.asarray(y, jnp.float32))
 
 
+def published(name: str, size: int) -> tuple[Any, tuple]:
+    """A problem of `benchmarks.temperature_one`, of its own size."""
+    import jax.numpy as jnp
+    from temperature_one.problems import PROBLEMS
+
+    problem = PROBLEMS[name]
+    return problem.model, tuple(jnp.asarray(x) for x in problem.data())
+
+
+def network(size: int) -> tuple[Any, tuple]:
+    """A regression with one hidden layer of 16 units: 161 weights, and the noise.
+
+    Hidden units can be exchanged, so that the answer is the function at twenty points.
+    """
+    import jax.numpy as jnp
+    import numpy as np
+    import numpyro
+    import numpyro.distributions as dist
+
+    inputs, hidden = 8, 16
+    rng = np.random.default_rng(3)
+    X = rng.normal(size=(size + 20, inputs)).astype(np.float32)
+    f = np.sin(X[:, 0]) + X[:, 1] * X[:, 2] / 2
+    y = jnp.asarray(f[:size] + 0.3 * rng.normal(size=size), jnp.float32)
+    new = jnp.asarray(X[size:])
+
+    def model(X: Any, y: Any) -> None:
+        def weights(name: str, *shape: int) -> Any:
+            prior = dist.Normal(0, shape[0] ** -0.5).expand(shape).to_event()
+            return numpyro.sample(name, prior)
+
+        first, bias = weights("first", inputs, hidden), weights("bias", 1, hidden)
+        last = weights("last", hidden, 1)
+        sigma = numpyro.sample("sigma", dist.HalfNormal(1))
+
+        def predicted(X: Any) -> Any:
+            return (jnp.tanh(X @ first + bias) @ last)[:, 0]
+
+        numpyro.deterministic("answer", predicted(new))
+        with numpyro.plate("rows", len(y)) as i:
+            numpyro.sample("y", dist.Normal(predicted(X[i]), sigma), obs=y[i])
+
+    return model, (jnp.asarray(X[:size]), y)
+
+
+def two_modes(size: int) -> tuple[Any, tuple]:
+    """A slope whose sign the data do not tell, between modes 4 sd away from zero."""
+    import jax.numpy as jnp
+    import numpy as np
+    import numpyro
+    import numpyro.distributions as dist
+
+    rng = np.random.default_rng(4)
+    x = np.abs(rng.normal(size=size)).astype(np.float32)
+    y = jnp.asarray(x * 4 * size**-0.5 + rng.normal(size=size), jnp.float32)
+
+    def model(x: Any, y: Any) -> None:
+        slope = numpyro.sample("slope", dist.Normal(0, 1))
+        with numpyro.plate("rows", len(y)) as i:
+            numpyro.sample("y", dist.Normal(jnp.abs(slope) * x[i], 1), obs=y[i])
+
+    return model, (jnp.asarray(x), y)
+
+
+class Problem(NamedTuple):
+    """A problem, and what is run if the command line does not say."""
+
+    make: Callable[[int], tuple[Any, tuple]]
+    sizes: tuple[int, ...]
+    methods: tuple[str, ...] = ("ours", "nuts", "nuts4")
+
+
+_WITH_HMCECS = "ours", "nuts", "nuts4", "hmcecs"
 PROBLEMS = {
-    "logistic": logistic,
-    "quadrature": quadrature,
-    "groups": groups,
-    "hierarchy": hierarchy,
+    "logistic": Problem(logistic, (10_000, 200_000, 1_000_000), _WITH_HMCECS),
+    "covertype": Problem(partial(published, "covertype"), (319_055,), _WITH_HMCECS),
+    "poisson": Problem(partial(published, "poisson"), (200_000,), _WITH_HMCECS),
+    "hierarchy": Problem(hierarchy, (5_000,)),
+    "quadrature": Problem(quadrature, (10_000,)),
+    "groups": Problem(groups, (10_000,)),
+    "network": Problem(network, (5_000,), ("amagold", "sghmc", "nuts")),
+    "two_modes": Problem(two_modes, (20_000,), ("ladder", "nuts4")),
+}
+
+
+# the methods --------------------------------------------------------------------------
+
+
+def _ours(model: Any, data: tuple) -> Any:
+    from numpyro_minibatch import MinibatchMH
+
+    return MinibatchMH(model, control_variate="taylor2")
+
+
+def _amagold(model: Any, data: tuple) -> Any:
+    from numpyro_minibatch import AMAGOLD
+
+    return AMAGOLD(model)
+
+
+def _sghmc(model: Any, data: tuple) -> Any:
+    """The settings of the documentation of networks."""
+    from numpyro_minibatch import SGHMC
+
+    rate = 0.005 / len(data[-1])
+    return SGHMC(model, batch_size=200, h=rate, b=0.05, num_steps=10)
+
+
+def _ladder(model: Any, data: tuple) -> Any:
+    from numpyro_minibatch import MinibatchMH, ReplicaExchange
+
+    inner = MinibatchMH(model, estimate="exact")
+    return ReplicaExchange(inner, num_replicas=4, temperature_ratio=3.0)
+
+
+def _nuts(model: Any, data: tuple) -> Any:
+    from numpyro.infer import NUTS
+
+    return NUTS(model)
+
+
+def _hmcecs(model: Any, data: tuple) -> Any:
+    """HMCECS with a Taylor proxy at the mode, which an optimiser finds from batches.
+
+    A thousand rows in a hundred blocks, as in NumPyro's example of it.
+    """
+    import jax
+    from numpyro.infer import HMCECS, NUTS, SVI, Trace_ELBO, init_to_value
+    from numpyro.infer.autoguide import AutoDelta
+    from numpyro.optim import Adam
+
+    model = partial(model, subsample_size=1000)
+    guide = AutoDelta(model)
+    svi = SVI(model, guide, Adam(0.01), Trace_ELBO())
+    found = svi.run(jax.random.key(0), 2000, *data, progress_bar=False)
+    mode = guide.median(found.params)
+    inner = NUTS(model, init_strategy=init_to_value(values=mode))
+    return HMCECS(inner, num_blocks=100, proxy=HMCECS.taylor_proxy(mode, degree=2))
+
+
+class Method(NamedTuple):
+    """A kernel, and the driver's settings."""
+
+    kernel: Callable[[Any, tuple], Any]
+    chains: int
+    warmup: int
+    draws: int
+
+
+METHODS = {
+    "ours": Method(_ours, 4, 200, 500),
+    "amagold": Method(_amagold, 4, 1000, 1000),
+    "sghmc": Method(_sghmc, 4, 1000, 1000),
+    "ladder": Method(_ladder, 4, 500, 1000),
+    "nuts": Method(_nuts, 1, 300, 500),
+    "nuts4": Method(_nuts, 4, 300, 500),
+    "hmcecs": Method(_hmcecs, 1, 1000, 2000),
 }
 
 
@@ -232,46 +387,43 @@ def worker(case: dict[str, Any]) -> None:
     begin = Clock.now()
     import jax
     import numpy as np
-    from numpyro.infer import MCMC, NUTS
+    from numpyro.infer import MCMC
 
     imported = Clock.now().since(begin)
     begin = Clock.now()
-    from numpyro_minibatch import MinibatchMH
+    from numpyro_minibatch import MinibatchMH  # noqa: F401
 
     ours = Clock.now().since(begin)
-    model, data = PROBLEMS[case["problem"]](case["size"])
+    model, data = PROBLEMS[case["problem"]].make(case["size"])
     jax.block_until_ready(data)
-    method, chains = case["method"], 1 if case["method"] == "nuts" else 4
-    warmup, samples = (200, 500) if method == "ours" else (300, 500)
+    method = METHODS[case["method"]]
 
     def make() -> MCMC:
-        if method == "ours":
-            kernel = MinibatchMH(model, control_variate="taylor2")
-        else:
-            kernel = NUTS(model)
         return MCMC(
-            kernel,
-            num_warmup=warmup,
-            num_samples=samples,
-            num_chains=chains,
+            method.kernel(model, data),
+            num_warmup=method.warmup,
+            num_samples=method.draws,
+            num_chains=method.chains,
             chain_method="vectorized",
             progress_bar=False,
         )
 
     parts: list[dict[str, np.ndarray]] = []
 
-    def run(mcmc: MCMC, key: int) -> Clock:
+    def run(mcmc: MCMC | None, key: int) -> tuple[MCMC, Clock]:
         begin = Clock.now()
+        if mcmc is None:
+            mcmc = make()
         mcmc.run(jax.random.key(key), *data)
         samples = mcmc.get_samples(group_by_chain=True)
         parts.append({n: np.asarray(x) for n, x in samples.items()})
-        return Clock.now().since(begin)
+        return mcmc, Clock.now().since(begin)
 
     if folder is not None:  # drop the programs that made the data
         for path in Path(folder).glob("*"):
             path.unlink()
-    mcmc, programs = make(), Programs()
-    first = run(mcmc, 1)
+    programs = Programs()
+    mcmc, first = run(None, 1)
     found = programs.totals()
     by_name, lines = programs.by_name(), lines_of(folder) if folder else {}
     ess = least_ess(parts[0])
@@ -279,7 +431,7 @@ def worker(case: dict[str, Any]) -> None:
     mcmc.post_warmup_state = mcmc.last_state
     run(mcmc, 2)
     mcmc.post_warmup_state = mcmc.last_state
-    more = run(mcmc, 3)
+    _, more = run(mcmc, 3)
     missing = max(ENOUGH / ess - 1.0, 0.0)
     answer = {
         "first": first,
@@ -294,16 +446,16 @@ def worker(case: dict[str, Any]) -> None:
     }
     if case["again"]:
         answer["again"] = {}
-        for name, again in {"run again": mcmc, "equal kernel": make()}.items():
-            again.post_warmup_state = None
+        mcmc.post_warmup_state = None
+        for name, again in {"run again": mcmc, "equal kernel": None}.items():
             before = programs.totals()
-            clock = run(again, 4)
+            _, clock = run(again, 4)
             after = programs.totals()
             spent = {k: after[k] - before.get(k, 0.0) for k in after}
             answer["again"][name] = [clock, spent]
         data = tuple(x[::-1] for x in data)
         before = programs.totals()
-        clock = run(make(), 5)
+        _, clock = run(None, 5)
         after = programs.totals()
         spent = {k: after[k] - before.get(k, 0.0) for k in after}
         answer["again"]["other data"] = [clock, spent]
@@ -313,10 +465,15 @@ def worker(case: dict[str, Any]) -> None:
 
 
 def least_ess(samples: dict[str, Any]) -> float:
-    """The smallest effective sample size of any element of the position."""
+    """The smallest effective sample size of any element of the position.
+
+    If the model has a site of that name, of any element of its ``answer``.
+    """
     import numpy as np
     from numpyro.diagnostics import effective_sample_size
 
+    if "answer" in samples:
+        samples = {"answer": samples["answer"]}
     with np.errstate(all="ignore"):
         found = [
             effective_sample_size(np.asarray(x, np.float64)) for x in samples.values()
@@ -372,8 +529,8 @@ def shown_programs(found: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--problems", nargs="+", default=["logistic"], choices=PROBLEMS)
-    parser.add_argument("--sizes", type=float, nargs="+", default=[1e4, 2e5, 1e6])
-    parser.add_argument("--methods", nargs="+", default=["ours"], choices=METHODS)
+    parser.add_argument("--sizes", type=float, nargs="+")
+    parser.add_argument("--methods", nargs="+", choices=METHODS)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--programs", action="store_true")
     parser.add_argument("--again", action="store_true")
@@ -399,8 +556,8 @@ def main() -> None:
     print("\n".join(lines), flush=True)
     for _ in range(args.rounds):
         for problem in args.problems:
-            for size in args.sizes:
-                for method in args.methods:
+            for size in args.sizes or PROBLEMS[problem].sizes:
+                for method in args.methods or PROBLEMS[problem].methods:
                     case = {
                         "problem": problem,
                         "size": int(size),

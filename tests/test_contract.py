@@ -22,8 +22,9 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+import xarray as xr
 from compiling import quick_flags
-from numpyro.infer import MCMC, init_to_median, init_to_uniform
+from numpyro.infer import MCMC, NUTS, init_to_median, init_to_uniform
 
 from numpyro_minibatch import (
     AMAGOLD,
@@ -49,6 +50,7 @@ from numpyro_minibatch import (
     proposal,
     sample,
     schedule,
+    to_inference_data,
 )
 from numpyro_minibatch import kernels as kernels_of_the_package
 from numpyro_minibatch._internal.static import Given
@@ -444,6 +446,55 @@ def test_a_state_goes_on_with_its_own_data_only(name: str, jitted: bool) -> None
     mcmc.run(chain_keys()[1], np.array(X), jnp.asarray(Y))  # equal data
     mcmc.post_warmup_state = None
     mcmc.run(chain_keys()[1], X, 1 - Y, init_params=last)
+
+
+def test_a_state_of_another_kernel_is_refused() -> None:
+    """NumPyro's driver reads fields of the state before the kernel sees it."""
+    together = {"num_chains": 2, "chain_method": "vectorized"}
+    made = {1: driver(KERNELS["MINT"]()), 2: driver(KERNELS["MINT"](), **together)}
+    for mcmc in made.values():
+        mcmc.run(jax.random.key(0), X, Y)
+    other = driver(NUTS(model))
+    other.run(jax.random.key(0), X, Y)
+    ladder = driver(KERNELS["RENHD"]())
+    for begin, end, says in (
+        (other, made[1], "the state of another kernel"),
+        (other, ladder, "the state of another kernel"),
+        (made[2], made[1], "num_chains=2, and the driver has num_chains=1"),
+        (made[1], made[2], "num_chains=1, and the driver has num_chains=2"),
+    ):
+        end.post_warmup_state = begin.last_state
+        with pytest.raises(ValueError, match=says):
+            end.run(jax.random.key(1), X, Y)
+        end.post_warmup_state = None
+
+    def wider(X: Any, y: Any) -> None:
+        model(X, y)
+        numpyro.sample("more", dist.Normal(0.0, 1.0))
+
+    mint = driver(MINT(wider, temperature=20.0, target_accept_prob=0.6))
+    mint.post_warmup_state = made[1].last_state
+    with pytest.raises(ValueError, match="for another model"):
+        mint.run(jax.random.key(1), X, Y)
+    # states of separate chains have a leading axis
+    for method in ("sequential", jax.vmap):
+        mapped = driver(KERNELS["MINT"](), num_chains=2, chain_method=method)
+        mapped.run(jax.random.key(0), X, Y)
+        mapped.post_warmup_state = mapped.last_state
+        mapped.run(jax.random.key(1), X, Y)
+
+
+def test_draws_are_not_those_of_a_run_that_was_refused() -> None:
+    """NumPyro's driver remembers the arguments of such a run, beside older draws."""
+    mcmc = driver(KERNELS["MINT"]())
+    mcmc.run(jax.random.key(0), X, Y)
+    before = to_inference_data(mcmc)
+    with pytest.raises(ValueError, match="not finite"):
+        mcmc.run(jax.random.key(0), X, np.full_like(Y, np.nan))
+    with pytest.raises(ValueError, match=r"other data: args\[1\]"):
+        to_inference_data(mcmc)
+    mcmc.run(jax.random.key(0), X, Y)
+    xr.testing.assert_equal(to_inference_data(mcmc)["posterior"], before["posterior"])
 
 
 @kernels("MINT-langevin", "MHMinibatch", "SGLD")

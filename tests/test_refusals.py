@@ -21,10 +21,12 @@ from numpyro.infer import MCMC
 
 from numpyro_minibatch import (
     MINT,
+    MINTEE,
     RELD,
     RENHD,
     CyclicalMINT,
     CyclicalSGHMC,
+    MinibatchMH,
     marginalize,
 )
 from numpyro_minibatch._model.preflight import inspect_model
@@ -545,6 +547,21 @@ def test_the_batch_that_is_suggested_decides_reliably(
         run()
     reliable = run(batch_size=rows).get_extra_fields()["reliable"]
     assert reliable.mean() > 0.9
+
+
+@pytest.mark.parametrize(
+    "kernel, says",
+    [
+        (MinibatchMH(mean), 'Add control_variate="taylor2".* most decisions need 980'),
+        (MinibatchMH(mean, temperature=1e4), "pass batch_size.* With control_variate"),
+        (MINTEE(mean), r"sets it, too\.$"),
+    ],
+)
+def test_a_control_variate_is_advised_where_batches_would_be_large(
+    kernel: Any, says: str
+) -> None:
+    with pytest.raises(ValueError, match=says):
+        kernel.init(jax.random.key(0), 10, None, (np.zeros(1000),), {})
 
 
 @pytest.mark.parametrize("kind", [RENHD, RELD, CyclicalSGHMC, CyclicalMINT])

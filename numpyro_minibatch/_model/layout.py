@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
-from numpyro_minibatch._model.plates import few_rows
+from numpyro_minibatch._model.plates import PLAIN, Advised
 from numpyro_minibatch.target import Slices, Target
 
 __all__ = ["Layout", "layout_target"]
@@ -43,7 +43,7 @@ def layout_target(
     sizes: int | Mapping[str, int] | None,
     full: bool,
     default: int | None = None,
-    advised: Callable[[int, int], int] = lambda rows, parameters: few_rows(rows),
+    advised: Advised = PLAIN,
 ) -> Layout:
     """The layout of a target that was written by hand.
 
@@ -52,8 +52,7 @@ def layout_target(
     :param sizes: rows of one draw, as the user gave them.
     :param full: whether every decision reads all rows.
     :param default: rows of one draw where the user does not say.
-    :param advised: the rows of a batch to advise where none are given, of the rows of a
-        plate and the number of parameters.
+    :param advised: what to advise where no rows of a batch are given.
     :raises ValueError: the sizes do not fit the target's plates.
     """
     plates = target.plates
@@ -75,7 +74,7 @@ def layout_target(
             raise ValueError(
                 f"{who} needs a batch_size for plate {plate!r} of the target, which "
                 f"has {rows} rows: pass for example batch_size="
-                f"{{{plate!r}: {advised(rows, 0)}}}."
+                f"{{{plate!r}: {advised.rows(rows, 0)}}}."
             )
         if width > rows:
             raise ValueError(

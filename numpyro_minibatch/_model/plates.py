@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from numpyro_minibatch._model.sites import (
     MOST_DIMENSIONS,
@@ -14,6 +14,8 @@ from numpyro_minibatch._model.sites import (
 )
 
 __all__ = [
+    "Advised",
+    "PLAIN",
     "candidates",
     "check_sites",
     "choose_plates",
@@ -67,19 +69,40 @@ def missing_values(unobserved: str) -> str:
     )
 
 
+def few_rows(size: int) -> int:
+    """A number of rows of a batch with which a kernel of gradient steps runs.
+
+    :param size: the number of all rows.
+    """
+    return max(2, min(100, size // 10))
+
+
+class Advised(NamedTuple):
+    """Advice for a kernel that no one gave the rows of a batch.
+
+    :param rows: their number, of the rows of a plate and the number of parameters.
+    :param control_variate: whether the kernel takes one, whose set-up chooses them.
+    """
+
+    rows: Callable[[int, int], int] = lambda rows, parameters: few_rows(rows)
+    control_variate: bool = True
+
+
+PLAIN = Advised()
+
+
 def choose_plates(
     who: str,
     sites: list[Site],
     sizes: int | Mapping[str, int] | None,
     full: bool,
     default: int | None = None,
-    advised: Callable[[int, int], int] = lambda rows, parameters: few_rows(rows),
+    advised: Advised = PLAIN,
     lengths: Collection[int] | None = None,
 ) -> tuple[dict[str, int], dict[str, int]]:
     """The rows of one draw of each subsampled plate, and the sizes of these plates.
 
-    :param advised: the rows of a batch to advise where none are given, of the rows of a
-        plate and the number of parameters.
+    :param advised: what to advise where no rows of a batch are given.
     :raises ValueError: there is none, or the sizes given do not fit the model.
     """
     plates = {s.name: s.args for s in sites if s.type == "plate"}
@@ -138,7 +161,7 @@ def _no_plate(
     plates: Mapping[str, tuple[Any, ...]],
     in_scan: list[str],
     listing: str,
-    advised: Callable[[int, int], int],
+    advised: Advised,
 ) -> str:
     """The reason why no plate is subsampled, and a remedy.
 
@@ -163,7 +186,7 @@ def _no_plate(
         size = plates[name][0]
         parameters = [s for s in samples if not s.observed]
         number = sum(math.prod(s.free_shape) for s in parameters)
-        return _needs_batch_size(who, name, size, advised(size, number))
+        return _needs_batch_size(who, name, size, number, advised)
     return (
         f"{who} needs a data plate whose rows it can subsample, and found none to "
         f"subsample among the model's plates: {listing}. "
@@ -171,21 +194,23 @@ def _no_plate(
     )
 
 
-def few_rows(size: int) -> int:
-    """A number of rows of a batch with which a kernel of gradient steps runs.
-
-    :param size: the number of all rows.
-    """
-    return max(2, min(100, size // 10))
-
-
-def _needs_batch_size(who: str, plate: str, size: int, rows: int) -> str:
-    return (
-        f"{who} needs a batch size for plate {plate!r}, which has {size} rows: pass "
+def _needs_batch_size(
+    who: str, plate: str, size: int, parameters: int, advised: Advised
+) -> str:
+    rows = advised.rows(size, parameters)
+    needed = f"{who} needs a batch size for plate {plate!r}, which has {size} rows"
+    given = (
         f"batch_size={{{plate!r}: {rows}}}, or batch_size={rows} if the model has no "
-        "other data. A subsample_size of the plate in the model sets it, too. With "
-        'control_variate="taylor2" the set-up chooses it.'
+        "other data. A subsample_size of the plate in the model sets it, too."
     )
+    if advised.control_variate and rows > size // 4:  # a batch of them saves little
+        return (
+            f'{needed}. Add control_variate="taylor2", whose set-up chooses a size: '
+            "only what its expansion leaves is estimated from a batch. Without it, "
+            f"most decisions need {rows} rows: {given}"
+        )
+    variate = ' With control_variate="taylor2" the set-up chooses it.'
+    return f"{needed}: pass {given}{variate if advised.control_variate else ''}"
 
 
 def _why_no_rows(sites: list[Site], plates: Mapping[str, tuple[Any, ...]]) -> str:

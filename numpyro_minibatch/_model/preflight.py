@@ -32,10 +32,11 @@ from numpyro_minibatch._model.indexing import (
 )
 from numpyro_minibatch._model.layout import Layout
 from numpyro_minibatch._model.plates import (
+    PLAIN,
+    Advised,
     candidates,
     check_sites,
     choose_plates,
-    few_rows,
     other_lengths,
 )
 from numpyro_minibatch._model.row_arguments import (
@@ -82,7 +83,7 @@ def inspect_model(
     default: int | None = None,
     whole: bool = False,
     rows: RowAxes | None = None,
-    advised: Callable[[int, int], int] = lambda rows, parameters: few_rows(rows),
+    advised: Advised = PLAIN,
 ) -> tuple[Layout, dict[str, Any]]:
     """Find the data plates of a model and check that they can be subsampled.
 
@@ -96,8 +97,7 @@ def inspect_model(
     :param whole: whether the model is run on all rows in one piece, so that only the
         plates that it subsamples itself have to be known, if any.
     :param rows: the arguments that have the rows, if the user names them.
-    :param advised: the rows of a batch to advise where none are given, of the rows of a
-        plate and the number of parameters.
+    :param advised: what to advise where no rows of a batch are given.
     :return: the layout, and the values of ``param`` sites to freeze.
     :raises ValueError: the model cannot be sampled from minibatches; the message says
         what was found and what to write instead.
@@ -158,7 +158,7 @@ class _Asked(NamedTuple):
     default: int | None
     whole: bool
     named: RowAxes | None
-    advised: Callable[[int, int], int]
+    advised: Advised
 
 
 def _inspected(

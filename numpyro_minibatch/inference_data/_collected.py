@@ -35,6 +35,14 @@ def _collected(mcmc: Any) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]
             "to_inference_data(mcmc) needs a numpyro.infer.MCMC that has run, got "
             f"{type(mcmc).__name__} without draws. Call mcmc.run(...) first."
         )
+    # the driver remembers arguments before it uses them
+    data = getattr(mcmc.sampler, "data", None)
+    other = "" if data is None else data.difference(mcmc._args, mcmc._kwargs)
+    if other:
+        raise ValueError(
+            "to_inference_data(mcmc): the draws are not those of the last run, which "
+            f"ended with an error, but of one with other data: {other}. Run it again."
+        )
     samples = dict(_flatten(mcmc.get_samples(group_by_chain=True), "", "z"))
     fields = mcmc.get_extra_fields(group_by_chain=True)
     stats: dict[str, np.ndarray] = {}

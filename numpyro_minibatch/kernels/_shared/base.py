@@ -24,7 +24,7 @@ from numpyro_minibatch._internal.static import Given, Static, digest
 from numpyro_minibatch._model.content import content_of
 from numpyro_minibatch._model.independence import check_rows
 from numpyro_minibatch._model.layout import Layout, layout_target
-from numpyro_minibatch._model.plates import few_rows
+from numpyro_minibatch._model.plates import Advised, few_rows
 from numpyro_minibatch._model.preflight import inspect_model
 from numpyro_minibatch._model.sites import explained
 from numpyro_minibatch._model.start import check_init_params, check_start
@@ -151,6 +151,7 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
 
     _moved = False  # whether the temperature is not that of the set-up
     visits_modes = False  # whether it moves between the modes of a control variate
+    takes_control_variate = True
 
     def __init__(
         self,
@@ -496,7 +497,7 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
                     "data. Call mcmc.run(key, init_params=...)."
                 )
             layout = layout_target(
-                name, self._target, sizes, full, automatic, self._advised_rows
+                name, self._target, sizes, full, automatic, self._advised
             )
             self._learn(layout=layout)
         else:
@@ -512,7 +513,7 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
                     full=full,
                     default=automatic,
                     rows=self._rows,
-                    advised=self._advised_rows,
+                    advised=self._advised,
                 ),
             )
 
@@ -557,6 +558,10 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
     def _rows_unless_said(self) -> int | None:
         """Rows of a batch if neither user nor model says; ``None`` to ask."""
         return None if self._control_variate is None else _BATCH
+
+    @property
+    def _advised(self) -> Advised:
+        return Advised(self._advised_rows, self.takes_control_variate)
 
     def _advised_rows(self, rows: int, parameters: int) -> int:
         """The rows of a batch to advise if the user gives none.
@@ -608,9 +613,9 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
         self._learn(
             num_warmup=int(num_warmup),
             num_chains=len(rng_key) if vectorized else 1,
+            vectorized=None,
         )
         self._setup(model_args, kwargs)
-        self._learn(data=Given.of(model_args, kwargs))
         static, arrays = Static.split(model_args, kwargs)
         name, layout = self._who, self.layout
         chains = (len(rng_key),) if vectorized else ()
@@ -662,13 +667,17 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
             state, log_density, distance = start_fn(*inputs)
         if within is not None and distance is not None:
             self._learn(report={**self._run.report, **within.report(distance)})
-        if not isinstance(log_density, jax.core.Tracer):
+        if not any(
+            isinstance(x, jax.core.Tracer)
+            for x in jax.tree.leaves((state.z, log_density))
+        ):
             target = self.make_target(model_args, kwargs)
             check_start(
                 name, target, state.z, np.asarray(log_density), (model_args, kwargs)
             )
-        self._learn(vectorized=vectorized)
-        return state._replace(surrogate=surrogate)
+        state = state._replace(surrogate=surrogate)
+        self._started(state, vectorized, Given.of(model_args, kwargs))
+        return state
 
     def _from_survey(
         self, static: Static, arrays: list[Any], init_params: Any, first: Any

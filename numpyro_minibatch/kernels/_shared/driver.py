@@ -51,6 +51,7 @@ class DrivenKernel(ByValue, MCMCKernel):
             return None
         driver = running(MCMC)
         if driver is not None:
+            self._check_state(driver)
             self._check_data(driver._args, driver._kwargs)
         return (
             partial(over_chains, self.transition)
@@ -111,6 +112,51 @@ class DrivenKernel(ByValue, MCMCKernel):
             step = full_precision(step)
         return step(self.make_target(model_args, model_kwargs or {}), state)
 
+    def _started(self, state: Any, vectorized: bool, data: Given | None = None) -> None:
+        """Note what ``init`` has made.
+
+        :param state: the first state.
+        :param vectorized: whether it has an axis of chains.
+        :param data: the data that it belongs to.
+        """
+        like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state)
+        self._learn(vectorized=vectorized, state=like, data=data)
+        driver = running(MCMC)
+        if driver is not None and driver.sampler is self:
+            self._check_state(driver)
+
+    def _check_state(self, driver: MCMC) -> None:
+        """Raise if NumPyro's driver goes on from a state of another kernel."""
+        given, own = driver.post_warmup_state, self._run.state
+        if given is None or own is None:
+            return
+        remedy = "Write mcmc.post_warmup_state = None, for a run with its own warmup."
+        who = type(self).__name__
+        if type(given) is not type(own):
+            raise ValueError(
+                f"{who}: mcmc.post_warmup_state is a {type(given).__name__}, the state "
+                f"of another kernel; the states of this one are {type(own).__name__}. "
+                f"{remedy}"
+            )
+        # other methods than "vectorized" map a kernel of one chain over the chains
+        chains = (
+            ()
+            if self._run.vectorized or driver.num_chains == 1
+            else (driver.num_chains,)
+        )
+        here, there = given._replace(rng_key=()), own._replace(rng_key=())
+        if jnp.shape(here.i) != (*chains, *there.i.shape):
+            raise ValueError(
+                f"{who}: mcmc.post_warmup_state is that of num_chains="
+                f"{math.prod(jnp.shape(here.i))}, and the driver has num_chains="
+                f"{driver.num_chains}. {remedy}"
+            )
+        if _shapes(here) != {n: (*chains, *x) for n, x in _shapes(there).items()}:
+            raise ValueError(
+                f"{who}: mcmc.post_warmup_state was made with other settings or for "
+                f"another model. {remedy}"
+            )
+
     def _check_data(self, args: tuple, kwargs: Mapping[str, Any]) -> None:
         """Raise if a state would go on with other data than its own.
 
@@ -125,6 +171,12 @@ class DrivenKernel(ByValue, MCMCKernel):
                 "mcmc.post_warmup_state = None, or make a new MCMC; then "
                 "init_params=mcmc.last_state.z starts at the last draw."
             )
+
+
+def _shapes(state: Any) -> dict[str, tuple[int, ...]]:
+    """The shapes of the arrays of a state, by their places."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(state)
+    return {jax.tree_util.keystr(path): jnp.shape(leaf) for path, leaf in leaves}
 
 
 def compile_around_loop(fields: Any, vectorized: bool) -> None:

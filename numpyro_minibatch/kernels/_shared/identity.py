@@ -44,6 +44,7 @@ class Run:
     :param compiled_values: the same, of programs of NumPyro's driver that take the data
         as arguments, so that it would not compile them anew for other values.
     :param data: the data that the states belong to.
+    :param state: a state, without its values.
     """
 
     num_warmup: int = 0
@@ -64,6 +65,7 @@ class Run:
     values: str = ""
     compiled_values: str = field(default="", compare=False)
     data: Given | None = field(default=None, compare=False)
+    state: Any = field(default=None, compare=False)
 
     def not_started(self) -> Run:
         """The same without functions and arrays, for copies and pickles."""
@@ -74,6 +76,7 @@ class Run:
             prepared=None,
             compiled_values="",
             data=None,
+            state=None,
         )
 
 

@@ -325,9 +325,10 @@ class Cyclical(OuterKernel):
                 "hand."
             )
         surrogate, vectorized = states.surrogate, not is_prng_key(rng_key)
-        first = jax.vmap(self._first_state) if vectorized else self._first_state
-        self._learn(vectorized=vectorized)
-        return first(states._replace(surrogate=()))._replace(surrogate=surrogate)
+        begin = jax.vmap(self._first_state) if vectorized else self._first_state
+        first = begin(states._replace(surrogate=()))._replace(surrogate=surrogate)
+        self._started(first, vectorized)
+        return first
 
     def _first_state(self, inner: Any) -> CyclicalState:
         zero = jnp.zeros_like(inner.lp_estimate)

@@ -242,6 +242,8 @@ class MINTEE(MinibatchKernel):
         True
     """
 
+    takes_control_variate = False
+
     def __init__(
         self,
         model: Callable | None = None,

@@ -318,8 +318,9 @@ class ReplicaExchange(OuterKernel):
             first = begin(own, replicas, arrays, surrogate)
         if is_chain:
             first = jax.tree.map(lambda x: x[0], first)
-        self._learn(vectorized=not is_chain)
-        return first._replace(surrogate=surrogate)
+        first = first._replace(surrogate=surrogate)
+        self._started(first, not is_chain)
+        return first
 
     def _begin(
         self,
