@@ -264,7 +264,7 @@ def network(size: int) -> tuple[Any, tuple]:
 
 
 def two_modes(size: int) -> tuple[Any, tuple]:
-    """A slope whose sign the data do not tell, between modes 4 sd away from zero."""
+    """A slope whose sign the data do not tell, between modes 8 sd away from zero."""
     import jax.numpy as jnp
     import numpy as np
     import numpyro
@@ -272,7 +272,7 @@ def two_modes(size: int) -> tuple[Any, tuple]:
 
     rng = np.random.default_rng(4)
     x = np.abs(rng.normal(size=size)).astype(np.float32)
-    y = jnp.asarray(x * 4 * size**-0.5 + rng.normal(size=size), jnp.float32)
+    y = jnp.asarray(x * 8 * size**-0.5 + rng.normal(size=size), jnp.float32)
 
     def model(x: Any, y: Any) -> None:
         slope = numpyro.sample("slope", dist.Normal(0, 1))

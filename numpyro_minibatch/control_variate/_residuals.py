@@ -218,12 +218,12 @@ class ResidualScan:
                 parts.append(self._program(*self._arguments(padded, read, kept)))
             by_draws.append(
                 {
-                    n: np.concatenate([np.asarray(x[n])[:, : len(some)] for x in parts])
+                    n: _joined([np.asarray(x[n])[:, : len(some)] for x in parts])
                     for n in rows
                 }
             )
         return {
-            n: np.hstack([x[n] for x in by_draws])[: number * len(r[0])]
+            n: _joined([x[n] for x in by_draws], 1)[: number * len(r[0])]
             for n, r in rows.items()
         }
 
@@ -531,6 +531,11 @@ class ResidualScan:
             among = np.maximum(square - whole**2, 0)[:, :-1].sum(1)
             variance += among / scheme.draws_of(name)
         return variance
+
+
+def _joined(parts: list[np.ndarray], axis: int = 0) -> np.ndarray:
+    """Arrays along an axis; a single one, which may have gigabytes, is not copied."""
+    return parts[0] if len(parts) == 1 else np.concatenate(parts, axis)
 
 
 # the programs -------------------------------------------------------------------------
