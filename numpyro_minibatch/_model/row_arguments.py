@@ -335,7 +335,8 @@ def find_slices(
     if len(set(plates.values())) < len(plates):
         return "two plates have the same number of rows, and arrays may be of either"
     leaves = flatten_arguments(arguments_of(target))[0]
-    if any(hasattr(leaf, "iloc") for leaf in leaves):
+    sizes = set(plates.values())
+    if any(hasattr(leaf, "iloc") and len(leaf) in sizes for leaf in leaves):
         return (
             "an argument is a pandas table, whose rows a batch cannot select; pass its "
             "columns as arrays, {name: table[name].to_numpy() for name in table}"
