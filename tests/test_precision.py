@@ -253,7 +253,7 @@ def simulated():
     return x, x + rng.normal(size=1200)
 
 
-@pytest.mark.parametrize("name", ["dataclass", "Series"])
+@pytest.mark.parametrize("name", ["dataclass", "slots", "Series"])
 def test_a_run_leaves_the_arrays_of_its_arguments_to_others(name):
     x, y = simulated()
     scale = np.array([1.0, 2.0])
@@ -275,6 +275,30 @@ def test_a_run_leaves_the_rows_of_its_arguments_to_others():
     for array in (x, y):
         assert (jnp.float32(2) * array).dtype == jnp.result_type(float, jnp.float32)
         assert jnp.asarray(array).dtype == jnp.result_type(float)
+
+
+@pytest.mark.parametrize("name", ["namespace", "object", "DataArray"])
+def test_an_argument_that_changed_is_read_again(name):
+    x, y = simulated()
+    kinds = {"namespace": SimpleNamespace, "object": type("Prior", (), {})}
+    prior = kinds.get(name, lambda: xr.DataArray(0.0))()
+
+    def scale(prior):
+        return jnp.ones(2) * (prior.item() if name == "DataArray" else prior.scale)
+
+    def change(scale):
+        if name == "DataArray":
+            prior[()] = scale
+        else:
+            prior.scale = scale
+
+    model = regression_with(scale)
+    means = []
+    for factor in (1.0, 1e-3):
+        change(factor)
+        kernel = MinibatchMH(model, control_variate="taylor2")
+        means.append(draws_of(kernel, x, y, prior, draws=50)[:, 1].mean())
+    assert means[0] > 0.8 and means[1] < 0.01
 
 
 @pytest.mark.skipif(jax.config.jax_enable_x64, reason="one precision only")
