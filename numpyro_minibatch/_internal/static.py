@@ -21,7 +21,7 @@ __all__ = ["Given", "Seen", "Static", "digest"]
 
 @dataclass(frozen=True, eq=False)
 class Static:
-    """The part of a model's arguments that is not arrays; a key of compiled functions.
+    """What JAX does not compute with in a model's arguments; a key of programs.
 
     Leaves without a hash are equal only if they are the same object. All are equal only
     if they had the same content when they were separated.
@@ -55,7 +55,11 @@ class Static:
     def split(cls, args: tuple, kwargs: Mapping[str, Any]) -> tuple[Static, list[Any]]:
         """Separate the arrays of a model's arguments from the rest."""
         leaves, treedef = jax.tree.flatten((args, dict(kwargs)))
-        is_array = [isinstance(leaf, np.ndarray | Array) for leaf in leaves]
+        is_array = [
+            isinstance(leaf, Array)
+            or (isinstance(leaf, np.ndarray) and leaf.dtype.kind not in "OSUTMm")
+            for leaf in leaves
+        ]
         arrays = [leaf for leaf, yes in zip(leaves, is_array, strict=True) if yes]
         rest = [
             _ARRAY if yes else leaf for leaf, yes in zip(leaves, is_array, strict=True)

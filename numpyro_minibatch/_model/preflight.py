@@ -23,6 +23,7 @@ from numpyro.util import find_stack_level
 from numpyro_minibatch._internal.static import Static, digest
 from numpyro_minibatch._model.content import known_content
 from numpyro_minibatch._model.indexing import (
+    NeedsValues,
     NotIndexed,
     check_flow,
     check_indexing,
@@ -113,6 +114,9 @@ def inspect_model(
     asked = _Asked(sizes, full, default, whole, rows, advised)
     try:
         layout, frozen, warned = _inspected(who, model, args, kwargs, asked)
+    except NeedsValues as error:
+        plain = TypeError(str(error)).with_traceback(error.__traceback__)
+        raise plain from error.__cause__
     except ValueError as error:
         remedy = without_rows(model, args, kwargs)
         if not remedy:
