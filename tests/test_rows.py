@@ -573,3 +573,9 @@ def test_text_that_a_model_does_not_read_is_no_obstacle() -> None:
     kernel = MinibatchMH(model, batch=batch.full())
     kernel.init(jax.random.key(0), 1, model_args=(data,))
     assert kernel.plates == {"data": N}
+
+
+def test_a_masked_array_is_refused() -> None:
+    masked = np.ma.masked_array(Y, mask=Y > 0)
+    with pytest.raises(ValueError, match=r"y is a NumPy masked.*y.filled\(0.0\)"):
+        inspect_model("MINT", in_no_plate, (X, masked), {}, 10)

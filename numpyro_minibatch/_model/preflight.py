@@ -58,6 +58,7 @@ from numpyro_minibatch._model.sites import (
     own_sizes,
     without_rows,
 )
+from numpyro_minibatch._model.tables import check_masked
 from numpyro_minibatch._model.values import NEEDS_VALUES, first_line
 from numpyro_minibatch.host_rows import find_rows, map_rows
 from numpyro_minibatch.target import ModelTarget
@@ -103,6 +104,7 @@ def inspect_model(
     :raises ValueError: the model cannot be sampled from minibatches; the message says
         what was found and what to write instead.
     """
+    check_masked(who, model, args, kwargs)
     options = who, _hashable(sizes), full, default, whole, rows
     key = _known_by(args, kwargs, options)
     try:

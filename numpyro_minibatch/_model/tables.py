@@ -1,7 +1,8 @@
 """Tables of pandas, Polars and xarray among the arguments of a model.
 
 A batch is rows of arrays. Where a model needs more of a table than the array that JAX
-makes of it, the message shows which arrays to pass in its place.
+makes of it, the message shows which arrays to pass in its place. NumPy's masked arrays
+are refused.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 from numpyro_minibatch._internal.functions import library_of
 from numpyro_minibatch.target import flatten_arguments, named_arguments
 
-__all__ = ["as_arrays", "labels_differ", "lengths", "tables_among"]
+__all__ = ["as_arrays", "check_masked", "labels_differ", "lengths", "tables_among"]
 
 _MOST_SHOWN = 3
 _LIBRARIES = {"pandas": "pandas", "polars": "Polars", "xarray": "xarray"}
@@ -61,6 +62,26 @@ def _named(
         for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]
         if which(leaf)
     }
+
+
+def check_masked(
+    who: str, model: Callable, args: tuple, kwargs: Mapping[str, Any]
+) -> None:
+    """Raise if an argument of a model is a masked array, which JAX does not have.
+
+    :param who: the kernel's name, for the message.
+    :param model: the model.
+    :param args: its positional arguments.
+    :param kwargs: its keyword arguments.
+    :raises ValueError: there is one.
+    """
+    for name in _named(model, args, kwargs, np.ma.isMaskedArray):
+        raise ValueError(
+            f"{who}: {name} is a NumPy masked array, and JAX's arrays have no mask. "
+            f"Pass {name}.filled(0.0) in its place and ~numpy.ma.getmaskarray({name}) "
+            "as another argument, observed, and write "
+            "numpyro.handlers.mask(mask=observed) around the observed site."
+        )
 
 
 def labels_differ(tables: Mapping[str, Any]) -> bool:
