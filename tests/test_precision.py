@@ -273,7 +273,7 @@ def test_a_run_leaves_the_rows_of_its_arguments_to_others():
     draws_of(kernel, xr.DataArray(x), xr.DataArray(y), None, draws=5)
     assert kernel.plates == {"data": 1200}
     for array in (x, y):
-        assert (jnp.float32(2) * array).dtype == jnp.result_type(float, jnp.float32)
+        assert (jnp.float32(2) * array).dtype == jnp.result_type(float)
         assert jnp.asarray(array).dtype == jnp.result_type(float)
 
 
