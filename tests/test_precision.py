@@ -5,8 +5,12 @@ Products of float32 matrices are as precise as their factors, which GPUs and TPU
 to a setting: processors have only this precision, so that the setting is tested here.
 """
 
+import dataclasses
+import enum
 import functools
 import types
+from collections import namedtuple
+from threading import Lock
 from types import SimpleNamespace
 
 import jax
@@ -14,7 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import pandas as pd
 import pytest
+import xarray as xr
 from numpyro.infer import MCMC, NUTS
 from numpyro.infer.util import log_density
 
@@ -33,12 +39,14 @@ from numpyro_minibatch._internal.precision import double, in_this_precision
 from numpyro_minibatch._model import batch_comparison
 from numpyro_minibatch._model.numpy_calls import ReadsValues
 from numpyro_minibatch._model.replay import Program
-from numpyro_minibatch.target import ModelTarget
+from numpyro_minibatch.target import ModelTarget, given_data
 
 SCALE = np.array([1.0, 2.0, 3.0])
 LISTED = {"scales": [np.array([1.0, 2.0, 3.0])]}
 PRIOR = dist.Normal(np.zeros(3), np.array([1.0, 2.0, 3.0])).to_event(1)
 SETTINGS = SimpleNamespace(scale=np.array([1.0, 2.0, 3.0]))
+NESTED = {"prior": [SimpleNamespace(scale=np.array([1.0, 2.0, 3.0]))], 3: "unsorted"}
+TABLE = xr.DataArray(np.array([1.0, 2.0, 3.0]))
 MODULE = types.ModuleType("settings_of_an_author")
 MODULE.scale = np.array([1.0, 2.0, 3.0])
 
@@ -61,6 +69,14 @@ def of_distribution():
 
 def of_namespace():
     sampled(SETTINGS.scale)
+
+
+def of_nested():
+    sampled(NESTED["prior"][0].scale)
+
+
+def of_table():
+    sampled(jnp.asarray(TABLE))
 
 
 def of_module():
@@ -105,6 +121,8 @@ MODELS = {
     "container": of_container,
     "distribution": of_distribution,
     "namespace": of_namespace,
+    "nested": of_nested,
+    "table": of_table,
     "module": of_module,
     "default": of_default,
     "compiled": of_compiled,
@@ -132,6 +150,155 @@ def test_a_model_is_traced_in_double_precision_after_single(name):
     np.testing.assert_allclose(wide, single, rtol=1e-5)
     np.testing.assert_array_equal(again, single)
     del program
+
+
+@dataclasses.dataclass
+class Prior:
+    scale: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Slotted:
+    scale: np.ndarray
+
+
+Pair = namedtuple("Pair", "name prior")
+
+
+class Choice(enum.Enum):
+    ONE = 1
+
+    def scale(self):
+        return SCALE
+
+
+# from an array to an argument that JAX does not take apart, and back
+ARGUMENTS = {
+    "dataclass": (Prior, lambda p: p.scale),
+    "slots": (Slotted, lambda p: p.scale),
+    "namespace": (
+        lambda x: SimpleNamespace(a={"b": Prior(x)}),
+        lambda p: p.a["b"].scale,
+    ),
+    "named tuple": (lambda x: Pair("b", Prior(x)), lambda p: p.prior.scale),
+    "function": (lambda x: lambda: x, lambda p: p()),
+    "method": (lambda x: Prior(x).__getattribute__, lambda p: p("scale")),
+    "distribution": (dist.Normal(0.0).__class__, lambda p: p.loc),
+    "DataArray": (xr.DataArray, jnp.asarray),
+    "Dataset": (lambda x: xr.Dataset({"s": ("k", x)}), lambda p: p["s"].values),
+    "Series": (lambda x: pd.Series(x, copy=False), lambda p: p.to_numpy()),
+    "DataFrame": (
+        lambda x: pd.DataFrame({"s": x}, copy=False),
+        lambda p: p["s"].values,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_arguments_are_no_constants_in_double_precision(name):
+    scale = np.array([1.0, 2.0, 3.0])
+    make, array_of = ARGUMENTS[name]
+
+    def density(b, given):
+        model = in_this_precision(lambda given: sampled(array_of(given)))
+        return log_density(model, (given,), {}, {"b": b})[0]
+
+    given = make(scale)
+    with double():
+        # kept, as a set-up keeps its programs
+        program = jax.jit(lambda b: density(b, given))
+        wide = program(jnp.ones(3, jnp.float64))
+        assert wide.dtype == jnp.float64
+    assert jnp.asarray(scale).dtype == jnp.result_type(float)
+    assert jnp.asarray(array_of(given)).dtype == jnp.result_type(float)
+    single = jax.jit(lambda b: density(b, given))(jnp.ones(3, jnp.float32))
+    np.testing.assert_allclose(wide, single, rtol=1e-5)
+    del program
+
+
+@pytest.mark.skipif(jax.config.jax_enable_x64, reason="one precision only")
+def test_copies_share_the_memory_of_their_arrays_and_all_else():
+    class Unpicklable:
+        def __init__(self, scale):
+            self.scale, self.open, self.choice = scale, Lock(), Choice.ONE
+
+    scale, opened = np.ones(3), Lock()
+    table = xr.DataArray(scale, attrs={"of": sampled})
+    words, numbers = np.array(["a", "b"]), jnp.ones(2)
+
+    given = (table, words, numbers, opened, Unpicklable(scale))
+    received = []
+    with double():
+        in_this_precision(lambda *args: received.extend(args))(*given)
+    other, *same, own = received
+    assert other is not table and other.values is not scale
+    assert np.shares_memory(other.values, scale)
+    assert other.attrs["of"] is sampled
+    assert own.scale is other.values
+    assert own.open is given[4].open and own.choice is Choice.ONE
+    assert all(x is y for x, y in zip(same, given[1:4], strict=True))
+
+
+def regression_with(prior_scale, of=lambda rows: rows):
+    def model(x, y, prior):
+        b = numpyro.sample("b", dist.Normal(0.0, prior_scale(prior)).to_event(1))
+        numpyro.sample("y", dist.Normal(b[0] + b[1] * of(x), 1.0), obs=of(y))
+
+    return model
+
+
+def simulated():
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=1200)
+    return x, x + rng.normal(size=1200)
+
+
+@pytest.mark.parametrize("name", ["dataclass", "slots", "Series"])
+def test_a_run_leaves_the_arrays_of_its_arguments_to_others(name):
+    x, y = simulated()
+    scale = np.array([1.0, 2.0])
+    make, array_of = ARGUMENTS[name]
+    prior, model = make(scale), regression_with(array_of)
+    kernel = MinibatchMH(model, control_variate="taylor2")
+    draws_of(kernel, x, y, prior, draws=5)
+    assert jnp.asarray(scale).dtype == jnp.result_type(float)
+    before = draws_of(NUTS(model), x, y, make(scale.copy()), draws=5)
+    np.testing.assert_array_equal(draws_of(NUTS(model), x, y, prior, draws=5), before)
+
+
+def test_a_run_leaves_the_rows_of_its_arguments_to_others():
+    x, y = simulated()
+    model = regression_with(lambda prior: jnp.array([1.0, 2.0]), jnp.asarray)
+    kernel = MinibatchMH(model, control_variate="taylor2")
+    draws_of(kernel, xr.DataArray(x), xr.DataArray(y), None, draws=5)
+    assert kernel.plates == {"data": 1200}
+    for array in (x, y):
+        assert (jnp.float32(2) * array).dtype == jnp.result_type(float)
+        assert jnp.asarray(array).dtype == jnp.result_type(float)
+
+
+@pytest.mark.parametrize("name", ["namespace", "object", "DataArray"])
+def test_an_argument_that_changed_is_read_again(name):
+    x, y = simulated()
+    kinds = {"namespace": SimpleNamespace, "object": type("Prior", (), {})}
+    prior = kinds.get(name, lambda: xr.DataArray(0.0))()
+
+    def scale(prior):
+        return jnp.ones(2) * (prior.item() if name == "DataArray" else prior.scale)
+
+    def change(scale):
+        if name == "DataArray":
+            prior[()] = scale
+        else:
+            prior.scale = scale
+
+    model = regression_with(scale)
+    means = []
+    for factor in (1.0, 1e-3):
+        change(factor)
+        kernel = MinibatchMH(model, control_variate="taylor2")
+        means.append(draws_of(kernel, x, y, prior, draws=50)[:, 1].mean())
+    assert means[0] > 0.8 and means[1] < 0.01
 
 
 @pytest.mark.skipif(jax.config.jax_enable_x64, reason="one precision only")
@@ -213,11 +380,20 @@ def rows_by_value(y):
         numpyro.sample("y", dist.Normal((b * SCALE).sum() / groups, 1.0), obs=y[i])
 
 
-@pytest.mark.parametrize("kind", ["marginalized", "reads values"])
+def rows_without_data(y=None):
+    b = numpyro.sample("b", dist.Normal(jnp.zeros(3), SCALE).to_event(1))
+    with numpyro.plate("rows", 4):
+        numpyro.sample("y", dist.Normal((b * SCALE).sum(), 1.0))
+
+
+@pytest.mark.parametrize("kind", ["marginalized", "reads values", "condition"])
 def test_our_wrappers_of_a_model_read_copies_too(kind):
     y = np.array([0.3, -1.2, 5.0, 0.1])
     if kind == "marginalized":
         model, sizes, z = marginalize(rows_with_latents), {"rows": 4}, {}
+    elif kind == "condition":
+        inside = numpyro.handlers.condition(rows_without_data, {"y": y})
+        model, sizes, z = given_data(inside), {"rows": 4}, {"b": np.ones(3)}
     else:
         model = ReadsValues.of(rows_by_value, (jnp.asarray(y),), {})
         sizes, z = {"rows": 4}, {"b": np.ones(3)}

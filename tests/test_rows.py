@@ -10,12 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import pandas as pd
 import pytest
+import xarray as xr
 from numpyro import handlers
 from numpyro.infer import MCMC
 from numpyro.infer.util import potential_energy
 
-from numpyro_minibatch import MINT, HostRows, MinibatchMH, to_inference_data
+from numpyro_minibatch import MINT, HostRows, MinibatchMH, batch, to_inference_data
 from numpyro_minibatch._model.independence import check_rows
 from numpyro_minibatch._model.preflight import inspect_model
 from numpyro_minibatch._model.row_axes import RowAxes
@@ -415,14 +417,165 @@ def test_an_event_of_the_rows_outside_of_their_plate_is_named() -> None:
         )
 
 
-def test_a_table_of_pandas_is_named() -> None:
-    pandas = pytest.importorskip("pandas")
+def of_a_frame(df: Any) -> None:
+    mean = weights().sum() * df["x"].values
+    numpyro.sample("obs", dist.Normal(mean, 1.0), obs=df["y"].values)
 
-    def model(table: Any) -> None:
-        b = numpyro.sample("b", dist.Normal(0.0, 1.0))
-        mean = b * table["x"].values
-        numpyro.sample("obs", dist.Normal(mean, 1.0), obs=table["y"].values)
 
-    table = pandas.DataFrame({"x": X[:, 0], "y": Y})
-    with pytest.raises(ValueError, match=r"pandas table.*to_numpy\(\)"):
-        inspect_model("MINT", model, (table,), {}, 10)
+def of_columns(df: Any) -> None:
+    mean = weights().sum() * df.x.to_numpy()
+    numpyro.sample("obs", dist.Normal(mean, 1.0), obs=df.y.to_numpy())
+
+
+def of_values(x: Any, y: Any) -> None:
+    mean = weights().sum() * jnp.asarray(x)
+    numpyro.sample("obs", dist.Normal(mean, 1.0), obs=y.values)
+
+
+def of_numbers(x: Any, y: Any) -> None:
+    y = y.to_numpy()
+    numpyro.sample("obs", dist.Normal(weights().sum() * jnp.asarray(x), 1.0), obs=y)
+
+
+def of_arrays(x: Any, y: Any) -> None:
+    mean = weights().sum() * jnp.asarray(x)
+    numpyro.sample("obs", dist.Normal(mean, 1.0), obs=jnp.asarray(y))
+
+
+def of_products(x: Any, y: Any) -> None:
+    numpyro.sample("obs", dist.Normal(weights().sum() * x, 1.0), obs=y)
+
+
+def of_a_dict(data: Any) -> None:
+    numpyro.sample("obs", dist.Normal(weights()[0], 1.0), obs=data["y"].values)
+
+
+def of_an_index(x: Any, y: Any) -> None:
+    mean = weights().sum() * x[y.index]
+    numpyro.sample("obs", dist.Normal(mean, 1.0), obs=jnp.asarray(y))
+
+
+def of_groups(x: Any, y: Any) -> None:
+    mean = weights().sum() * len(x.unique())
+    numpyro.sample("obs", dist.Normal(mean, 1.0), obs=y)
+
+
+FRAME = pd.DataFrame({"x": X[:, 0], "y": Y})
+WITH_TEXT = FRAME.assign(name="a")
+DATASET = xr.Dataset({"x": ("rows", X[:, 0]), "y": ("rows", Y)})
+SERIES, ARRAYS = (FRAME["x"], FRAME["y"]), (DATASET["x"], DATASET["y"])
+PASS_FRAME = r"df is a pandas DataFrame: pass {k: df\[k\].to_numpy\(\) for k in df"
+PASS_DATASET = r"df is an xarray Dataset: pass {k: df\[k\].values for k in df}"
+LEAVE_OUT = r"leave out \.values and \.to_numpy\(\)"
+
+TABLES = {
+    "frame": (of_a_frame, (FRAME,), rf"{PASS_FRAME}.columns}}.*df\[...\].*{LEAVE_OUT}"),
+    "with text": (of_a_frame, (WITH_TEXT,), PASS_FRAME + r".select_dtypes\("),
+    "columns": (
+        of_columns,
+        (FRAME,),
+        rf"reads .[xy] of.*none.*{PASS_FRAME}",
+    ),
+    "dataset": (of_a_frame, (DATASET,), rf"{PASS_DATASET}.*{LEAVE_OUT}"),
+    "columns of a dataset": (of_columns, (DATASET,), PASS_DATASET),
+    "series": (
+        of_values,
+        SERIES,
+        r"obs=y.values\)`.*y is a pandas Series: pass y.t",
+    ),
+    "array": (
+        of_values,
+        ARRAYS,
+        r"y in place of y.values.*DataArray: pass y.values",
+    ),
+    "directly": (of_products, SERIES, r"x is a pandas Series: pass x.to_numpy\(\) in"),
+    "array, directly": (of_products, ARRAYS, "x is an xarray DataArray: pass x.values"),
+    "dict": (
+        of_a_dict,
+        ({"y": FRAME["y"]},),
+        r"data\['y'\] is a pandas Series: pass ",
+    ),
+    "many": (of_a_dict, (dict.fromkeys("yuvw", FRAME["y"]),), "and so on for 1 more"),
+    "advice followed": (
+        of_a_frame,
+        ({"x": X[:, 0], "y": Y},),
+        r"line \d+, `mean .*reads .values of.*Write df\['x'\] in place of df\['x'\].",
+    ),
+    "to_numpy": (of_numbers, (X[:, 0], Y), r"Write y in place of y.to_numpy\(\)\.$"),
+    "index": (
+        of_an_index,
+        (X[:, 0], Y),
+        r"jnp.arange\(len\(y\)\) in place of y.index",
+    ),
+    "unique": (of_groups, (X[:, 0], Y), "reads .unique of.*compute it before the run"),
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_of_a_table_the_arrays_to_pass_are_shown(name: str) -> None:
+    model, args, match = TABLES[name]
+    with pytest.raises((ValueError, TypeError), match=f"(?s){match}") as caught:
+        inspect_model("MINT", model, args, {}, 10)
+    assert type(caught.value) in (ValueError, TypeError)
+
+
+@pytest.mark.parametrize("args", [SERIES, ARRAYS], ids=["pandas", "xarray"])
+def test_tables_that_a_model_makes_arrays_of_have_rows(args: tuple) -> None:
+    layout, _ = inspect_model("MINT", of_arrays, args, {}, 10)
+    assert dict(layout.plates) == {"data": N}
+
+
+@pytest.mark.parametrize("library", ["pandas", "xarray"])
+@pytest.mark.parametrize("rows", [None, {"x": 0, "y": 0}])
+def test_tables_that_pair_rows_by_labels_are_refused(library: str, rows: Any) -> None:
+    if library == "pandas":
+        x, y = SERIES[0], SERIES[1].sort_values()
+    else:
+        x = ARRAYS[0].assign_coords(rows=range(N))
+        y = ARRAYS[1].assign_coords(rows=range(N)[::-1])
+    axes = RowAxes.of("MINT", rows)
+    with pytest.raises(ValueError, match=r"different labels.*pass y\."):
+        inspect_model("MINT", of_arrays, (x, y), {}, 10, rows=axes)
+    inspect_model("MINT", of_arrays, (X[:, 0], y), {}, 10, rows=axes)
+
+
+def test_a_table_that_has_no_rows_is_not_the_reason() -> None:
+    def model(x: Any, y: Any, prior: Any) -> None:
+        numpyro.sample("scale", dist.HalfNormal(prior["scale"].to_numpy()[0]))
+        of_arrays(x, y)
+
+    inspect_model("MINT", model, (X[:, 0], Y, pd.DataFrame({"scale": [1.0]})), {}, 10)
+    with pytest.raises(ValueError, match="which fails") as caught:
+        inspect_model(
+            "MINT",
+            lambda x, y, prior: of_arrays(X[:, 0], y),
+            (X[:, 0], Y, pd.DataFrame({"scale": [1.0]})),
+            {},
+            10,
+        )
+    assert "DataFrame" not in str(caught.value)
+
+
+def test_an_attribute_error_of_the_models_own_is_left() -> None:
+    def model(x: Any, y: Any) -> None:
+        raise AttributeError("mine") if x.shape else KeyError()
+
+    with pytest.raises(AttributeError, match="mine"):
+        inspect_model("MINT", model, SERIES, {}, 10)
+
+
+def test_text_that_a_model_does_not_read_is_no_obstacle() -> None:
+    def model(data: Any) -> None:
+        of_arrays(data["x"], data["y"])
+
+    data = {k: WITH_TEXT[k].to_numpy() for k in WITH_TEXT}
+    data["other"] = np.array(["a"] * N)
+    kernel = MinibatchMH(model, batch=batch.full())
+    kernel.init(jax.random.key(0), 1, model_args=(data,))
+    assert kernel.plates == {"data": N}
+
+
+def test_a_masked_array_is_refused() -> None:
+    masked = np.ma.masked_array(Y, mask=Y > 0)
+    with pytest.raises(ValueError, match=r"y is a NumPy masked.*y.filled\(0.0\)"):
+        inspect_model("MINT", in_no_plate, (X, masked), {}, 10)

@@ -8,22 +8,25 @@ import inspect
 import operator
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 from numpyro.primitives import Messenger
 
-__all__ = ["library_of", "reading"]
+__all__ = ["library_of", "reading", "with_attributes"]
 
 # code of others, which is left as it is
 _LIBRARIES = sys.stdlib_module_names | {
     *("arviz", "blackjax", "chex", "distrax", "equinox", "flax", "funsor", "haiku"),
     *("jax", "jaxlib", "jaxtyping", "numpy", "numpyro", "numpyro_minibatch", "optax"),
-    *("pandas", "scipy", "sklearn", "tensorflow_probability", "xarray"),
+    *("_pytest", "pandas", "pluggy", "pytest", "scipy", "sklearn"),
+    *("tensorflow_probability", "xarray"),
 }
 
 _Compiled: Any = type(jax.jit(lambda: None))
+# a model may read long lists of these
+_PLAIN = {bool, int, float, complex, str, bytes, type(None)}
 
 
 def library_of(value: Any) -> str:
@@ -43,10 +46,24 @@ def reading(model: Any, replace: Callable[[Any], Any]) -> Any:
     author's objects and modules. Code of libraries stays as it is.
 
     :param model: a function, a method, an object that is called, or partial functions
-        or handlers around one.
+        or handlers around one; or any other value that such a function receives.
     :param replace: from a value that is none of these to its replacement.
     """
     return _Copies(replace).of(model)
+
+
+def with_attributes(value: Any) -> bool:
+    """Whether a function reads attributes of an object by copies of the object.
+
+    Those are the objects of its author, namespaces and NumPyro's handlers.
+
+    :param value: the object.
+    """
+    kind = type(value)
+    if isinstance(value, type) or not hasattr(value, "__dict__"):
+        return False
+    known = kind is types.SimpleNamespace or isinstance(value, Messenger)
+    return known or library_of(kind) not in _LIBRARIES
 
 
 class _Copies:
@@ -62,6 +79,8 @@ class _Copies:
 
     def of(self, value: Any) -> Any:
         """The copy of a value, or the value itself if it reads no replacement."""
+        if type(value) in _PLAIN:
+            return value
         if id(value) not in self._made:
             self._made[id(value)] = value, value  # it may contain itself
             self._made[id(value)] = value, self._copy(value)
@@ -75,17 +94,25 @@ class _Copies:
             args = map(self.of, value.args)
             kwargs = {name: self.of(x) for name, x in value.keywords.items()}
             return functools.partial(self.of(value.func), *args, **kwargs)
-        if isinstance(value, Messenger):
-            other = copy.copy(value)
-            other.fn = self.of(value.fn)
-            return other
         if isinstance(value, _Compiled):  # it would keep the constants of its programs
             known = library_of(value) in _LIBRARIES
             return value if known else self.of(value.__wrapped__)
         if isinstance(value, types.FunctionType):
             known = library_of(value) in _LIBRARIES
             return value if known else self._of_function(value)
-        return self._of_object(self._replace(value))
+        return self._of_object(self._replace(self._of_tree(value)))
+
+    def _of_tree(self, value: Any) -> Any:
+        """A tree with other leaves."""
+        try:
+            leaves, treedef = jax.tree.flatten(value, _is_iterator)
+        except (TypeError, ValueError):  # a dict whose keys have no order
+            return value
+        if jax.tree_util.treedef_is_leaf(treedef):
+            return value
+        new = [self.of(leaf) for leaf in leaves]
+        same = all(map(operator.is_, new, leaves))
+        return value if same else jax.tree.unflatten(treedef, new)
 
     def _of_function(self, function: types.FunctionType) -> Any:
         scope, cells = dict(function.__globals__), function.__closure__ or ()
@@ -118,10 +145,9 @@ class _Copies:
         """An object or a module with other attributes."""
         if isinstance(value, types.ModuleType):
             return value if library_of(value) in _LIBRARIES else _Module(value, self.of)
-        kind = type(value)
-        own = library_of(kind) not in _LIBRARIES or kind is types.SimpleNamespace
-        if isinstance(value, type) or not hasattr(value, "__dict__") or not own:
+        if not with_attributes(value):
             return value
+        kind = type(value)
         attributes = {
             name: new
             for name, old in vars(value).items()
@@ -137,11 +163,17 @@ class _Copies:
         }
         if not attributes and not methods:
             return value
+        if methods:
+            try:
+                kind = types.new_class(
+                    kind.__name__, (kind,), exec_body=lambda body: body.update(methods)
+                )
+            except TypeError:  # no class can inherit from it, such as that of an Enum
+                return value
         other = copy.copy(value)
         other.__dict__.update(attributes)
         if methods:
-            changed = type(kind.__name__, (kind,), methods)
-            object.__setattr__(other, "__class__", changed)
+            object.__setattr__(other, "__class__", kind)
         return other
 
 
@@ -158,6 +190,11 @@ class _Module(types.ModuleType):
 
     def __getattr__(self, name: str) -> Any:
         return self._of(getattr(self._module, name))
+
+
+def _is_iterator(value: Any) -> bool:
+    """Whether this is no tree, although it is iterable."""
+    return isinstance(value, Iterator)
 
 
 def _names(code: types.CodeType) -> set[str]:

@@ -11,8 +11,14 @@ from typing import Any, ParamSpec, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpyro.primitives import Messenger
 
-from numpyro_minibatch._internal.functions import reading
+from numpyro_minibatch._internal.functions import (
+    library_of,
+    reading,
+    with_attributes,
+)
+from numpyro_minibatch._internal.objects import rebuilt
 
 __all__ = ["double", "full_precision", "in_this_precision", "is_double"]
 
@@ -71,17 +77,23 @@ def in_this_precision(model: Callable) -> Callable:
     """A model that can be traced in the precision of its context.
 
     JAX remembers a NumPy array that is a constant of a program by its identity, with
-    the precision of the first program that has it. A model that reads NumPy arrays from
-    its surroundings, such as the scales of its priors, and that has been traced in
-    single precision, then fails in double precision. There, it reads copies.
+    the precision of the first program that has it. NumPy arrays that a model reads from
+    its surroundings or from its arguments, such as the scales of its priors, would then
+    fail in the other precision, here or in the user's own programs. In double
+    precision, the model therefore reads other arrays with the same memory.
 
     :param model: the model.
     """
     if not _WITHIN.get():
         return model
-    copied = reading(model, _Fresh())
+    fresh = _Fresh()
+    copied = reading(model, fresh)
+    # these run the user's model by this function, and remember its arguments
+    ours = library_of(_inside(model)) == "numpyro_minibatch"
 
     def run(*args: Any, **kwargs: Any) -> Any:
+        if not ours:
+            args, kwargs = reading((args, kwargs), fresh)
         try:
             return copied(*args, **kwargs)
         except _SinglePrecisionError:
@@ -90,6 +102,13 @@ def in_this_precision(model: Callable) -> Callable:
             raise _SinglePrecisionError(_MESSAGE.format(error=error)) from error
 
     return run
+
+
+def _inside(model: Any) -> Any:
+    """The model inside of handlers."""
+    while isinstance(model, Messenger) and model.fn is not None:
+        model = model.fn
+    return model
 
 
 class _SinglePrecisionError(TypeError):
@@ -106,19 +125,26 @@ _MESSAGE = (
 
 
 class _Fresh:
-    """Copies of NumPy arrays and of trees that contain them, one of each."""
+    """Other NumPy arrays with the same memory, one of each, also inside of objects."""
 
     def __init__(self) -> None:
+        # with the originals, so that no other array gets their ids
         self._made: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
     def __call__(self, value: Any) -> Any:
-        if not any(isinstance(x, np.ndarray) for x in jax.tree.leaves(value)):
+        if isinstance(value, np.ndarray):
+            return self._view(value)
+        # what is inside of the former is replaced one by one; the latter are trees
+        if with_attributes(value) or library_of(type(value)) in _OF_JAX:
             return value
-        return jax.tree.map(self._copy, value)
+        return rebuilt(value, self._view)
 
-    def _copy(self, leaf: Any) -> Any:
-        if not isinstance(leaf, np.ndarray):
-            return leaf
-        if id(leaf) not in self._made:
-            self._made[id(leaf)] = leaf, leaf.copy()
-        return self._made[id(leaf)][1]
+    def _view(self, value: Any) -> Any:
+        if not isinstance(value, np.ndarray) or value.dtype.kind not in "biufc":
+            return value
+        if id(value) not in self._made:
+            self._made[id(value)] = value, value.view()
+        return self._made[id(value)][1]
+
+
+_OF_JAX = {"jax", "jaxlib", "numpyro", "numpyro_minibatch"}

@@ -7,7 +7,7 @@ import hashlib
 import re
 import types
 import weakref
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
@@ -21,22 +21,29 @@ __all__ = ["Given", "Seen", "Static", "digest"]
 
 @dataclass(frozen=True, eq=False)
 class Static:
-    """The part of a model's arguments that is not arrays; a key of compiled functions.
+    """What JAX does not compute with in a model's arguments; a key of programs.
 
-    Leaves without a hash are equal only if they are the same object.
+    Leaves without a hash are equal only if they are the same object. All are equal only
+    if they had the same content when they were separated.
 
     :param treedef: the structure of ``(args, kwargs)``.
     :param leaves: its leaves, with a mark where an array goes.
+    :param content: a digest of the leaves.
     """
 
     treedef: Any
     leaves: tuple[Any, ...]
+    content: str
 
     def _key(self) -> tuple[Any, ...]:
         def identify(leaf: Any) -> Any:
-            return leaf if isinstance(leaf, Hashable) else id(leaf)
+            try:
+                hash(leaf)
+            except TypeError:  # a frozen dataclass has a hash only if its fields have
+                return id(leaf)
+            return leaf
 
-        return self.treedef, *map(identify, self.leaves)
+        return self.treedef, self.content, *map(identify, self.leaves)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Static) and self._key() == other._key()
@@ -48,12 +55,20 @@ class Static:
     def split(cls, args: tuple, kwargs: Mapping[str, Any]) -> tuple[Static, list[Any]]:
         """Separate the arrays of a model's arguments from the rest."""
         leaves, treedef = jax.tree.flatten((args, dict(kwargs)))
-        is_array = [isinstance(leaf, np.ndarray | Array) for leaf in leaves]
+        is_array = [
+            isinstance(leaf, Array)
+            or (isinstance(leaf, np.ndarray) and leaf.dtype.kind not in "OSUTMm")
+            for leaf in leaves
+        ]
         arrays = [leaf for leaf, yes in zip(leaves, is_array, strict=True) if yes]
         rest = [
             _ARRAY if yes else leaf for leaf, yes in zip(leaves, is_array, strict=True)
         ]
-        return cls(treedef, tuple(rest)), arrays
+        try:
+            content = digest(rest)
+        except Exception:  # an object that cannot be read here
+            content = ""
+        return cls(treedef, tuple(rest), content), arrays
 
     def join(self, arrays: list[Any]) -> tuple[tuple, dict[str, Any]]:
         """Put the arrays back."""
@@ -251,6 +266,9 @@ def _parts(value: Any, seen: set[int]) -> Iterator[bytes]:
         yield from _of_function(value, seen)
     elif isinstance(value, type):
         yield f"{value.__module__}.{value.__qualname__}".encode()
+    elif hasattr(value, "__array__"):  # a table, whose text may leave out rows
+        yield f"{type(value).__qualname__} {value!r}".encode()
+        yield from _of_array(np.asarray(value))
     elif is_dataclass(value):
         yield type(value).__qualname__.encode()
         for entry in fields(value):

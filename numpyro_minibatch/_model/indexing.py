@@ -16,11 +16,11 @@ from numpyro_minibatch._model.dataflow import inspect_flow
 from numpyro_minibatch._model.plates import example_plate
 from numpyro_minibatch._model.rowwise import trace_rows
 from numpyro_minibatch._model.rowwise_rules import rows_of_plate
-from numpyro_minibatch._model.sites import Site, own_sizes, static_site
+from numpyro_minibatch._model.sites import Site, own_sizes, static_site, values_missing
 from numpyro_minibatch._model.values import (
     NEEDS_VALUES,
     first_line,
-    needs_values,
+    is_of_array,
     own_check,
 )
 from numpyro_minibatch.target import ModelTarget, Target, data_frames
@@ -153,9 +153,13 @@ def check_indexing(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             jax.eval_shape(run, probe_indices(plates))
-    except (ValueError, TypeError, AssertionError) as error:
-        if isinstance(error, NEEDS_VALUES):
-            raise NeedsValues(needs_values(who, target.model, error)) from error
+    except (ValueError, TypeError, AssertionError, AttributeError) as error:
+        if isinstance(error, NEEDS_VALUES) or is_of_array(error):
+            args, kwargs = target.args, target.kwargs
+            message = values_missing(who, target.model, args, kwargs, error)
+            raise NeedsValues(message) from error
+        if isinstance(error, AttributeError):
+            raise
         if not any(size > 2 for size in plates.values()):
             raise
         if target.slices is not None and (line := own_check(error)):

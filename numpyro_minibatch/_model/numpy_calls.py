@@ -133,7 +133,7 @@ class ReadsValues:
         """Run the model."""
         leaves, treedef = flatten_arguments((args, kwargs))
         if not traces_rows() or treedef != self.treedef:
-            return self.fn(*args, **kwargs)
+            return in_this_precision(self.fn)(*args, **kwargs)
         known = {
             id(leaves[number]): _Known(leaves[number], lambda x=x: x)  # type: ignore[misc]
             for number, x in self.values.items()

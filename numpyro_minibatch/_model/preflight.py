@@ -23,6 +23,7 @@ from numpyro.util import find_stack_level
 from numpyro_minibatch._internal.static import Static, digest
 from numpyro_minibatch._model.content import known_content
 from numpyro_minibatch._model.indexing import (
+    NeedsValues,
     NotIndexed,
     check_flow,
     check_indexing,
@@ -57,6 +58,7 @@ from numpyro_minibatch._model.sites import (
     own_sizes,
     without_rows,
 )
+from numpyro_minibatch._model.tables import check_masked
 from numpyro_minibatch._model.values import NEEDS_VALUES, first_line
 from numpyro_minibatch.host_rows import find_rows, map_rows
 from numpyro_minibatch.target import ModelTarget
@@ -102,6 +104,7 @@ def inspect_model(
     :raises ValueError: the model cannot be sampled from minibatches; the message says
         what was found and what to write instead.
     """
+    check_masked(who, model, args, kwargs)
     options = who, _hashable(sizes), full, default, whole, rows
     key = _known_by(args, kwargs, options)
     try:
@@ -113,6 +116,9 @@ def inspect_model(
     asked = _Asked(sizes, full, default, whole, rows, advised)
     try:
         layout, frozen, warned = _inspected(who, model, args, kwargs, asked)
+    except NeedsValues as error:
+        plain = TypeError(str(error)).with_traceback(error.__traceback__)
+        raise plain from error.__cause__
     except ValueError as error:
         remedy = without_rows(model, args, kwargs)
         if not remedy:

@@ -20,6 +20,8 @@ from numpyro_minibatch._model.indexing import (
 from numpyro_minibatch._model.plates import candidates, example_plate, missing_values
 from numpyro_minibatch._model.row_axes import NamedRows, suggestion
 from numpyro_minibatch._model.sites import Site, arguments_of, batch_shape, own_sizes
+from numpyro_minibatch._model.tables import as_arrays, labels_differ, tables_among
+from numpyro_minibatch._model.tables import lengths as lengths_of
 from numpyro_minibatch._model.values import first_line
 from numpyro_minibatch.host_rows import HostRows
 from numpyro_minibatch.target import ModelTarget, Slices, flatten_arguments
@@ -44,12 +46,6 @@ _PROCESSES = {
     "LowRankMultivariateNormal",
     "MultivariateNormal",
 }
-
-
-def _shape(leaf: Any) -> tuple[int, ...]:
-    """The shape of an array; empty for other arguments, such as distributions."""
-    shape = getattr(leaf, "shape", ())
-    return shape if isinstance(shape, tuple) else ()
 
 
 def conditioned(model: Any, as_written: Mapping[str, Site]) -> str:
@@ -88,7 +84,7 @@ def with_row_plate(
     lengths = named
     if lengths is None:
         leaves = flatten_arguments(arguments_of(target))[0]
-        lengths = {n for x in leaves for n in _shape(x)}
+        lengths = {n for x in leaves for n in lengths_of(x)}
     found: dict[int, list[tuple[Site, int]]] = {}
     for site in sites:
         if site.type != "sample" or not site.observed or site.in_scan:
@@ -330,19 +326,16 @@ def find_slices(
     :param rows: ``(site, plate, dim)`` of observed sites in no plate.
     :return: the target that reads rows of them, and the deterministic sites in no plate
         that have a value for each row; if there is no such set of arrays, the reason.
-    :raises ValueError: the model itself checks that it gets all rows.
+    :raises ValueError: the model itself checks that it gets all rows, or needs more of
+        a table than an array.
     """
     if len(set(plates.values())) < len(plates):
         return "two plates have the same number of rows, and arrays may be of either"
     leaves = flatten_arguments(arguments_of(target))[0]
-    if any(hasattr(leaf, "iloc") for leaf in leaves):
-        return (
-            "an argument is a pandas table, whose rows a batch cannot select; pass its "
-            "columns as arrays, {name: table[name].to_numpy() for name in table}"
-        )
     places = _places(leaves, plates)
     if not places:
         return "no argument of the model has as many rows"
+    tables = _tables_with_rows(who, target, plates)
     reason, own = "", None
     smaller = [places[:k] + places[k + 1 :] for k in range(len(places))]
     for some in [places, *(smaller if len(places) > 1 else [])]:
@@ -359,7 +352,35 @@ def find_slices(
             reason = reason or first_line(error)
     if own is not None:
         raise ValueError(str(own)) from None
+    if tables:
+        raise ValueError(_of_tables(who, tables, reason))
     return reason
+
+
+def _tables_with_rows(
+    who: str, target: ModelTarget, plates: Mapping[str, int]
+) -> dict[str, Any]:
+    """The tables among the arguments that have as many rows as a plate.
+
+    :raises ValueError: the arrays of their rows are not what the model computes with.
+    """
+    sizes = set(plates.values())
+    tables = {
+        name: table
+        for name, table in tables_among(target.model, *arguments_of(target)).items()
+        if sizes & {*lengths_of(table)}
+    }
+    if labels_differ(tables):
+        raise ValueError(_of_tables(who, tables, "their rows have different labels"))
+    return tables
+
+
+def _of_tables(who: str, tables: Mapping[str, Any], reason: str) -> str:
+    """The message for a model that does not run on rows of its tables."""
+    return (
+        f"{who} cannot run the model on some of the rows of its tables ({reason}). "
+        f"{as_arrays(tables)}"
+    )
 
 
 def _given(
@@ -380,7 +401,7 @@ def _places(leaves: list[Any], plates: Mapping[str, int]) -> list[tuple[int, str
     """The arrays that have an axis of a plate's length: number, plate and axis."""
     places = []
     for number, leaf in enumerate(leaves):
-        shape = _shape(leaf)
+        shape = lengths_of(leaf)
         if isinstance(leaf, HostRows):
             shape = shape[:1]  # others are not read a few at a time
         for plate, size in plates.items():
@@ -412,6 +433,7 @@ def named_rows(
             f"{who}: plate {own[0]!r} has a subsample_size, so the model "
             "indexes its data. Leave out rows, or subsample_size."
         )
+    _tables_with_rows(who, target, plates)
     listing = ", ".join(f"{name!r} ({size} rows)" for name, size in plates.items())
     places = []
     for array in named:
@@ -443,7 +465,7 @@ def named_rows(
     sizes = {array.size for array in named}
     everything = flatten_arguments(arguments_of(target))[0]
     for number, leaf in enumerate(everything):
-        shape = _shape(leaf)
+        shape = lengths_of(leaf)
         for axis, size in enumerate(shape):
             if number not in known and size in sizes:
                 left.append((number, "", axis))

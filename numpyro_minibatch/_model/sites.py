@@ -17,7 +17,14 @@ from numpyro.distributions import MaskedDistribution, biject_to
 from numpyro.distributions.distribution import ExpandedDistribution, Independent
 from numpyro.infer import init_to_uniform
 
-from numpyro_minibatch._model.values import NEEDS_VALUES, first_line, needs_values
+from numpyro_minibatch._model.tables import as_arrays, tables_among
+from numpyro_minibatch._model.values import (
+    NEEDS_VALUES,
+    first_line,
+    is_of_array,
+    needs_values,
+    no_attribute,
+)
 from numpyro_minibatch.host_rows import HostRows
 from numpyro_minibatch.target import (
     ModelTarget,
@@ -38,6 +45,7 @@ __all__ = [
     "local_sites",
     "own_sizes",
     "static_site",
+    "values_missing",
     "without_rows",
 ]
 
@@ -123,16 +131,46 @@ def explained(
     """
     try:
         yield
-    except (TypeError, KeyError, IndexError) as error:
+    except (TypeError, KeyError, IndexError, AttributeError) as error:
+        if isinstance(error, AttributeError):
+            if not is_of_array(error):
+                raise
+            message = values_missing(who, model, args, kwargs, error)
+            raise TypeError(message) from error
         unusable = _unusable(model, args, kwargs)
         if unusable:
             raise TypeError(
                 f"{who} cannot run the model, which got {unusable}. "
                 f"({first_line(error)})"
             ) from error
-        if isinstance(error, NEEDS_VALUES):
-            raise TypeError(needs_values(who, model, error)) from error
+        of_table = isinstance(error, TypeError) and tables_among(model, args, kwargs)
+        if isinstance(error, NEEDS_VALUES) or of_table:
+            message = values_missing(who, model, args, kwargs, error)
+            raise TypeError(message) from error
         raise
+
+
+def values_missing(
+    who: str, model: Any, args: tuple, kwargs: Mapping[str, Any], error: BaseException
+) -> str:
+    """The message for a model that needs more of its data than JAX's arrays have.
+
+    :param who: the kernel's name.
+    :param model: the model.
+    :param args: its positional arguments.
+    :param kwargs: its keyword arguments.
+    :param error: the error of JAX or of a table, with its traceback.
+    """
+    tables = tables_among(model, args, kwargs)
+    if isinstance(error, AttributeError):
+        columns = {
+            x for table in tables.values() for x in getattr(table, "columns", ())
+        }
+        message = no_attribute(who, model, error, error.name in columns)
+        return f"{message} {as_arrays(tables)}" if tables else message
+    if tables:
+        return f"{who} cannot run the model ({first_line(error)}). {as_arrays(tables)}"
+    return needs_values(who, model, error)
 
 
 def without_rows(model: Any, args: tuple, kwargs: Mapping[str, Any]) -> str:
@@ -213,7 +251,7 @@ def _unusable(model: Any, args: tuple, kwargs: Mapping[str, Any]) -> str:
     for name, value in named.items():
         if isinstance(value, np.ndarray) and value.dtype.kind not in "biufc":
             found.append(f"{name} of dtype {value.dtype}")
-        elif isinstance(value, list) or hasattr(value, "iloc"):
+        elif isinstance(value, list):
             found.append(f"{name} of type {type(value).__name__}")
     if not found:
         return ""

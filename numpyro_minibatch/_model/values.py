@@ -21,7 +21,15 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-__all__ = ["NEEDS_VALUES", "first_line", "function_of", "needs_values", "own_check"]
+__all__ = [
+    "NEEDS_VALUES",
+    "first_line",
+    "function_of",
+    "is_of_array",
+    "needs_values",
+    "no_attribute",
+    "own_check",
+]
 
 NEEDS_VALUES = (
     jax.errors.ConcretizationTypeError,
@@ -30,7 +38,12 @@ NEEDS_VALUES = (
     jax.errors.TracerIntegerConversionError,
 )
 
-_NOT_THE_MODEL = ("/jax/", "/numpy/", "/numpyro/", "/numpyro_minibatch/", "/jaxlib/")
+_NOT_THE_MODEL = (
+    *("/jax/", "/jaxlib/", "/numpy/", "/numpyro/", "/numpyro_minibatch/"),
+    *("/pandas/", "/polars/", "/xarray/"),
+)
+# attributes of tables that lead to an array, which the model has already
+_ARRAYS = {"array", "data", "iloc", "loc", "to_numpy", "values"}
 _BUILT_IN = {
     "abs", "bool", "dict", "float", "int", "len", "list", "max", "min", "range",
     "round", "set", "sorted", "sum", "tuple",
@@ -99,6 +112,48 @@ def needs_values(who: str, model: Any, error: BaseException) -> str:
         f"{who} cannot run the model: its Python code needs the values of the data or "
         f"of a plate's indices{where} ({first_line(error)}). "
         f"{_advice(model, line, error)}"
+    )
+
+
+def is_of_array(error: BaseException) -> bool:
+    """Whether an attribute is missing of one of JAX's arrays.
+
+    :param error: any error.
+    """
+    return isinstance(error, AttributeError) and isinstance(error.obj, jax.Array)
+
+
+def no_attribute(
+    who: str, model: Any, error: AttributeError, is_column: bool = False
+) -> str:
+    """The message for a model that takes one of JAX's arrays for a table.
+
+    :param who: the kernel's name.
+    :param model: the model.
+    :param error: the error, with its traceback.
+    :param is_column: whether the attribute is a column of a table.
+    """
+    line = _line_in_model(model, error)
+    nodes = [] if line is None or line.code is None else [*ast.walk(line.code)]
+    read = [x for x in nodes if isinstance(x, ast.Attribute) and x.attr == error.name]
+    called = any(isinstance(x, ast.Call) and x.func in read for x in nodes)
+    array = ast.unparse(read[0].value) if read else ""
+    if read and error.name in _ARRAYS:
+        whole = f"{array}.{error.name}{'()' if called else ''}"
+        remedy = f" Write {array} in place of {whole}."
+    elif read and error.name == "index":
+        remedy = f" Write jnp.arange(len({array})) in place of {array}.index."
+    elif is_column:
+        remedy = ""
+    else:
+        remedy = (
+            " Write it with jax.numpy, or compute it before the run and pass the "
+            "result as an argument."
+        )
+    where = f"line {line.number}, `{line.text}`," if line and line.text else "it"
+    return (
+        f"{who} cannot run the model: {where} reads .{error.name} of a JAX array, "
+        f"which has none. Arguments are JAX arrays while a model is traced.{remedy}"
     )
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from numpyro import handlers
 from numpyro.primitives import Messenger
 
+from numpyro_minibatch._internal.precision import in_this_precision
 from numpyro_minibatch.host_rows import HostRows
 from numpyro_minibatch.target._contract import Indices
 
@@ -82,6 +83,8 @@ class Slices(NamedTuple):
             if isinstance(x, HostRows):
                 leaves[number] = x[indices[plate]]
                 continue
+            if not isinstance(x, jax.Array):  # such as an xarray.DataArray
+                x = indexable(np.asarray(x))
             where = (slice(None),) * axis + (indices[plate],)
             # the indices of a batch are never out of range
             leaves[number] = jnp.asarray(x).at[where].get(mode="promise_in_bounds")
@@ -175,7 +178,7 @@ class GivenData:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model, conditioned on the observations."""
         data = {site: kwargs.pop(name) for name, site in self.names}
-        return handlers.condition(self.fn, data)(*args, **kwargs)
+        return handlers.condition(in_this_precision(self.fn), data)(*args, **kwargs)
 
 
 def given_data(model: handlers.condition) -> Callable:
