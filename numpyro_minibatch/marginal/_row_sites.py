@@ -19,6 +19,8 @@ from numpyro.distributions import (
 )
 from numpyro.distributions.util import clamp_probs
 
+from numpyro_minibatch.target._densities import log_prob as log_prob_of
+
 __all__ = [
     "RowMarginal",
     "each_key",
@@ -107,7 +109,7 @@ def _log_prob(fn: Any, value: Array) -> Array:
     if not isinstance(base, BernoulliProbs):
         found = _with_zeros(base, value)
         if found is None:
-            return fn.log_prob(value)
+            return log_prob_of(fn, value)
         for mask in masks:
             found = jnp.where(mask, found, 0.0)
         return found

@@ -25,6 +25,7 @@ from numpyro_minibatch.target._contract import (
     Terms,
     without_integrals,
 )
+from numpyro_minibatch.target._densities import log_prob as log_prob_of
 from numpyro_minibatch.target._handlers import RowFrames, SetDeterministic, Subsample
 
 __all__ = ["ModelTarget", "data_frames"]
@@ -67,7 +68,7 @@ def _site_log_prob(site: Any) -> Array:
     if intermediates:
         log_prob = site["fn"].log_prob(site["value"], intermediates)
     else:
-        log_prob = site["fn"].log_prob(site["value"])
+        log_prob = log_prob_of(site["fn"], site["value"])
     return log_prob if site["scale"] is None else site["scale"] * log_prob
 
 
