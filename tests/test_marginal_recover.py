@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import pandas as pd
 import pytest
 import scipy.integrate
 import scipy.optimize
@@ -1033,12 +1034,29 @@ def test_buckets_hold_every_group_once_and_pad_least(most: int) -> None:
         assert entries == len(group)
 
 
+def test_labels_of_any_type_make_groups() -> None:
+    for labels in (np.array(["b", "a", "b"], object), pd.Series(["b", "a", "b"])):
+        assert by_group(labels, np.arange(3.0)).labels.tolist() == ["a", "b"]
+    known = np.ma.array([2, 1, 2], mask=False)
+    assert by_group(known, np.arange(3.0)).labels.tolist() == [1, 2]
+    exact = np.array([np.int64(2), np.str_("1"), 2][::2], object)
+    assert by_group(exact, np.arange(2.0)).labels.tolist() == [2]
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
         (([[1, 2]], [1.0]), "must be a vector.*shape"),
         (([], []), "must be a vector"),
         (([1.0, np.nan], [1.0, 2.0]), "contains NaN"),
+        ((np.array(["a", None], object), [1.0, 2.0]), "leave out these rows"),
+        ((np.array(["a", np.nan], object), [1.0, 2.0]), "leave out these rows"),
+        ((pd.Series(["a", pd.NA], dtype="string"), [1.0, 2.0]), "leave out these rows"),
+        (
+            (np.array(["2020-01-02", "NaT"], "M8[D]"), [1.0, 2.0]),
+            "other missing labels",
+        ),
+        ((np.ma.array([1, 2], mask=[False, True]), [1.0, 2.0]), "other missing labels"),
         (([1, 2], [1.0]), r"2 groups of observations and array 0 of shape \(1,\)"),
     ],
 )
