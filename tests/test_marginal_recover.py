@@ -31,6 +31,7 @@ from numpyro_minibatch import (
     MinibatchMH,
     by_group,
     control_variate,
+    diagnose,
     marginalize,
     recover_marginals,
 )
@@ -802,6 +803,32 @@ def test_the_error_after_a_run_is_measured_where_it_is_largest(
     model, idata = marginalize(overdispersed), run_at(4, mu=3.7, s=3.0)
     found = quadrature_error(model, idata, jnp.asarray(y))
     assert found.row == 1_234 and found.largest > 1e-4
+
+
+def kinked(y: Any) -> None:
+    g = numpyro.sample("g", dist.HalfNormal(2.0))
+    with numpyro.plate("data", len(y)) as idx:
+        u = numpyro.sample("u", dist.Laplace(0.0, g))
+        numpyro.sample("y", dist.Normal(u, 1.0), obs=y[idx])
+
+
+@pytest.mark.parametrize(
+    ("model", "accurate"), [(kinked, False), (overdispersed, True)]
+)
+def test_runs_without_a_control_variate_are_measured_afterwards(
+    model: Any, accurate: bool
+) -> None:
+    """Eleven nodes are too wide at the kink, and the chains go where they are worst."""
+    y = jnp.asarray(np.random.default_rng(2).normal(size=60).round())
+    y = jnp.abs(y) if model is overdispersed else y
+    kernel = MinibatchMH(marginalize(model), batch_size=30)
+    mcmc = MCMC(kernel, num_warmup=5, num_samples=10, progress_bar=False)
+    mcmc.run(jax.random.key(0), y)
+    idata = to_inference_data(mcmc)
+    advice = str(diagnose(idata))
+    assert ("the quadrature of marginalize is not accurate" in advice) != accurate
+    facts = json.loads(idata["posterior"].attrs["facts"])
+    assert ("quadrature_sd" in facts["quadrature"]) == accurate
 
 
 def test_of_very_many_rows_random_ones_are_looked_at(
