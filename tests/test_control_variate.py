@@ -32,6 +32,7 @@ from numpyro_minibatch import (
     proposal,
     to_inference_data,
 )
+from numpyro_minibatch._model.prior import heavy_tailed
 from numpyro_minibatch.batch import Weighted
 from numpyro_minibatch.control_variate import (
     Coordinates,
@@ -1897,10 +1898,35 @@ def test_residuals_that_round_too_much_are_an_error(monkeypatch):
     )
     # where the residuals are large themselves, their rounding is not the cause
     monkeypatch.setattr(_pilot, "_FAR", 0.0)
-    with pytest.raises(ValueError, match="the surrogate have heavy tails") as error:
+    with pytest.raises(ValueError, match="likelihood itself is far from its") as error:
         kernel.init(random.key(0), 10, None, DATA, {})
     assert "single precision" not in str(error.value)
     assert "AMAGOLD(model)" in str(error.value)
+
+
+def test_only_priors_with_heavy_tails_are_blamed():
+    def priors(y):
+        s = numpyro.sample("s", dist.HalfCauchy(1e6))
+        numpyro.sample("t", dist.StudentT(3.0, 0.0, 2.0).expand([2]).to_event(1))
+        numpyro.sample("gamma", dist.Gamma(0.1, 1e-4))
+        numpyro.sample("half", dist.HalfNormal(1e6))
+        numpyro.sample("u", dist.Uniform(0.0, 1.0))
+        numpyro.sample("w", dist.Dirichlet(jnp.ones(3)))
+        numpyro.sample("effect", dist.Normal(0.0, s))
+        numpyro.sample("log_normal", dist.LogNormal(0.0, 1.0))
+        with numpyro.plate("data", len(y)) as idx:
+            numpyro.sample("y", dist.Normal(0.0, s), obs=y[idx])
+
+    target = ModelTarget(model=priors, args=(jnp.zeros(3),), sizes={"data": 3})
+    with double():
+        trace = target.trace({"data": jnp.zeros(1, jnp.int32)})
+        values = {
+            name: site["value"]
+            for name, site in trace.items()
+            if site["type"] == "sample" and name != "y"
+        }
+        found = heavy_tailed(target, {"data": jnp.zeros(1, jnp.int32)}, values)
+    assert found == ["s", "t", "log_normal"]
 
 
 @pytest.mark.skipif(jax.config.jax_enable_x64, reason="about single precision")

@@ -1083,3 +1083,22 @@ def test_a_partial_function_inside_may_hold_numpy_data() -> None:
         marginalize(functools.partial(model, y)), (), {}, at
     )
     assert float(found) == pytest.approx(float(expected), rel=1e-6)
+
+
+def test_values_of_a_site_that_is_integrated_out_are_refused() -> None:
+    model = marginalize(intercepts)
+    given = numpyro.handlers.condition(model, {"a": jnp.zeros(len(GROUPS_Y))})
+    with pytest.raises(ValueError, match="has no effect on 'a', which is integrated"):
+        numpyro.infer.util.log_density(
+            given, (GROUPS_X, GROUPS_Y, MASK), {}, INTERCEPTS
+        )
+    name = next(iter(INTERCEPTS))
+    other = numpyro.handlers.condition(model, {name: jnp.asarray(INTERCEPTS[name])})
+    rest = {n: x for n, x in INTERCEPTS.items() if n != name}
+    value, _ = numpyro.infer.util.log_density(
+        other, (GROUPS_X, GROUPS_Y, MASK), {}, rest
+    )
+    whole, _ = numpyro.infer.util.log_density(
+        model, (GROUPS_X, GROUPS_Y, MASK), {}, INTERCEPTS
+    )
+    assert float(value) == pytest.approx(float(whole), rel=1e-5)

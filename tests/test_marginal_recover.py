@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import pandas as pd
 import pytest
 import scipy.integrate
 import scipy.optimize
@@ -30,6 +31,7 @@ from numpyro_minibatch import (
     MinibatchMH,
     by_group,
     control_variate,
+    diagnose,
     marginalize,
     recover_marginals,
 )
@@ -46,8 +48,10 @@ from numpyro_minibatch.inference_data import (
     to_inference_data,
 )
 from numpyro_minibatch.kernels._shared import survey
-from numpyro_minibatch.marginal import quadrature_error
+from numpyro_minibatch.marginal import _error, _screen, quadrature_error
 from numpyro_minibatch.marginal._recover import _with_nodes
+from numpyro_minibatch.marginal._rules import Rule
+from numpyro_minibatch.marginal._screen import Screen, chosen
 from numpyro_minibatch.marginal._visit import RowsAt
 
 rng = np.random.default_rng(5)
@@ -738,21 +742,135 @@ def test_a_second_mode_that_matters_is_refused() -> None:
     assert found["quadrature_sd_elsewhere"] < 1e-3
 
 
-def test_the_rows_with_the_largest_error_are_measured() -> None:
+def test_a_few_rows_with_all_of_the_error_are_measured() -> None:
     """Four of 60,000 rows have a count of zero, between those of a fixed distance."""
     y = np.full(60_000, 40.0)
-    rare = [101, 20_011, 33_333, 59_001]
+    rare = [102, 20_012, 33_334, 59_002]
     y[rare] = 0.0
     draws = {"mu": np.linspace(3.6, 3.8, 8), "s": np.full(8, 3.0)}
-    evenly = np.linspace(0, 59_999, 2_000).astype(int)
-    screened = np.linspace(0, 59_999, 16_000).astype(int)
-    assert not set(rare) & set(evenly)
-    there = [row for row in rare if row in set(screened)]
-    assert there
+    assert not set(rare) & set(np.linspace(0, 59_999, 16_000).astype(int))
     model = marginalize(overdispersed, num_nodes=15)
     found = set_up_error(model, draws, (jnp.asarray(y),))
-    alone = set_up_error(model, draws, (jnp.asarray(y[there]),))
+    alone = set_up_error(model, draws, (jnp.asarray(y[rare]),))
     assert found["quadrature_error"] == pytest.approx(alone["quadrature_error"])
+    assert found["quadrature_screened"] == 1.0
+
+
+def test_a_class_larger_than_what_is_measured_counts_with_its_size() -> None:
+    """3,000 of 20,000 rows have nearly all of the error; 2,000 are measured."""
+    y = np.full(20_000, 40.0)
+    bad = np.arange(5_000, 8_000)
+    y[bad] = bad % 3
+    draws = {"mu": np.linspace(1.0, 3.0, 8), "s": np.full(8, 3.0)}
+    found = set_up_error(marginalize(overdispersed), draws, (jnp.asarray(y),))
+    kinds, each = np.unique(y, return_counts=True)
+
+    def rows(nodes: int) -> Any:
+        finer = marginalize(overdispersed, num_nodes=nodes)
+        at = jax.vmap(lambda draw: log_rows_at(finer, draw, jnp.asarray(kinds)))
+        return np.asarray(at(jax.tree.map(jnp.asarray, draws)))
+
+    with double():
+        off = rows(11) - rows(121)
+    assert found["quadrature_sd"] == pytest.approx((off @ each).std(), rel=0.03)
+
+
+def test_rows_are_chosen_with_known_probabilities() -> None:
+    """Weighted sums over the chosen rows are those over all."""
+    generator = np.random.default_rng(0)
+    errors = np.concatenate([generator.exponential(size=200), np.full(9_000, 1e-9)])
+    errors = np.concatenate([errors, 1e-3 * generator.uniform(size=10_800)])
+    errors = generator.permutation(errors)
+    places, weights = chosen(errors, 1_000)
+    assert len(places) == len(set(places)) == 1_000
+    assert np.isin(np.argsort(errors)[-250:], places[weights == 1.0]).all()
+    assert weights @ errors[places] == pytest.approx(errors.sum(), rel=1e-3)
+    assert weights.sum() == pytest.approx(len(errors), rel=0.02)
+    # none stands for more than twice as many as in a sample of equal probabilities
+    assert weights.max() <= 2 * (len(errors) - 250) / 750
+    alike, same = chosen(np.zeros(500), 20)
+    assert len(alike) == 20
+    assert np.unique(same.round(9)).tolist() == [1.0, 33.0]
+    assert chosen(np.ones(5), 9)[0].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_the_error_after_a_run_is_measured_where_it_is_largest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_error, "_MOST_ROWS", 100)
+    y = np.full(2_000, 40.0)
+    y[1_234] = 0.0
+    model, idata = marginalize(overdispersed), run_at(4, mu=3.7, s=3.0)
+    found = quadrature_error(model, idata, jnp.asarray(y))
+    assert found.row == 1_234 and found.largest > 1e-4
+
+
+def kinked(y: Any) -> None:
+    g = numpyro.sample("g", dist.HalfNormal(2.0))
+    with numpyro.plate("data", len(y)) as idx:
+        u = numpyro.sample("u", dist.Laplace(0.0, g))
+        numpyro.sample("y", dist.Normal(u, 1.0), obs=y[idx])
+
+
+@pytest.mark.parametrize(
+    ("model", "accurate"), [(kinked, False), (overdispersed, True)]
+)
+def test_runs_without_a_control_variate_are_measured_afterwards(
+    model: Any, accurate: bool
+) -> None:
+    """Eleven nodes are too wide at the kink, and the chains go where they are worst."""
+    y = jnp.asarray(np.random.default_rng(2).normal(size=60).round())
+    y = jnp.abs(y) if model is overdispersed else y
+    kernel = MinibatchMH(marginalize(model), batch_size=30)
+    mcmc = MCMC(kernel, num_warmup=5, num_samples=10, progress_bar=False)
+    mcmc.run(jax.random.key(0), y)
+    idata = to_inference_data(mcmc)
+    advice = str(diagnose(idata))
+    assert ("the quadrature of marginalize is not accurate" in advice) != accurate
+    facts = json.loads(idata["posterior"].attrs["facts"])
+    assert ("quadrature_sd" in facts["quadrature"]) == accurate
+
+
+def test_of_very_many_rows_random_ones_are_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_screen, "_MOST", 400_000)
+    draws = {"mu": np.linspace(-0.6, -0.4, 8), "s": np.full(8, 1.5)}
+    y = jnp.asarray(counts(10_000))
+    found = set_up_error(marginalize(overdispersed, num_nodes=31), draws, (y,))
+    # 31 nodes and 121 equally spaced points
+    assert found["quadrature_screened"] == pytest.approx(0.26, abs=0.01)
+    monkeypatch.undo()
+    whole = set_up_error(marginalize(overdispersed, num_nodes=31), draws, (y,))
+    assert found["quadrature_sd"] == pytest.approx(whole["quadrature_sd"], rel=0.3)
+
+
+@pytest.mark.parametrize(("size", "finer"), [(3_000, None), (200_000, 11)])
+def test_two_numbers_of_many_rows_are_looked_at_with_fewer_points(
+    size: int, finer: int | None
+) -> None:
+    """A class of gamma effects among nearly normal ones, in two dimensions."""
+
+    def model(rare: Any, y: Any) -> None:
+        lk = numpyro.sample("lk", dist.Normal(-2.0, 1.0))
+        with numpyro.plate("data", len(y)) as idx:
+            k = jnp.where(rare[idx], jnp.exp(lk), 200.0)
+            for j in range(2):
+                a = numpyro.sample(f"a{j}", dist.Gamma(k, k / 30.0))
+                numpyro.sample(f"y{j}", dist.Poisson(a), obs=y[idx, j])
+
+    rare = np.zeros(size, bool)
+    those = [11, 1_234, 2_777]
+    rare[those] = True
+    y = np.full((size, 2), 30.0)
+    y[those] = [[0.0, 3.0], [10.0, 0.0], [0.0, 0.0]]
+    args = jnp.asarray(rare), jnp.asarray(y)
+    (at,) = RowsAt.each("test", marginalize(model), args, {})
+    screen = Screen(at, {("a0", "a1"): Rule(0, 9, (9,), 35)})
+    with double():
+        found = screen.sample({"lk": np.array([-2.3, -2.2])}, 20)
+    assert set(those) <= set(found.numbers[found.weights == 1.0])
+    assert found.screened == size
 
 
 def nested(y: Any) -> None:
@@ -943,12 +1061,29 @@ def test_buckets_hold_every_group_once_and_pad_least(most: int) -> None:
         assert entries == len(group)
 
 
+def test_labels_of_any_type_make_groups() -> None:
+    for labels in (np.array(["b", "a", "b"], object), pd.Series(["b", "a", "b"])):
+        assert by_group(labels, np.arange(3.0)).labels.tolist() == ["a", "b"]
+    known = np.ma.array([2, 1, 2], mask=False)
+    assert by_group(known, np.arange(3.0)).labels.tolist() == [1, 2]
+    exact = np.array([np.int64(2), np.str_("1"), 2][::2], object)
+    assert by_group(exact, np.arange(2.0)).labels.tolist() == [2]
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
         (([[1, 2]], [1.0]), "must be a vector.*shape"),
         (([], []), "must be a vector"),
         (([1.0, np.nan], [1.0, 2.0]), "contains NaN"),
+        ((np.array(["a", None], object), [1.0, 2.0]), "leave out these rows"),
+        ((np.array(["a", np.nan], object), [1.0, 2.0]), "leave out these rows"),
+        ((pd.Series(["a", pd.NA], dtype="string"), [1.0, 2.0]), "leave out these rows"),
+        (
+            (np.array(["2020-01-02", "NaT"], "M8[D]"), [1.0, 2.0]),
+            "other missing labels",
+        ),
+        ((np.ma.array([1, 2], mask=[False, True]), [1.0, 2.0]), "other missing labels"),
         (([1, 2], [1.0]), r"2 groups of observations and array 0 of shape \(1,\)"),
     ],
 )

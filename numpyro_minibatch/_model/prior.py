@@ -1,6 +1,9 @@
-"""Whether running a model draws its latent sites from its prior."""
+"""The prior of a model: whether it can be drawn from, and its tails."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +12,44 @@ from numpyro.distributions import MaskedDistribution
 
 from numpyro_minibatch.target import ModelTarget, data_frames
 
-__all__ = ["check_prior"]
+__all__ = ["check_prior", "heavy_tailed"]
+
+_FAR, _FURTHER = 1e8, 1e12  # values at which tails are compared
+_POWER = 10.0  # largest ratio of the exponents there; 1 for a power law
+
+
+def heavy_tailed(
+    target: ModelTarget, one_row: Any, values: Mapping[str, Any]
+) -> list[str]:
+    """The names of the latent sites whose priors have heavy tails.
+
+    The log density of a power law, such as that of a Cauchy distribution, changes by
+    the same amount whenever the value is multiplied by some factor. With an exponential
+    tail, the change near 1e12 is 10,000 times that near 1e8.
+
+    :param target: the model's target, in double precision.
+    :param one_row: one row of each data plate.
+    :param values: constrained values of the latent sites, on which the priors of others
+        may depend.
+    """
+    found = []
+    for name, site in target.trace(one_row, data=values).items():
+        if name not in values or site["type"] != "sample":
+            continue
+        fn, shape = site["fn"], jnp.shape(site["value"])
+
+        def exponent(size: float, fn: Any = fn, shape: Any = shape) -> Array:
+            far = jnp.full(shape, size)
+            return -jnp.sum(far * jax.grad(lambda x: fn.log_prob(x).sum())(far))
+
+        if not jnp.issubdtype(jnp.result_type(site["value"]), jnp.floating):
+            continue
+        if not jnp.all(fn.support(jnp.full(shape, _FURTHER))):
+            continue
+        near, far = exponent(_FAR), exponent(_FURTHER)
+        if jnp.isfinite(near) & (far <= _POWER * near):
+            found.append(name)
+    return found
 
 
 def check_prior(who: str, target: ModelTarget) -> None:

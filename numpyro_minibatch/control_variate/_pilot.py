@@ -17,7 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from numpyro_minibatch._internal.precision import double
 from numpyro_minibatch._internal.progress import stage
+from numpyro_minibatch._model.prior import heavy_tailed
 from numpyro_minibatch.batch import Design, FullBatch, Scheme, Weighted
 from numpyro_minibatch.control_variate._expand import (
     Expansion,
@@ -40,6 +42,7 @@ from numpyro_minibatch.control_variate._row_sums import (
     modes_of,
 )
 from numpyro_minibatch.control_variate._taylor import Form, Taylor
+from numpyro_minibatch.target import ModelTarget, without_integrals
 
 __all__ = [
     "COARSE",
@@ -595,11 +598,7 @@ def _choose_form(
             "the expansion of the likelihood does not hold over the posterior of the "
             f"surrogate: the sum of the residuals has a standard deviation of "
             f"{spread:.2g} over {len(few)} of its draws, and max_residual_sd="
-            f"{taylor.max_residual_sd:g} is the limit. So large a number means that "
-            "the draws of the surrogate have heavy tails, in which the expansion is "
-            "far from the likelihood: a prior has them, as dist.HalfCauchy has, and "
-            "the expanded likelihood does not bound the parameter. Write a prior with "
-            "lighter tails, such as dist.HalfNormal."
+            f"{taylor.max_residual_sd:g} is the limit. {_why_far(problem, draws)}"
         )
     if not np.isfinite(errors).any():
         raise Imprecise(
@@ -612,6 +611,38 @@ def _choose_form(
         f"{np.nanmin(errors):.2g}, and {FLOAT_ERROR} is the limit. Rounding errors "
         "that all rows share are multiplied by the number of rows. Call "
         "numpyro.enable_x64() before the run, or standardise the data."
+    )
+
+
+def _why_far(problem: Problem, draws: np.ndarray) -> str:
+    """The reason for which the expansion is far from the likelihood, and a remedy."""
+    if not isinstance(problem.target_of(problem.arrays), ModelTarget):
+        return (
+            "So large a number means that draws of the surrogate are far from where "
+            "the expansion is close to the likelihood: the expanded likelihood and the "
+            "prior do not bound them."
+        )
+    middle = np.median(draws, 0)
+    with double(), without_integrals():
+        exact: Any = problem.target_of(problem.arrays)
+        z = problem.unravel(jnp.asarray(middle, jnp.float64))
+        values = exact.constrain(z)
+        values = {name: value for name, value in values.items() if name in z}
+        heavy = heavy_tailed(exact, problem.one_row, values)
+    if heavy:
+        names = ", ".join(map(repr, heavy))
+        return (
+            "So large a number means that the draws of the surrogate have heavy tails, "
+            f"in which the expansion is far from the likelihood: the prior of {names} "
+            "has them, as dist.HalfCauchy has, and the expanded likelihood does not "
+            "bound it. Write a prior with lighter tails, such as dist.HalfNormal."
+        )
+    return (
+        "The surrogate is the exact prior times the expanded likelihood. No prior has "
+        "heavy tails, so the likelihood itself is far from its expansion within a few "
+        "standard deviations of its mode: it may have a ridge, a boundary or a second "
+        "mode there. With parameters in which it is closer to a quadratic function, "
+        "the expansion may hold."
     )
 
 

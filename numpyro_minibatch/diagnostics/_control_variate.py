@@ -155,7 +155,12 @@ def _advise_stuck(run: Run) -> Iterator[str]:
 
 
 def _advise_quadrature(run: Run) -> Iterator[str]:
-    pilot = run.pilot
+    pilot = run.quadrature
+    if "quadrature_refused" in pilot:
+        yield (
+            "the quadrature of marginalize is not accurate at the draws: "
+            f"{pilot['quadrature_refused']}"
+        )
     error, nodes = pilot.get("quadrature_sd", 0.0), pilot.get("quadrature_nodes", 0)
     of_row, accuracy = (
         pilot.get(f"quadrature_{name}", 0.0) for name in ("error", "accuracy")
@@ -268,7 +273,8 @@ FAMILY = Family(
             _advise_stuck,
         ),
         Rule(
-            "the quadrature of marginalize is coarse*, *misses the accuracy of a row*, "
+            "the quadrature of marginalize is coarse*, *is not accurate at the draws*, "
+            "*misses the accuracy of a row*, "
             "*misses a part of some rows*, *found no mode*, *in single precision",
             "means move by up to the stated number of posterior standard deviations",
             "`marginalize(model, num_nodes=...)` with more nodes, or double precision",

@@ -138,6 +138,11 @@ class Run:
         return self.facts.get("pilot", {})
 
     @property
+    def quadrature(self) -> Mapping[str, Any]:
+        """The error of the quadrature of a marginalized model, wherever measured."""
+        return self.facts.get("quadrature", self.pilot)
+
+    @property
     def decides_on_batches(self) -> bool:
         """Whether there are accept/reject steps that do not read all rows."""
         return self.flag("decides") and not self.flag("exact_decisions")

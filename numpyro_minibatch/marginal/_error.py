@@ -18,7 +18,6 @@ from numpyro_minibatch.marginal._rules import (
     Look,
     QuadratureError,
     Rules,
-    at_worst_rows,
     look_by,
     look_by_own,
     looks_of,
@@ -28,6 +27,7 @@ from numpyro_minibatch.marginal._rules import (
     together,
     with_more_nodes,
 )
+from numpyro_minibatch.marginal._screen import Sample, Screen
 from numpyro_minibatch.marginal._sites import Level
 from numpyro_minibatch.marginal._visit import RowsAt, check_marginalized
 
@@ -89,8 +89,9 @@ def quadrature_error(
     :param model: what :func:`marginalize` returned, with continuous sites.
     :param idata: a run of it, as ``to_inference_data`` returned it.
     :param args: the arguments of the model, with the data.
-    :param rows: indices of the rows to check. Default: all rows, or 20,000 evenly
-        spaced ones if there are more.
+    :param rows: indices of the rows to check. Default: all rows, or 20,000 if there
+        are more: those where the model's nodes differ most from one finer rule, and a
+        sample of the others.
     :param num_draws: the number of draws to check, evenly spaced.
     :param tolerance: the largest acceptable error of a row.
     :param kwargs: keyword arguments of the model.
@@ -142,11 +143,11 @@ def quadrature_error(
         if not rule:
             continue
         those = numbers[at.plate]
-        if len(those) == at.size > _MOST_ROWS:
-            those = those[np.linspace(0, at.size - 1, _MOST_ROWS).astype(int)]
+        weights = np.full(len(those), at.size / len(those))
+        if rows is None and at.size > _MOST_ROWS:
+            those, weights, _ = Screen(at, rule).sample(some, _MOST_ROWS)
         found = at.looker(jax.random.key(0), look_by(rule))(some, those)
         used, found = _with_more(at, some, those, found, rule, tolerance)
-        weights = np.full(len(those), at.size / len(those))
         errors.append(summary(found, used, those, weights, tolerance))
     return together(errors)
 
@@ -164,11 +165,14 @@ class SetUpError:
     def __init__(self, args: tuple, kwargs: Mapping[str, Any]) -> None:
         self._args, self._kwargs = args, kwargs
         self._compared: dict[Any, list[_Compared]] = {}
+        self._screens: dict[Any, Screen] = {}
 
     def __call__(
         self, model: RowsMarginalized, draws: Mapping[str, Any], accuracy: float
     ) -> dict[str, float]:
         """Measure the error at some draws, on the rows where it is largest and others.
+
+        See :class:`~numpyro_minibatch.marginal._screen.Screen` for the choice of rows.
 
         :param model: the marginalized model; others differ in ``num_nodes`` only.
         :param draws: constrained values of the parameters, along a first axis.
@@ -176,18 +180,21 @@ class SetUpError:
         :raises ValueError: the error shifts the posterior too far, and the user chose
             the number of nodes.
         """
-        errors, measured, plates, own, most = [], [], [], 0, 0
+        errors, measured, plates, own, most, screened = [], [], [], 0, 0, 1.0
         for at, rules, look in self._comparisons(model, draws):
             rules = {
                 names: rule._replace(own=_own_nodes(model, at.levels[rule.number]))
                 for names, rule in rules.items()
             }
             with double():
-                numbers, weights, found = at_worst_rows(look, at.size, draws, rules)
+                sample = self._sample(at, rules, draws, look.most)
+                numbers, weights = sample.numbers, sample.weights
+                found = look.at(draws, numbers)
                 used, found = _with_more(at, draws, numbers, found, rules, accuracy)
             errors.append(summary(found, used, numbers, weights, accuracy))
             measured.append((at, numbers, found, used, weights))
             plates.append(at.plate)
+            screened = min(screened, sample.screened / at.size)
             own = max(own, *(rule.own for rule in rules.values()))
             most = max(most, *(rule.fine for rule in used.values()))
         if not errors:
@@ -214,10 +221,22 @@ class SetUpError:
             "quadrature_elsewhere": far,
             "quadrature_row_elsewhere": row,
             "quadrature_unconverged": error.unconverged,
+            "quadrature_screened": screened,
             "quadrature_nodes": own,
             "quadrature_better_nodes": better,
             "quadrature_better_error": error.by_nodes.get(better, np.inf),
         }
+
+    def _sample(
+        self, at: RowsAt, rules: Rules, draws: Mapping[str, Any], most: int
+    ) -> Sample:
+        """The rows of a plate to measure, so many at most."""
+        if at.size <= most:
+            return Sample(np.arange(at.size), np.ones(at.size), at.size)
+        key = at.plate, *(rule.own for rule in rules.values())
+        if key not in self._screens:  # its program depends on the model's own nodes
+            self._screens[key] = Screen(at, rules)
+        return self._screens[key].sample(draws, most)
 
     def _comparisons(
         self, model: RowsMarginalized, draws: Mapping[str, Any]

@@ -97,8 +97,8 @@ def by_group(group: Any, *arrays: Any) -> Groups:
     :param arrays: data, each of shape ``(N,) + shape of one entry``.
     :return: the rows, sorted by label; the observations within a group keep their
         order.
-    :raises ValueError: ``group`` is not a vector or is empty, or an array has a
-        different length.
+    :raises ValueError: ``group`` is not a vector, is empty or has missing values, or an
+        array has a different length.
 
     **Example**
 
@@ -112,14 +112,18 @@ def by_group(group: Any, *arrays: Any) -> Groups:
         >>> groups.mask.tolist()
         [[True, False], [True, True]]
     """
+    masked = np.ma.getmaskarray(group) if np.ma.isMaskedArray(group) else False
     names = np.asarray(group)
     if names.ndim != 1 or not len(names):
         raise ValueError(
             "by_group(group, ...) must be a vector with the group of each observation, "
             f"got {describe(names)}."
         )
-    if names.dtype.kind == "f" and np.isnan(names).any():
-        raise ValueError("by_group(group, ...) contains NaN: leave out these rows.")
+    if (masked | _missing(names)).any():
+        raise ValueError(
+            "by_group(group, ...) contains NaN or other missing labels: leave out "
+            "these rows."
+        )
     data = [np.asarray(x) for x in arrays]
     for k, x in enumerate(data):
         if x.shape[:1] != names.shape:
@@ -134,3 +138,14 @@ def by_group(group: Any, *arrays: Any) -> Groups:
     mask = place < sizes[:, None]
     index = order[starts[:, None] + np.where(mask, place, 0)]
     return Groups(labels, mask, tuple(x[index] for x in data), index)
+
+
+def _missing(names: np.ndarray) -> np.ndarray:
+    """Where labels are missing: ``None``, and those that do not equal themselves."""
+    if names.dtype.kind != "O":
+        return names != names
+    # whether pandas.NA equals itself is pandas.NA
+    same = [(x is not None, x == x) for x in names.tolist()]
+    return np.array(
+        [not (known and isinstance(x, bool | np.bool) and x) for known, x in same]
+    )

@@ -95,6 +95,7 @@ class RowsMarginalized:
             return model(*args, **bound)
         args, kwargs = jax.tree.map(indexable, (args, kwargs))
         models = self.chain(args, kwargs)
+        _check_not_given(models)
         model = models[-1] if models else in_this_precision(self.fn)
         return model(*args, **kwargs)
 
@@ -153,6 +154,26 @@ class RowsMarginalized:
             else:
                 models.append(ChainModel(below, level))
         return models
+
+
+def _check_not_given(models: Sequence[LevelModel | ChainModel]) -> None:
+    """Refuse handlers that condition on a site that is integrated out.
+
+    They do not see it. Handlers that substitute may have more values than the model has
+    sites, such as all draws of a run.
+    """
+    given: set[str] = set()
+    for handler in numpyro.primitives._PYRO_STACK:
+        if isinstance(handler, numpyro.handlers.condition):
+            given.update(handler.data or ())
+    hidden = sorted(given & {n for model in models for n in model.level.names})
+    if hidden:
+        names = ", ".join(map(repr, hidden))
+        raise ValueError(
+            f"handlers.condition around marginalize(model) has no effect on {names}, "
+            "which is integrated out. Write marginalize(handlers.condition(model, "
+            "data=...)), with the data inside, or choose other sites with sites=[...]."
+        )
 
 
 # levels by model and argument shapes; they hold no data

@@ -30,9 +30,10 @@ __all__ = [
     "QuadratureError",
     "Rule",
     "Rules",
-    "at_worst_rows",
+    "WIDE",
     "Look",
     "look_by",
+    "log_trapezoidal",
     "look_by_own",
     "looks_of",
     "rounded_spread",
@@ -46,13 +47,11 @@ ELSEWHERE = 0.01  # share of a row's likelihood elsewhere that is reported
 
 # equally spaced points, by the number of dimensions: their number along each, and how
 # many standard deviations they are apart
-_WIDE = {1: (121, 0.5), 2: (31, 0.8), 3: (19, 1.0)}
+WIDE = {1: (121, 0.5), 2: (31, 0.8), 3: (19, 1.0)}
 _APART = 0.1  # asinh of standard deviations beyond the range of a mode
 # rows at all draws, and evaluations of row likelihoods there
 _FEWEST_ROWS, _MOST_ROWS, _MOST = 24, 2_000, 9_000_000
-_SCREENED = 8  # times as many rows are looked at for those with the largest error
 _COMMON = 4.0  # times the variance of independent errors that is not by chance
-_WORST = 4  # one in so many of the rows that are measured are these
 
 
 class QuadratureError(NamedTuple):
@@ -191,37 +190,10 @@ def looks_of(at: RowsAt, count: int, rules: Rules) -> Look:
         level = at.levels[rule.number]
         states = int(np.prod([s.size for s in level.sites if s.discrete], dtype=int))
         d = level.dimensions
-        nodes += states * sum(n**d for n in (*rule.tried, rule.fine, _WIDE[d][0]))
+        nodes += states * sum(n**d for n in (*rule.tried, rule.fine, WIDE[d][0]))
     most = max(_FEWEST_ROWS, min(_MOST_ROWS, _MOST // (nodes * count)))
     width = min(most, at.size)
     return Look(most, at.looker(jax.random.key(0), look_by(rules), width, height=1))
-
-
-def at_worst_rows(
-    look: Look, size: int, draws: Mapping[str, Any], rules: Rules
-) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
-    """Rows, how many rows each of them stands for, and the results at these.
-
-    If there are too many rows for all draws, a first pass at one draw finds those with
-    the largest errors among more rows, in the same compiled program.
-
-    :param look: the comparison of the rules.
-    :param size: the number of rows.
-    """
-    most = look.most
-    if size <= most:
-        numbers = np.arange(size)
-        return numbers, np.ones(size), look.at(draws, numbers)
-    first = {name: x[:1] for name, x in draws.items()}
-    screened = np.linspace(0, size - 1, min(size, _SCREENED * most)).astype(int)
-    found = look.at(first, screened)
-    errors = np.max([_off(found, rule, rule.own)[0] for rule in rules.values()], axis=0)
-    worst = screened[np.argsort(errors)[-(most // _WORST) :]]
-    others = np.linspace(0, size - 1, most - len(worst)).astype(int)
-    others = np.setdiff1d(others, worst)
-    weights = np.full(len(others), (size - len(worst)) / len(others))
-    numbers = np.concatenate([worst, others])
-    return numbers, np.r_[np.ones(len(worst)), weights], look.at(draws, numbers)
 
 
 def with_more_nodes(
@@ -423,7 +395,7 @@ def look_by(rules: Rules) -> Callable[..., dict[str, Array]]:
             values = log_integrals(density, place, [*rule.tried, rule.fine], reach)
             found = {str(n): x for n, x in zip(rule.tried, values, strict=False)}
             found["fine"] = values[-1]
-            found["wide"] = _log_trapezoidal(density, place)
+            found["wide"] = log_trapezoidal(density, place)
             found["modes"] = jnp.logaddexp(found["fine"], _beyond(places, place, reach))
             found["converged"] = place.converged
             return found
@@ -454,10 +426,10 @@ def _beyond(places: Place, place: Place, reach: Reach) -> Array:
     return jnp.max(jnp.where(there, mass, -jnp.inf), 0)
 
 
-def _log_trapezoidal(density: Split, place: Place) -> Array:
+def log_trapezoidal(density: Split, place: Place) -> Array:
     """The log integral by equally spaced points, further out than quadrature nodes."""
     d = place.mode.shape[-1]
-    count, apart = _WIDE[d]
+    count, apart = WIDE[d]
     line = apart * (np.arange(count) - count // 2)
     points = np.stack(np.meshgrid(*[line] * d, indexing="ij"), -1).reshape(-1, d)
     values = jax.vmap(lambda x: density(place.at(x)))(jnp.asarray(points))
