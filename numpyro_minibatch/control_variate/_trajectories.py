@@ -11,6 +11,7 @@ import numpy as np
 from jax import Array
 from jax.flatten_util import ravel_pytree
 
+from numpyro_minibatch._internal.threads import compilers
 from numpyro_minibatch.control_variate._expand import Expansion
 from numpyro_minibatch.control_variate._posterior import POOL, SurrogatePosterior
 from numpyro_minibatch.control_variate._problem import Problem
@@ -27,6 +28,9 @@ from numpyro_minibatch.proposal import (
 
 __all__ = ["Trajectories", "compile_trajectories", "trajectories"]
 
+# Draws that a thread follows at once. Where these evaluate more likelihoods of rows at
+# each step than `_COSTLY`, no others are followed.
+_AT_ONCE, _COSTLY = POOL // 4, 5_000_000
 _NUM_STEPS = (1, 2, 4, 8, 16, 32, 64)  # numbers of steps of a trajectory to try
 # With more coordinates, trajectories are judged at draws that the covariance was not
 # computed from: the ends of trajectories of so many steps.
@@ -77,6 +81,9 @@ def trajectories(problem: Problem, posterior: SurrogatePosterior) -> Trajectorie
         return Trajectories(0, False, 0.0)
     _, location, root, draws, *_ = posterior
     expansion = posterior.expansion.cast(problem.dtype)
+    row_size = problem.target_of(problem.arrays).row_size
+    if _AT_ONCE * expansion.num_exact * row_size > _COSTLY:
+        draws = draws[:: max(1, len(draws) // _AT_ONCE)]
     rng = np.random.default_rng(33)
     momenta = rng.normal(size=draws.shape)
     stretch = 1.0 + JITTER * rng.uniform(-1.0, 1.0, size=len(draws))
@@ -86,9 +93,18 @@ def trajectories(problem: Problem, posterior: SurrogatePosterior) -> Trajectorie
         num_steps: int, quarters: int, stretch: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         steps = quarters * TRAJECTORY_LENGTH / num_steps * stretch
-        at = location, root, draws, momenta
-        accepted, z = ends(*_followed(problem, expansion, at, steps, num_steps))
-        return np.asarray(accepted, np.float64), np.asarray(z, np.float64)
+
+        def some(first: int) -> list[np.ndarray]:
+            part = slice(first, first + _AT_ONCE)
+            at = location, root, draws[part], momenta[part]
+            found = ends(*_followed(problem, expansion, at, steps[part], num_steps))
+            return [np.asarray(x, np.float64) for x in found]
+
+        # the first one on this thread, because it may trace the model
+        firsts = range(0, len(draws), _AT_ONCE)
+        parts = [some(firsts[0]), *compilers().map(some, firsts[1:])]
+        accepted, z = (np.concatenate(x) for x in zip(*parts, strict=True))
+        return accepted, z
 
     if draws.shape[1] > _FEW_COORDINATES:
         # The covariance has been fitted to these draws: with 100 coordinates, 96% of
@@ -217,7 +233,7 @@ def compile_trajectories(
     :param start: a flat position.
     """
     dim = len(start)
-    zeros = np.zeros((POOL, dim))
+    zeros = np.zeros((_AT_ONCE, dim))
     at = zeros[0], np.zeros((dim, dim)), zeros, zeros
     problem.compiled(_ends_of_trajectories).ahead(
         *_followed(problem, expansion, at, zeros[:, 0], 1)
