@@ -333,8 +333,10 @@ def trajectories(
         _trajectories._ends_of_trajectories: ends,
         _trajectories._site_values: lambda x: site(np.asarray(x)),
     }
-    problem: Any = SimpleNamespace(compiled=programs.__getitem__, dtype=jnp.float32)
-    expansion: Any = SimpleNamespace(cast=lambda _: None)
+    problem: Any = SimpleNamespace(
+        compiled=programs.__getitem__, dtype=jnp.float32, row_size=1
+    )
+    expansion: Any = SimpleNamespace(cast=lambda _: expansion, num_exact=0)
     root = np.eye(draws.shape[1])
     return _trajectories.trajectories(
         problem,
@@ -558,6 +560,14 @@ def test_steps_are_judged_at_draws_that_the_covariance_was_not_fitted_to() -> No
             return np.full(2000, 0.99 if well else 0.5), rng.normal(size=args[3].shape)
 
         assert trajectories(fitted, ends).num_steps == expected
+
+
+def test_few_trajectories_are_followed_where_each_step_integrates_many_rows() -> None:
+    """300 rows of 81 nodes: 2,000 draws took longer than the run itself."""
+    for rows, nodes, expected in ((2048, 1, 2000), (300, 81, 500), (100, 11, 2000)):
+        problem: Any = SimpleNamespace(row_size=nodes)
+        expansion: Any = SimpleNamespace(num_exact=rows)
+        assert _trajectories._number_followed(problem, expansion) == expected
 
 
 def test_long_trajectories_that_stick_are_not_used() -> None:

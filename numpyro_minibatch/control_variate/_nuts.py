@@ -228,7 +228,7 @@ def _mixed_from(
             return found, rhat
         ends = draws[~lost, -1]
         found, rhat = _nuts_from(problem, expansion, np.resize(ends, starts.shape), 36)
-    integrates = expansion.exact and problem.target_of(problem.arrays).row_size > 1
+    integrates = expansion.exact and problem.row_size > 1
     for seed in () if integrates else _AGAIN:
         if rhat <= MIXED or not np.isfinite(found[0]).all():
             break

@@ -292,6 +292,11 @@ class Problem:
         return {name: jax.device_put(np.zeros(1, np.int32)) for name in self.plates}
 
     @property
+    def row_size(self) -> int:
+        """About how many likelihoods the density of one row evaluates."""
+        return self.target_of(self.arrays).row_size
+
+    @property
     def in_own_coordinates(self) -> bool:
         """Whether the rows are expanded in the position itself."""
         return self.coordinates.latents is None

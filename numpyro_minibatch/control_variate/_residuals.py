@@ -335,7 +335,7 @@ class ResidualScan:
     @cached_property
     def row_size(self) -> int:
         """The number of likelihood evaluations per row."""
-        return self.problem.target_of(self.problem.arrays).row_size
+        return self.problem.row_size
 
     @property
     def integrals(self) -> bool:

@@ -274,7 +274,7 @@ def _prepared(problem: Problem, chosen: Chosen, needs: Needs) -> Prepared:
         if len(found.modes) > 1:
             return _with_modes(problem, chosen, needs, found)
     # NUTS on rows that are integrals takes too long to be tried before an expansion
-    plain = problem.target_of(problem.arrays).row_size == 1
+    plain = problem.row_size == 1
     at_once = few and plain and needs.follows and taylor == Taylor(taylor.order)
     sampled = None
     try:
@@ -427,7 +427,7 @@ def _may_read_all(problem: Problem, chosen: Chosen, needs: Needs) -> bool:
     """
     if problem.on_host:
         return False
-    rows = problem.target_of(problem.arrays).row_size * sum(problem.plates.values())
+    rows = problem.row_size * sum(problem.plates.values())
     free = all(size is None for size in chosen.sizes.values())
     weighted = isinstance(chosen.scheme, Weighted) and chosen.taylor.exact_rows is None
     return needs.follows and free and weighted and rows <= _COARSE_ROWS

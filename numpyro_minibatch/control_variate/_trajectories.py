@@ -11,7 +11,6 @@ import numpy as np
 from jax import Array
 from jax.flatten_util import ravel_pytree
 
-from numpyro_minibatch._internal.threads import compilers
 from numpyro_minibatch.control_variate._expand import Expansion
 from numpyro_minibatch.control_variate._posterior import POOL, SurrogatePosterior
 from numpyro_minibatch.control_variate._problem import Problem
@@ -28,9 +27,8 @@ from numpyro_minibatch.proposal import (
 
 __all__ = ["Trajectories", "compile_trajectories", "trajectories"]
 
-# Draws that a thread follows at once. Where these evaluate more likelihoods of rows at
-# each step than `_COSTLY`, no others are followed.
-_AT_ONCE, _COSTLY = POOL // 4, 5_000_000
+# likelihoods of rows that all draws evaluate at a step, above which few are followed
+_COSTLY, _FEW_DRAWS = 20_000_000, POOL // 4
 _NUM_STEPS = (1, 2, 4, 8, 16, 32, 64)  # numbers of steps of a trajectory to try
 # With more coordinates, trajectories are judged at draws that the covariance was not
 # computed from: the ends of trajectories of so many steps.
@@ -81,9 +79,7 @@ def trajectories(problem: Problem, posterior: SurrogatePosterior) -> Trajectorie
         return Trajectories(0, False, 0.0)
     _, location, root, draws, *_ = posterior
     expansion = posterior.expansion.cast(problem.dtype)
-    row_size = problem.target_of(problem.arrays).row_size
-    if _AT_ONCE * expansion.num_exact * row_size > _COSTLY:
-        draws = draws[:: max(1, len(draws) // _AT_ONCE)]
+    draws = draws[:: POOL // _number_followed(problem, expansion)]
     rng = np.random.default_rng(33)
     momenta = rng.normal(size=draws.shape)
     stretch = 1.0 + JITTER * rng.uniform(-1.0, 1.0, size=len(draws))
@@ -93,18 +89,9 @@ def trajectories(problem: Problem, posterior: SurrogatePosterior) -> Trajectorie
         num_steps: int, quarters: int, stretch: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         steps = quarters * TRAJECTORY_LENGTH / num_steps * stretch
-
-        def some(first: int) -> list[np.ndarray]:
-            part = slice(first, first + _AT_ONCE)
-            at = location, root, draws[part], momenta[part]
-            found = ends(*_followed(problem, expansion, at, steps[part], num_steps))
-            return [np.asarray(x, np.float64) for x in found]
-
-        # the first one on this thread, because it may trace the model
-        firsts = range(0, len(draws), _AT_ONCE)
-        parts = [some(firsts[0]), *compilers().map(some, firsts[1:])]
-        accepted, z = (np.concatenate(x) for x in zip(*parts, strict=True))
-        return accepted, z
+        at = location, root, draws, momenta
+        accepted, z = ends(*_followed(problem, expansion, at, steps, num_steps))
+        return np.asarray(accepted, np.float64), np.asarray(z, np.float64)
 
     if draws.shape[1] > _FEW_COORDINATES:
         # The covariance has been fitted to these draws: with 100 coordinates, 96% of
@@ -137,6 +124,12 @@ def trajectories(problem: Problem, posterior: SurrogatePosterior) -> Trajectorie
         if stuck_of_long <= _STUCK:
             return Trajectories(num_steps, True, max(stuck, stuck_of_long))
     return Trajectories(num_steps, False, stuck)
+
+
+def _number_followed(problem: Problem, expansion: Expansion) -> int:
+    """The number of draws from which trajectories start."""
+    cost = POOL * expansion.num_exact * problem.row_size
+    return POOL if cost <= _COSTLY else _FEW_DRAWS
 
 
 def _followed(
@@ -233,7 +226,7 @@ def compile_trajectories(
     :param start: a flat position.
     """
     dim = len(start)
-    zeros = np.zeros((_AT_ONCE, dim))
+    zeros = np.zeros((_number_followed(problem, expansion), dim))
     at = zeros[0], np.zeros((dim, dim)), zeros, zeros
     problem.compiled(_ends_of_trajectories).ahead(
         *_followed(problem, expansion, at, zeros[:, 0], 1)
