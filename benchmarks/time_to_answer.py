@@ -298,7 +298,7 @@ PROBLEMS = {
     "hierarchy": Problem(hierarchy, (5_000,)),
     "quadrature": Problem(quadrature, (10_000,)),
     "groups": Problem(groups, (10_000,)),
-    "network": Problem(network, (5_000,), ("amagold", "sghmc", "nuts")),
+    "network": Problem(network, (1_000,), ("amagold", "sghmc", "nuts")),
     "two_modes": Problem(two_modes, (20_000,), ("ladder", "nuts4")),
 }
 

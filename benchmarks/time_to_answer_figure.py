@@ -24,7 +24,6 @@ FIGURE = ROOT / "docs/_static/time_to_answer.png"
 STYLES = {
     "ours": ("MinibatchMH", "#0072B2"),
     "nuts": ("NUTS", "#999999"),
-    "nuts4": ("NUTS, 4 chains", "#D55E00"),
 }
 
 
@@ -63,7 +62,8 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--out", type=Path, default=FIGURE)
     args = parser.parse_args()
-    draw(json.loads(args.results.read_text())["results"], args.out)
+    results = json.loads(args.results.read_text())["results"]
+    draw([r for r in results if r["case"]["problem"] == "logistic"], args.out)
 
 
 if __name__ == "__main__":
