@@ -903,6 +903,32 @@ def test_a_distribution_of_the_users_own_needs_no_support() -> None:
     np.testing.assert_allclose(log_rows(marginalize(model), {}, Y), exact, atol=1e-4)
 
 
+@pytest.mark.parametrize(
+    "of, refused",
+    [
+        (lambda u: dist.Uniform(0.0, u), True),
+        (lambda u: dist.Pareto(u, 2.0), True),
+        (lambda u: dist.Uniform(0.0, u).mask(True), True),
+        (lambda u: dist.TruncatedNormal(u, 1.0, low=0.0), False),
+        (lambda u: dist.TruncatedNormal(0.0, u, high=5.0), False),
+    ],
+)
+def test_numbers_that_bound_an_observation_are_refused(of: Any, refused: bool) -> None:
+    """With 31 nodes the likelihood of some rows was zero, and more were recommended."""
+
+    def model(y: Any) -> None:
+        with numpyro.plate("data", len(y)) as idx:
+            u = numpyro.sample("u", dist.Gamma(2.0, 1.0))
+            numpyro.sample("y", of(u), obs=y[idx])
+
+    y = np.array([0.3, 1.2])
+    if not refused:
+        assert np.all(np.isfinite(log_rows(marginalize(model), {}, y)))
+        return
+    with pytest.raises(ValueError, match="a bound of the values of 'y' depends on it"):
+        log_rows(marginalize(model), {}, y)
+
+
 def test_numbers_that_are_cut_off_have_a_density_without_steps() -> None:
     def model(y: Any) -> None:
         with numpyro.plate("data", len(y)) as idx:

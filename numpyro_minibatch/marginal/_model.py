@@ -436,13 +436,14 @@ class LevelModel:
         return self.level._replace(hidden=tuple(depends))
 
     def _check_smooth(self, args: tuple, kwargs: Mapping[str, Any]) -> None:
-        """Refuse latent numbers on which the rest of a row depends only by steps.
+        """Refuse latent numbers on which the density of a row depends by jumps.
 
-        :raises ValueError: quadrature would have to find the steps.
+        :raises ValueError: quadrature would have to find the jumps.
         """
         for site in self.level.sites:
             if site.discrete:
                 continue
+            self._check_bounds(site.name, args, kwargs)
 
             def rest(x: Array, name: str = site.name) -> list[Array]:
                 seen = self.observer()
@@ -460,6 +461,34 @@ class LevelModel:
                     "jax.scipy.special.ndtr(m / s), as in "
                     "dist.Bernoulli(probs=jax.scipy.special.ndtr(m / s))."
                 )
+
+    def _check_bounds(self, name: str, args: tuple, kwargs: Mapping[str, Any]) -> None:
+        """Refuse a latent number that bounds the values of an observation.
+
+        :raises ValueError: the density of a row jumps to zero at some value of it.
+        """
+        bounded: list[str] = []
+
+        def bounds(x: Array) -> list[Array]:
+            seen = self.observer()
+            run_hidden(seen, args, kwargs)
+            found = self.rows(seen, args, kwargs).bounds(name, x)
+            bounded[:] = [site for site, leaves in found.items() for _ in leaves]
+            return [jnp.asarray(x) for leaves in found.values() for x in leaves]
+
+        closed = jax.make_jaxpr(bounds)(0.0)
+        for k, site in enumerate(bounded):
+            alone = closed.jaxpr.replace(outvars=closed.jaxpr.outvars[k : k + 1])
+            if not inputs_used(closed.replace(jaxpr=alone))[0]:
+                continue
+            raise ValueError(
+                f"marginalize cannot integrate {name!r} by quadrature: a bound of the "
+                f"values of {site!r} depends on it, so that the density of a row jumps "
+                f"to zero where {name!r} does not allow the observation. Integrate it "
+                "by hand over the values that allow the observation, and write the "
+                "logarithm of the result as numpyro.factor in the plate; or sample the "
+                "model with its latent sites, by NumPyro's NUTS."
+            )
 
 
 class _InPlates(Messenger):
@@ -630,8 +659,15 @@ class Rows:
 
     def trace(self, state: Array, u: Array | None) -> dict[str, Any]:
         """Run the model at given values of the latent sites of the rows."""
-        free = {} if u is None else self.free_values(u)
-        model = _Fill(self.model.fn, self.plates, self.state_values(state), free)
+        return self.trace_at(
+            self.state_values(state), {} if u is None else self.free_values(u)
+        )
+
+    def trace_at(
+        self, states: Mapping[str, Array], free: Mapping[str, Array]
+    ) -> dict[str, Any]:
+        """The same by site, of discrete and of unconstrained continuous values."""
+        model = _Fill(self.model.fn, self.plates, states, free)
         return run_hidden(model, self.args, self.kwargs, self.globals)
 
     def densities_without(self, name: str, x: Array) -> list[Array]:
@@ -640,22 +676,35 @@ class Rows:
         :param name: a continuous site.
         :param x: how far its unconstrained values are from where a search starts.
         """
-        free = self.free_values(self.start())
-        free[name] = free[name] + x
-        values = self.state_values(jnp.asarray(self.states[0]))
-        trace = run_hidden(
-            _Fill(self.model.fn, self.plates, values, free),
-            self.args,
-            self.kwargs,
-            self.globals,
-        )
         return [
             site["fn"].log_prob(site["value"])
+            for other, site in self._moved(name, x).items()
+            if other != name
+        ]
+
+    def bounds(self, name: str, x: Array) -> dict[str, list[Array]]:
+        """The bounds of the values of each observed site, as a function of one site.
+
+        :param name: a continuous site.
+        :param x: how far its unconstrained values are from where a search starts.
+        """
+        return {
+            other: jax.tree.leaves(getattr(site["fn"], "support", None))
+            for other, site in self._moved(name, x).items()
+            if site["is_observed"]
+        }
+
+    def _moved(self, name: str, x: Array) -> dict[str, Any]:
+        """The sites of the rows, with another value of one of them."""
+        free = self.free_values(self.start())
+        free[name] = free[name] + x
+        trace = self.trace_at(self.state_values(jnp.asarray(self.states[0])), free)
+        return {
+            other: site
             for other, site in trace.items()
             if site["type"] == "sample"
-            and other != name
             and set(self.model.level.plates) <= set(plates_of(site))
-        ]
+        }
 
     def log_joint(self, state: Array, u: Array | None) -> Array:
         """The log density of observations and latent variables of each row.
