@@ -294,7 +294,7 @@ _WITH_HMCECS = "ours", "nuts", "nuts4", "hmcecs"
 PROBLEMS = {
     "logistic": Problem(logistic, (10_000, 200_000, 1_000_000), _WITH_HMCECS),
     "covertype": Problem(partial(published, "covertype"), (319_055,), _WITH_HMCECS),
-    "poisson": Problem(partial(published, "poisson"), (200_000,), _WITH_HMCECS),
+    "poisson": Problem(partial(published, "poisson"), (200_000,)),
     "hierarchy": Problem(hierarchy, (5_000,)),
     "quadrature": Problem(quadrature, (10_000,)),
     "groups": Problem(groups, (10_000,)),
