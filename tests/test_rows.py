@@ -489,7 +489,6 @@ TABLES = {
         r"y in place of y.values.*DataArray: pass y.values",
     ),
     "directly": (of_products, SERIES, r"x is a pandas Series: pass x.to_numpy\(\) in"),
-    "array, directly": (of_products, ARRAYS, "x is an xarray DataArray: pass x.values"),
     "dict": (
         of_a_dict,
         ({"y": FRAME["y"]},),
@@ -517,6 +516,17 @@ def test_of_a_table_the_arrays_to_pass_are_shown(name: str) -> None:
     with pytest.raises((ValueError, TypeError), match=f"(?s){match}") as caught:
         inspect_model("MINT", model, args, {}, 10)
     assert type(caught.value) in (ValueError, TypeError)
+
+
+def test_data_arrays_in_products_have_rows_or_are_refused() -> None:
+    """Whether JAX multiplies them depends on its version."""
+    try:
+        layout, _ = inspect_model("MINT", of_products, ARRAYS, {}, 10)
+    except (TypeError, ValueError) as error:
+        assert "x is an xarray DataArray: pass x.values" in str(error)
+    else:
+        assert layout.widths == ((layout.plates[0][0], 10),)
+        assert layout.plates[0][1] == len(Y)
 
 
 @pytest.mark.parametrize("args", [SERIES, ARRAYS], ids=["pandas", "xarray"])
