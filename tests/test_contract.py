@@ -42,6 +42,7 @@ from numpyro_minibatch import (
     CyclicalSGHMC,
     MHMinibatch,
     MinibatchMH,
+    ReplicaExchange,
     Target,
     accept,
     batch,
@@ -487,6 +488,29 @@ def test_a_state_of_another_kernel_is_refused() -> None:
         mapped.run(jax.random.key(0), X, Y)
         mapped.post_warmup_state = mapped.last_state
         mapped.run(jax.random.key(1), X, Y)
+
+
+def ladder() -> ReplicaExchange:
+    inner = KERNELS["control-variate"]()
+    return ReplicaExchange(inner, num_replicas=2, temperature_ratio=4.0)
+
+
+@pytest.mark.parametrize(
+    "make", [KERNELS["control-variate"], ladder], ids=["kernel", "ladder"]
+)
+def test_a_run_goes_on_from_its_state_after_another_one_was_refused(make: Any) -> None:
+    """The set-up that was refused has begun to replace that of the state."""
+    expected, mcmc = (driver(make()) for _ in range(2))
+    for one in (expected, mcmc):
+        one.run(chain_keys()[0], X, Y)
+    with pytest.raises(ValueError, match="derivatives"):
+        mcmc.run(chain_keys()[0], X, 0 * Y)
+    again = driver(mcmc.sampler)  # which has not compiled a step
+    again.post_warmup_state = mcmc.last_state
+    expected.post_warmup_state = expected.last_state
+    for one in (expected, again):
+        one.run(chain_keys()[1], X, Y)
+    assert_identical(draws(again), draws(expected))
 
 
 def test_draws_are_not_those_of_a_run_that_was_refused() -> None:

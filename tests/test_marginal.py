@@ -885,8 +885,11 @@ def test_states_that_the_observations_exclude_have_derivatives(of: Callable) -> 
         np.testing.assert_allclose(derive(found)(at), derive(by_hand)(at), rtol=1e-4)
 
 
-def test_a_distribution_of_the_users_own_needs_no_support() -> None:
+@pytest.mark.parametrize("given", [None, object()])
+def test_a_distribution_of_the_users_own_needs_no_support(given: Any) -> None:
     class Own(dist.Distribution):
+        support = given
+
         def __init__(self, loc: Any) -> None:
             self.loc = loc
             super().__init__(batch_shape=jnp.shape(loc))

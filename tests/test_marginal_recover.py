@@ -34,6 +34,7 @@ from numpyro_minibatch import (
     diagnose,
     marginalize,
     recover_marginals,
+    sample,
 )
 from numpyro_minibatch._internal.passes import chunk_of
 from numpyro_minibatch._internal.precision import double
@@ -829,6 +830,28 @@ def test_runs_without_a_control_variate_are_measured_afterwards(
     assert ("the quadrature of marginalize is not accurate" in advice) != accurate
     facts = json.loads(idata["posterior"].attrs["facts"])
     assert ("quadrature_sd" in facts["quadrature"]) == accurate
+
+
+def test_sample_measures_the_quadrature_at_draws_and_not_at_its_start(
+    tmp_path: Path,
+) -> None:
+    """Names and axes come from the first draw, and from earlier runs of the program."""
+    y = jnp.asarray(np.random.default_rng(2).poisson(3.0, size=60))
+    model = marginalize(overdispersed)
+    kernel = MinibatchMH(model, batch_size=30)
+    settings: dict[str, Any] = {"num_warmup": 5, "num_samples": 10, "progress": False}
+    found = {}
+    for seed, out in ((0, None), (1, None), (1, tmp_path / "run")):
+        idata = sample(kernel, y, **settings, seed=seed, out=out)
+        draws = {n: x.to_numpy()[0] for n, x in idata["posterior"].items()}
+        which = np.linspace(0, 9, 8).astype(int)
+        expected = model.approximation((y,), {})(
+            {name: x[which] for name, x in draws.items()}, model
+        )
+        facts = json.loads(idata["posterior"].attrs["facts"])
+        found[seed, out] = facts["quadrature"]["quadrature_sd"]
+        assert found[seed, out] == pytest.approx(expected["quadrature_sd"], rel=1e-3)
+    assert len(set(found.values())) == 2  # of two seeds
 
 
 def test_of_very_many_rows_random_ones_are_looked_at(

@@ -324,6 +324,8 @@ def trajectories(
     draws: np.ndarray,
     ends: Callable[..., tuple[np.ndarray, np.ndarray]],
     site: Callable[[np.ndarray], np.ndarray] = np.asarray,
+    rows: int = 0,
+    nodes: int = 1,
 ) -> _trajectories.Trajectories:
     """The choice of trajectories that end where a function says.
 
@@ -334,9 +336,9 @@ def trajectories(
         _trajectories._site_values: lambda x: site(np.asarray(x)),
     }
     problem: Any = SimpleNamespace(
-        compiled=programs.__getitem__, dtype=jnp.float32, row_size=1
+        compiled=programs.__getitem__, dtype=jnp.float32, row_size=nodes
     )
-    expansion: Any = SimpleNamespace(cast=lambda _: expansion, num_exact=0)
+    expansion: Any = SimpleNamespace(cast=lambda _: expansion, num_exact=rows)
     root = np.eye(draws.shape[1])
     return _trajectories.trajectories(
         problem,
@@ -562,12 +564,22 @@ def test_steps_are_judged_at_draws_that_the_covariance_was_not_fitted_to() -> No
         assert trajectories(fitted, ends).num_steps == expected
 
 
-def test_few_trajectories_are_followed_where_each_step_integrates_many_rows() -> None:
+@pytest.mark.parametrize(
+    ("rows", "nodes", "followed"), [(2048, 1, 2000), (300, 81, 500), (100, 11, 2000)]
+)
+def test_few_trajectories_are_followed_where_each_step_integrates_many_rows(
+    rows: int, nodes: int, followed: int
+) -> None:
     """300 rows of 81 nodes: 2,000 draws took longer than the run itself."""
-    for rows, nodes, expected in ((2048, 1, 2000), (300, 81, 500), (100, 11, 2000)):
-        problem: Any = SimpleNamespace(row_size=nodes)
-        expansion: Any = SimpleNamespace(num_exact=rows)
-        assert _trajectories._number_followed(problem, expansion) == expected
+    draws = np.random.default_rng(7).normal(size=(2000, 2))
+    seen = set()
+
+    def ends(*args: Any) -> tuple[np.ndarray, np.ndarray]:
+        seen.add(args[3].shape)
+        return np.ones(len(args[3])), np.asarray(args[3])[::-1]
+
+    trajectories(draws, ends, rows=rows, nodes=nodes)
+    assert seen == {(followed, 2)}
 
 
 def test_long_trajectories_that_stick_are_not_used() -> None:

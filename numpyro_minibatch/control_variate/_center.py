@@ -470,6 +470,7 @@ def _is_curved(value_at: Callable[[np.ndarray], float], best: tuple) -> bool:
     return all(0.5 < rise < 2.0 for rise in rises)  # 1 by the Hessian
 
 
+@np.errstate(invalid="ignore", over="ignore")
 def _more_than_curvature(
     objective: Callable, start: np.ndarray, step: np.ndarray
 ) -> float:

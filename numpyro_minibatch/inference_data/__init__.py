@@ -11,6 +11,12 @@ from numpyro_minibatch.inference_data._groups import (
 )
 from numpyro_minibatch.inference_data._groups import get_group as get_group
 from numpyro_minibatch.inference_data._groups import samples_of as samples_of
+from numpyro_minibatch.inference_data._quadrature import (
+    measured_quadrature as measured_quadrature,
+)
+from numpyro_minibatch.inference_data._quadrature import (
+    with_quadrature as with_quadrature,
+)
 
 if TYPE_CHECKING:
     from numpyro_minibatch.inference_data._groups import InferenceData as InferenceData

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Any
 
@@ -31,13 +30,8 @@ def created(run: Run) -> dict[str, Any]:
     }
 
 
-def attributes_of(
-    mcmc: Any, run: Run, labels: Labels, quadrature: Mapping[str, Any]
-) -> dict[str, Any]:
-    """The attributes of a run, as strings and numbers, which netCDF can store.
-
-    :param quadrature: the error of the quadrature, if no set-up measured it.
-    """
+def attributes_of(mcmc: Any, run: Run, labels: Labels) -> dict[str, Any]:
+    """The attributes of a run, as strings and numbers, which netCDF can store."""
     kernel = run.kernel
     attrs = {
         **created(run),
@@ -55,11 +49,8 @@ def attributes_of(
     settings = dict(getattr(kernel, "settings", {}))
     attrs["settings"] = json.dumps(settings, default=repr)
     # a user's own part may state NumPy numbers
-    facts = dict(getattr(kernel, "facts", {}))
-    if quadrature:
-        facts["quadrature"] = dict(quadrature)
     attrs["facts"] = json.dumps(
-        facts,
+        getattr(kernel, "facts", {}),
         default=lambda value: value.item() if hasattr(value, "item") else repr(value),
     )
     attrs["plates"] = json.dumps(kernel.plates)

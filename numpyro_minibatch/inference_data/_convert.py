@@ -25,7 +25,10 @@ from numpyro_minibatch.inference_data._attributes import attributes_of, created
 from numpyro_minibatch.inference_data._collected import collected_groups
 from numpyro_minibatch.inference_data._groups import as_inference_data, get_group
 from numpyro_minibatch.inference_data._labels import Labels
-from numpyro_minibatch.inference_data._quadrature import measured_quadrature
+from numpyro_minibatch.inference_data._quadrature import (
+    measured_quadrature,
+    with_quadrature,
+)
 
 if TYPE_CHECKING:
     from numpyro_minibatch.inference_data._groups import InferenceData
@@ -133,7 +136,8 @@ def to_inference_data(
     labels = Labels.make(
         [*samples, *run.observed, *arguments, *predicted, *before], run, dims, coords
     )
-    attrs = attributes_of(mcmc, run, labels, measured_quadrature(run, samples))
+    error = measured_quadrature(run, samples)
+    attrs = with_quadrature(attributes_of(mcmc, run, labels), error)
     groups = {
         "posterior": labels.draws(samples, attrs | labels.listed("of_rows", of_rows)),
         "sample_stats": labels.draws(stats, attrs),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 from numpyro_minibatch._model.replay import Run
 from numpyro_minibatch.host_rows import find_rows
 
-__all__ = ["measured_quadrature"]
+__all__ = ["measured_quadrature", "with_quadrature"]
 
 _DRAWS = 8
 
@@ -22,7 +23,8 @@ def measured_quadrature(run: Run, samples: Mapping[str, Any]) -> dict[str, Any]:
     the parameters may draw the chains there, where its error shows.
 
     :param run: the run.
-    :param samples: its draws by site, with axes of chains and draws first.
+    :param samples: its draws by site, with axes of chains and draws first. One draw of
+        each chain, which may be its start, is not measured.
     """
     known = "pilot" in getattr(run.kernel, "facts", {})
     if known or not run.of_package or run.target is None:
@@ -31,13 +33,28 @@ def measured_quadrature(run: Run, samples: Mapping[str, Any]) -> dict[str, Any]:
     args, kwargs = run.target.args, dict(run.target.kwargs)
     if not hasattr(model, "approximation") or find_rows((args, kwargs)):
         return {}
-    flat = {n: np.reshape(x, (-1, *np.shape(x)[2:])) for n, x in samples.items()}
-    count = min((len(x) for x in flat.values()), default=0)
-    if not count:
+    shape = np.shape(next(iter(samples.values()), ()))[:2]
+    if len(shape) < 2 or shape[1] < 2:
         return {}
+    count = shape[0] * shape[1]
     which = np.linspace(0, count - 1, min(_DRAWS, count)).astype(int)
-    draws = {name: x[which] for name, x in flat.items()}
+    places = np.unravel_index(which, shape)
+    draws = {name: np.asarray(x[places]) for name, x in samples.items()}
     try:
         return model.approximation(args, kwargs)(draws, model)
     except ValueError as refused:
         return {"quadrature_refused": str(refused)}
+
+
+def with_quadrature(
+    attrs: Mapping[str, Any], error: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The attributes of a run with the error of its quadrature among its facts.
+
+    :param attrs: the attributes.
+    :param error: what :func:`measured_quadrature` returned.
+    """
+    if not error or "facts" not in attrs:
+        return dict(attrs)
+    facts = json.loads(attrs["facts"]) | {"quadrature": dict(error)}
+    return {**attrs, "facts": json.dumps(facts)}

@@ -688,11 +688,13 @@ class Rows:
         :param name: a continuous site.
         :param x: how far its unconstrained values are from where a search starts.
         """
-        return {
-            other: jax.tree.leaves(getattr(site["fn"], "support", None))
-            for other, site in self._moved(name, x).items()
-            if site["is_observed"]
-        }
+        found = {}
+        for other, site in self._moved(name, x).items():
+            if site["is_observed"]:
+                leaves = jax.tree.leaves(getattr(site["fn"], "support", None))
+                # the support of a user's distribution may be any object
+                found[other] = [leaf for leaf in leaves if isinstance(leaf, Array)]
+        return found
 
     def _moved(self, name: str, x: Array) -> dict[str, Any]:
         """The sites of the rows, with another value of one of them."""

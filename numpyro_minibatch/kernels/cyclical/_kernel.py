@@ -313,7 +313,7 @@ class Cyclical(OuterKernel):
             multiple of the draws of a cycle.
         """
         name = type(self).__name__
-        self._learn(num_warmup=int(num_warmup))
+        self._learn(num_warmup=int(num_warmup), vectorized=None)
         pieces = self._cycles.inner_warmup(name, self.num_warmup)
         states = self._inner.init(
             rng_key, pieces, init_params, model_args, model_kwargs

@@ -275,7 +275,7 @@ class ReplicaExchange(OuterKernel):
         self, rng_key, num_warmup, init_params=None, model_args=(), model_kwargs=None
     ):
         """Start the inner kernel at each rung; see :meth:`MinibatchMH.init`."""
-        self._learn(num_warmup=int(num_warmup))
+        self._learn(num_warmup=int(num_warmup), vectorized=None)
         number = len(self._temperatures)
         is_chain = is_prng_key(rng_key)
         keys = rng_key[None] if is_chain else rng_key
