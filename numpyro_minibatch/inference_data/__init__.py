@@ -12,7 +12,7 @@ from numpyro_minibatch.inference_data._groups import (
 from numpyro_minibatch.inference_data._groups import get_group as get_group
 from numpyro_minibatch.inference_data._groups import samples_of as samples_of
 from numpyro_minibatch.inference_data._quadrature import (
-    measured_quadrature as measured_quadrature,
+    quadrature_of_kernel as quadrature_of_kernel,
 )
 from numpyro_minibatch.inference_data._quadrature import (
     with_quadrature as with_quadrature,

@@ -11,7 +11,7 @@ import numpy as np
 from numpyro_minibatch._model.replay import Run
 from numpyro_minibatch.host_rows import find_rows
 
-__all__ = ["measured_quadrature", "with_quadrature"]
+__all__ = ["measured_quadrature", "quadrature_of_kernel", "with_quadrature"]
 
 _DRAWS = 8
 
@@ -44,6 +44,21 @@ def measured_quadrature(run: Run, samples: Mapping[str, Any]) -> dict[str, Any]:
         return model.approximation(args, kwargs)(draws, model)
     except ValueError as refused:
         return {"quadrature_refused": str(refused)}
+
+
+def quadrature_of_kernel(
+    kernel: Any, args: tuple, kwargs: Mapping[str, Any], samples: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The same, from the kernel of a run; other models are not replayed.
+
+    :param kernel: the kernel.
+    :param args: positional arguments of its model.
+    :param kwargs: keyword arguments of its model.
+    :param samples: its draws by site, with axes of chains and draws first.
+    """
+    if not getattr(getattr(kernel, "model", None), "marginalizes", False):
+        return {}
+    return measured_quadrature(Run.of_kernel(kernel, args, kwargs), samples)
 
 
 def with_quadrature(

@@ -20,13 +20,12 @@ from tqdm.auto import tqdm
 
 from numpyro_minibatch._internal.progress import shown
 from numpyro_minibatch._internal.static import digest
-from numpyro_minibatch._model.replay import Run as Replayed
 from numpyro_minibatch._version import __version__
 from numpyro_minibatch.host_rows import find_rows
 from numpyro_minibatch.inference_data import (
     as_inference_data,
     get_group,
-    measured_quadrature,
+    quadrature_of_kernel,
     with_quadrature,
 )
 from numpyro_minibatch.sampling._devices import Share
@@ -42,7 +41,6 @@ from numpyro_minibatch.sampling._resume import (
     refuse_other_processes,
 )
 from numpyro_minibatch.sampling._store import Layout, Store
-from numpyro_minibatch.target import is_marginalized
 
 if TYPE_CHECKING:
     import arviz as az
@@ -304,19 +302,15 @@ class Run:
             if dataset is not None:
                 found[group] = dataset
         now = datetime.datetime.now(datetime.UTC).isoformat()
-        error = self._quadrature(found["posterior"])
+        error = quadrature_of_kernel(
+            self.program.kernel,
+            self.program.args,
+            self.program.kwargs,
+            {str(name): x.data for name, x in found["posterior"].items()},
+        )
         for dataset in found.values():
             dataset.attrs = with_quadrature(dataset.attrs, error) | {"created_at": now}
         return as_inference_data(found, dict(found["posterior"].attrs))
-
-    def _quadrature(self, posterior: xr.Dataset) -> dict[str, Any]:
-        """The error of the quadrature at some draws, if no set-up measured it."""
-        program = self.program
-        if not is_marginalized(getattr(program.kernel, "model", None)):
-            return {}
-        run = Replayed.of_kernel(program.kernel, program.args, program.kwargs)
-        samples = {str(name): x.data for name, x in posterior.items()}
-        return measured_quadrature(run, samples)
 
     def _in_memory(self, name: str, chunks: list[dict[str, np.ndarray]]) -> xr.Dataset:
         like = get_group(self.template, name.removeprefix(_WARMUP))
