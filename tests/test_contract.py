@@ -490,6 +490,19 @@ def test_a_state_of_another_kernel_is_refused() -> None:
         mapped.run(jax.random.key(1), X, Y)
 
 
+def test_a_state_brings_no_control_variate_of_other_data() -> None:
+    """A new kernel measures its data, and finds the surrogate of others in a state."""
+    begin = driver(KERNELS["control-variate"]())
+    begin.run(jax.random.key(0), X, Y)
+    again = driver(KERNELS["control-variate"]())
+    again.post_warmup_state = begin.last_state
+    again.run(jax.random.key(1), np.array(X), np.array(Y))  # the same, in other arrays
+    other = driver(KERNELS["control-variate"]())
+    other.post_warmup_state = begin.last_state
+    with pytest.raises(ValueError, match="made for other data|settings, data"):
+        other.run(jax.random.key(1), X, np.roll(Y, 1))
+
+
 def ladder() -> ReplicaExchange:
     inner = KERNELS["control-variate"]()
     return ReplicaExchange(inner, num_replicas=2, temperature_ratio=4.0)

@@ -27,6 +27,7 @@ from numpyro_minibatch.target import Target
 __all__ = ["DrivenKernel", "compile_around_loop", "over_chains", "warn_of_constants"]
 
 _SMALL = 2**24  # bytes of an array of draws that can be made twice
+_ROUNDING = 1e-3  # relative error of a surrogate in single precision
 _LARGE = 2**28  # bytes of data above which compiling them into the program is slow
 
 
@@ -120,6 +121,8 @@ class DrivenKernel(ByValue, MCMCKernel):
         :param data: the data that it belongs to.
         """
         like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state)
+        if hasattr(state, "surrogate"):  # the part that follows from the data
+            like = like._replace(surrogate=state.surrogate)
         self._learn(vectorized=vectorized, state=like, data=data)
         driver = running(MCMC)
         if driver is not None and driver.sampler is self:
@@ -153,8 +156,13 @@ class DrivenKernel(ByValue, MCMCKernel):
             )
         if _shapes(here) != {n: (*chains, *x) for n, x in _shapes(there).items()}:
             raise ValueError(
-                f"{who}: mcmc.post_warmup_state was made with other settings or for "
-                f"another model. {remedy}"
+                f"{who}: mcmc.post_warmup_state was made with other settings, data or "
+                f"for another model. {remedy}"
+            )
+        if not _close(getattr(here, "surrogate", ()), getattr(there, "surrogate", ())):
+            raise ValueError(
+                f"{who}: mcmc.post_warmup_state was made for other data: its control "
+                f"variate differs from that of these data. {remedy}"
             )
 
     def _check_data(self, args: tuple, kwargs: Mapping[str, Any]) -> None:
@@ -177,6 +185,23 @@ def _shapes(state: Any) -> dict[str, tuple[int, ...]]:
     """The shapes of the arrays of a state, by their places."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(state)
     return {jax.tree_util.keystr(path): jnp.shape(leaf) for path, leaf in leaves}
+
+
+def _close(given: Any, own: Any) -> bool:
+    """Whether surrogates agree, except for the rounding of sums over all rows.
+
+    :param given: a surrogate, possibly with an axis of chains.
+    :param own: another one, of the same structure.
+    """
+    leaves = jax.tree.leaves(given), jax.tree.leaves(own)
+    for one, other in zip(*leaves, strict=True):
+        if isinstance(one, jax.core.Tracer) or isinstance(other, jax.core.Tracer):
+            continue
+        x, y = np.asarray(one), np.asarray(other)
+        atol = _ROUNDING * np.abs(y).max(initial=0.0)
+        if not np.allclose(x, y, rtol=0.0, atol=atol, equal_nan=True):
+            return False
+    return True
 
 
 def compile_around_loop(fields: Any, vectorized: bool) -> None:

@@ -44,7 +44,7 @@ class Run:
     :param compiled_values: the same, of programs of NumPyro's driver that take the data
         as arguments, so that it would not compile them anew for other values.
     :param data: the data that the states belong to.
-    :param state: a state, without its values.
+    :param state: shapes of a state, and the values of its surrogate.
     """
 
     num_warmup: int = 0
