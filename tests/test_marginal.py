@@ -18,6 +18,7 @@ import pytest
 import scipy
 import scipy.special
 import scipy.stats
+from jax import Array
 from numpyro import handlers
 from numpyro.infer import MCMC, Predictive, init_to_value
 
@@ -33,6 +34,7 @@ from numpyro_minibatch._internal.precision import double
 from numpyro_minibatch._model import batch_comparison
 from numpyro_minibatch._model.independence import check_rows
 from numpyro_minibatch._model.preflight import inspect_model
+from numpyro_minibatch.marginal._quadrature import find_place
 from numpyro_minibatch.target import ModelTarget
 
 
@@ -1131,3 +1133,21 @@ def test_values_of_a_site_that_is_integrated_out_are_refused() -> None:
         model, (GROUPS_X, GROUPS_Y, MASK), {}, INTERCEPTS
     )
     assert float(value) == pytest.approx(float(whole), rel=1e-5)
+
+
+def test_the_search_converges_for_counts_of_thousands() -> None:
+    """In single precision, values near the mode are rounded by more than steps gain."""
+    rng = np.random.default_rng(6)
+    total = rng.integers(5, 3_000, 400)
+    y, a, b = rng.binomial(total, rng.beta(0.8, 3.0, 400)), 0.8, 3.0
+
+    def log_density(u: Array) -> Array:
+        p = jax.nn.sigmoid(u[..., 0])
+        prior = dist.Beta(a, b).log_prob(p) + jnp.log(p * (1 - p))
+        return dist.Binomial(total, p).log_prob(y) + prior
+
+    place = find_place(log_density, jnp.zeros((400, 1), jnp.float32))
+    assert place.converged.all()
+    mode = np.log((y + a) / (total - y + b))
+    sd = np.sqrt(1 / (y + a) + 1 / (total - y + b))
+    np.testing.assert_allclose(place.mode[:, 0], mode, atol=1e-3 * sd.min())
