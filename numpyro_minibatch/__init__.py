@@ -14,6 +14,7 @@ from numpyro_minibatch import (
     proposal,
     schedule,
 )
+from numpyro_minibatch._internal.xla import avoid_wrong_sums as _avoid_wrong_sums
 from numpyro_minibatch._version import __version__
 from numpyro_minibatch.accept import Decision
 from numpyro_minibatch.batch import Batch
@@ -40,6 +41,8 @@ from numpyro_minibatch.kernels import (
     ReplicaExchange,
 )
 from numpyro_minibatch.target import Target
+
+_avoid_wrong_sums()
 
 # What prepares data and what analyses results is imported at its first use: it needs
 # xarray, pandas and scipy.stats, which take longer to import than all of the above.

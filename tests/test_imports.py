@@ -86,8 +86,10 @@ ALLOWED: dict[str, set[str]] = {
     "__main__": {"diagnostics", "sampling"},
     "datasets": set(),
     # the package re-exports
+    # _internal: a flag of the compiler has to be set before JAX makes an array
     "": PARTS
     | {
+        "_internal",
         "_version",
         "cycles",
         "datasets",
