@@ -624,6 +624,8 @@ def _distance(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
 
 
 def _run_one(path: Path, out: Path, check: bool, chains: int) -> None:
+    import numpyro_minibatch  # noqa: F401  # sets a flag before JAX makes an array
+
     warnings.simplefilter("ignore")
 
     def found(outcome: Outcome) -> None:
