@@ -1131,3 +1131,20 @@ def test_values_of_a_site_that_is_integrated_out_are_refused() -> None:
         model, (GROUPS_X, GROUPS_Y, MASK), {}, INTERCEPTS
     )
     assert float(value) == pytest.approx(float(whole), rel=1e-5)
+
+
+def test_two_rows_that_are_not_indexed_are_rows() -> None:
+    """Two rows are all of them: to find out which arrays have rows takes one."""
+    kernel = MinibatchMH(marginalize(intercepts_of_few), batch=batch.full())
+    kernel._setup((np.ones((2, 3)),), {})
+    assert kernel.slices is not None
+    target = kernel.make_target((np.ones((2, 3)),), {})
+    assert target.constrain({"mu": jnp.zeros(())}).keys() == {"mu"}
+
+
+def intercepts_of_few(y: Any) -> None:
+    mu = numpyro.sample("mu", dist.Normal(0.0, 1.0))
+    with numpyro.plate("groups", len(y)):
+        u = numpyro.sample("u", dist.Normal(mu, 1.0))
+        with numpyro.plate("within", y.shape[1]):
+            numpyro.sample("y", dist.Normal(u, 1.0), obs=y.T)

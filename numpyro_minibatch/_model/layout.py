@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from numpyro_minibatch._model.plates import PLAIN, Advised
+from numpyro_minibatch._model.plates import PLAIN, Advised, one_row
 from numpyro_minibatch.target import Slices, Target
 
 __all__ = ["Layout", "layout_target"]
@@ -67,6 +67,8 @@ def layout_target(
         widths = dict(plates)
     bound = []
     for plate, rows in sorted(plates.items()):
+        if rows == 1:
+            raise ValueError(one_row(who, plate))
         width = widths.get(plate)
         if width is None and default is not None:
             width = min(default, rows)

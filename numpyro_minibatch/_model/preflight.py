@@ -237,7 +237,7 @@ def _with_plates(
         name: jax.ShapeDtypeStruct(site.free_shape, jnp.result_type(float))
         for name, site in found.items()
     }
-    warned = check_flow(who, target, widths, z)
+    warned = check_flow(who, target, widths, z, whole)
     ordered = tuple(sorted(plates.items()))
     layout = Layout(
         ordered,

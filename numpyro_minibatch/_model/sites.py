@@ -41,6 +41,7 @@ __all__ = [
     "abstract_sites",
     "arguments_of",
     "batch_shape",
+    "error_of_latents",
     "explained",
     "local_sites",
     "own_sizes",
@@ -170,7 +171,47 @@ def values_missing(
         return f"{message} {as_arrays(tables)}" if tables else message
     if tables:
         return f"{who} cannot run the model ({first_line(error)}). {as_arrays(tables)}"
-    return needs_values(who, model, error)
+    of_latents = error_of_latents(model, args, kwargs)
+    return needs_values(who, model, error, of_latents)
+
+
+def error_of_latents(
+    model: Any, args: tuple, kwargs: Mapping[str, Any]
+) -> BaseException | None:
+    """The error of a model that needs the value of a latent site, if it does.
+
+    The model runs with the values of its data and of its indices. Only what is computed
+    from a latent site has no values, because it is traced by :func:`jax.vmap`.
+
+    :param model: the model.
+    :param args: its positional arguments.
+    :param kwargs: its keyword arguments.
+    """
+    while getattr(model, "marginalizes", False):
+        model = model.fn
+    if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((args, kwargs))):
+        return None
+    target = ModelTarget(model=model, args=args, kwargs=kwargs, sizes={})
+
+    def run(yes: Array) -> None:
+        def traced(site: Any) -> Any:
+            if site["type"] != "sample" or site["is_observed"]:
+                return None
+            fn, key = site["fn"], site["kwargs"].get("rng_key")
+            discrete = fn.support is not None and fn.support.is_discrete
+            value = fn.sample(key) if discrete else init_to_uniform(site)
+            return jnp.where(yes, value, value)
+
+        target.trace({}, substitute_fn=traced)
+
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            jax.vmap(run)(jnp.ones(1, bool))
+    except NEEDS_VALUES as error:
+        return error
+    except Exception:  # other errors have their own explanations
+        pass
+    return None
 
 
 def without_rows(model: Any, args: tuple, kwargs: Mapping[str, Any]) -> str:

@@ -63,6 +63,7 @@ class _Line(NamedTuple):
     :param computes: the names in it that are modules which compute, or traced.
     :param in_model: whether it is in the function that the kernel was given, and not in
         one that this calls.
+    :param numpy_modules: the names in it of NumPy.
     """
 
     number: int
@@ -72,6 +73,7 @@ class _Line(NamedTuple):
     numpy: tuple[str, ...]
     computes: frozenset[str]
     in_model: bool
+    numpy_modules: frozenset[str] = frozenset()
 
 
 def first_line(error: BaseException) -> str:
@@ -97,14 +99,22 @@ def own_check(error: BaseException) -> str:
     return f"line {number}, `{text}`{said}"
 
 
-def needs_values(who: str, model: Any, error: BaseException) -> str:
-    """The message for a model that needs the values of its data.
+def needs_values(
+    who: str, model: Any, error: BaseException, of_latents: BaseException | None = None
+) -> str:
+    """The message for a model that needs the values of its data or of a latent site.
 
     :param who: the kernel's name.
     :param model: the model.
     :param error: the error of JAX, with its traceback.
+    :param of_latents: the error of the model where only what depends on a latent site
+        has no values.
     """
     line = _line_in_model(model, error)
+    if of_latents is not None:
+        latent = _line_in_model(model, of_latents, jax.core.Tracer)
+        if (latent and latent.number) == (line and line.number):
+            return _needs_latents(who, latent, of_latents)
     where = ""
     if line is not None and line.text:
         where = f" in line {line.number}, `{line.text}`"
@@ -112,6 +122,37 @@ def needs_values(who: str, model: Any, error: BaseException) -> str:
         f"{who} cannot run the model: its Python code needs the values of the data or "
         f"of a plate's indices{where} ({first_line(error)}). "
         f"{_advice(model, line, error)}"
+    )
+
+
+def _needs_latents(who: str, line: _Line | None, error: BaseException) -> str:
+    """The message for a model that needs the value of a latent site.
+
+    :param line: the line that needs it. Its traced names depend on a latent site.
+    """
+    where = f" in line {line.number}, `{line.text}`" if line and line.text else ""
+    message = (
+        f"{who} cannot run the model: its Python code needs the value of a latent "
+        f"site{where} ({first_line(error)}). A latent site has no value while a model "
+        "is traced, in NumPyro's NUTS as well."
+    )
+    code = None if line is None else line.code
+    nodes = [] if code is None else [*ast.walk(code)]
+    for node in nodes:
+        if isinstance(node, ast.If | ast.IfExp):
+            return f"{message} Write jnp.where({ast.unparse(node.test)}, ..., ...)."
+    if isinstance(error, jax.errors.TracerArrayConversionError):
+        for node in nodes:
+            if not isinstance(node, ast.Call):
+                continue
+            written = ast.unparse(node)
+            module, _, rest = written.partition(".")
+            inside = {x.id for x in ast.walk(node) if isinstance(x, ast.Name)}
+            if line and module in line.numpy_modules and inside & set(line.traced):
+                return f"{message} Write jnp.{rest} in place of {written}."
+    return (
+        f"{message} Compute with jax.numpy, without float(), int(), range(), assert "
+        "and while."
     )
 
 
@@ -238,8 +279,13 @@ def function_of(model: Any) -> Callable | None:
     return model
 
 
-def _line_in_model(model: Any, error: BaseException) -> _Line | None:
-    """The innermost line of the user's that an error was raised at."""
+def _line_in_model(
+    model: Any, error: BaseException, traced_type: type = jax.Array
+) -> _Line | None:
+    """The innermost line of the user's that an error was raised at.
+
+    :param traced_type: the type of arrays that have no values.
+    """
     function = function_of(model)
     found = None
     for frame, number in traceback.walk_tb(error.__traceback__):
@@ -248,15 +294,19 @@ def _line_in_model(model: Any, error: BaseException) -> _Line | None:
     if found is None:
         return None
     frame, number = found
-    text, code = _statement(frame, number)
+    is_test = isinstance(error, jax.errors.TracerBoolConversionError)
+    text, code = _statement(frame, number, is_test)
     names = {x.id for x in ast.walk(code) if isinstance(x, ast.Name)} if code else set()
     known = {**frame.f_globals, **frame.f_locals}
-    traced = sorted(n for n in names if _has_arrays(frame.f_locals.get(n)))
+    traced = sorted(n for n in names if _holds(frame.f_locals.get(n), traced_type))
     numpy = sorted(n for n in names if isinstance(known.get(n), np.ndarray))
     own = function is not None and frame.f_code is function.__code__
     modules = {n for n in names if _computes(frame.f_globals.get(n))}
     computes = frozenset({*traced, *numpy, *modules})
-    return _Line(number, text, code, tuple(traced), tuple(numpy), computes, own)
+    names_of_numpy = frozenset(n for n in names if known.get(n) is np)
+    return _Line(
+        number, text, code, tuple(traced), tuple(numpy), computes, own, names_of_numpy
+    )
 
 
 def _is_of_a_library(frame: FrameType) -> bool:
@@ -270,12 +320,18 @@ def _computes(module: Any) -> bool:
     return name.partition(".")[0] in ("numpy", "jax", "scipy", "pandas", "math")
 
 
-def _has_arrays(value: Any) -> bool:
-    return any(isinstance(x, jax.Array) for x in jax.tree.leaves(value))
+def _holds(value: Any, kind: type) -> bool:
+    return any(isinstance(x, kind) for x in jax.tree.leaves(value))
 
 
-def _statement(frame: FrameType, number: int) -> tuple[str, ast.stmt | None]:
-    """The first line of the statement that is being run, and its code."""
+def _statement(
+    frame: FrameType, number: int, tests: bool = False
+) -> tuple[str, ast.stmt | None]:
+    """The first line of the statement that is being run, and its code.
+
+    :param tests: whether it is a condition that is being run, and not what follows it
+        on the same line, if it does.
+    """
     try:
         lines, start = inspect.getsourcelines(frame.f_code)
     except (OSError, TypeError, IndexError):
@@ -292,6 +348,9 @@ def _statement(frame: FrameType, number: int) -> tuple[str, ast.stmt | None]:
     for node in ast.walk(tree):
         if not isinstance(node, ast.stmt):
             continue
+        if tests and isinstance(innermost, ast.If | ast.While):
+            if innermost.test.lineno <= at + 1 <= (innermost.test.end_lineno or 0):
+                break
         end = node.end_lineno or node.lineno
         if node.lineno <= at + 1 <= end:  # a child is seen after its parent
             innermost = node

@@ -18,7 +18,7 @@ from numpyro import handlers
 from numpyro_minibatch._model.indexing import fails_on_rows
 from numpyro_minibatch._model.layout import Layout
 from numpyro_minibatch._model.numpy_calls import ReadsValues
-from numpyro_minibatch._model.sites import local_sites
+from numpyro_minibatch._model.sites import error_of_latents, local_sites
 from numpyro_minibatch.target import (
     condition_inside,
     given_data,
@@ -82,6 +82,11 @@ def prepare_model(
             raise reason from None
     values = ""
     reading, known = _reading(model, args, kwargs)
+    # a marginalized model is run as it was written as well, where NumPy has no values
+    # of a latent site
+    as_written = known is not None and is_marginalized(model)
+    if as_written and error_of_latents(model, args, kwargs) is not None:
+        raise reason
     if known is not None:
         model, values = reading, known.digest
         try:
