@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import re
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -667,7 +668,7 @@ def number(y: Any) -> None:
 def test_code_that_needs_the_value_of_a_latent_site_is_written_with_jax(
     model: Any, says: str
 ) -> None:
-    """It has no value in NumPyro's NUTS either, and cannot be computed from the data."""
+    """It has no value in NumPyro's NUTS, either, and cannot be computed from data."""
     kernel = MinibatchMH(model, batch=batch.full())
     with pytest.raises(TypeError, match="needs the value of a latent site") as caught:
         kernel._setup((Y,), {})  # before anything compiles
@@ -701,3 +702,27 @@ def test_beside_rows_of_another_plate_one_row_is_read_in_full() -> None:
 
     layout, _ = inspect_model("MINT", model, (Y[:1], Y), {}, None, default=10)
     assert layout.widths == (("people", 10),)
+
+
+def test_angles_are_warned_of_once_before_the_run() -> None:
+    def model(y: Any) -> None:
+        mean = numpyro.sample("mean", dist.VonMises(0.0, 0.1))
+        with numpyro.plate("people", len(y)):
+            numpyro.sample("score", dist.VonMises(mean, 2.0), obs=y)
+
+    def messages(model: Any) -> list[str]:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            kernel = MinibatchMH(model, batch=batch.full())
+            kernel._setup((Y,), {})
+            kernel._setup((Y,), {})  # for another chain
+        return [str(w.message) for w in caught]
+
+    (message,) = messages(model)
+    assert "latent site 'mean' is an angle" in message
+    remedy = "numpyro.handlers.reparam(model, config={'mean': CircularReparam()})"
+    assert remedy in message
+    from numpyro.infer.reparam import CircularReparam  # noqa: F401
+
+    assert not messages(eval(remedy, {**globals(), **locals()}))
+    assert not messages(no_batch_size)

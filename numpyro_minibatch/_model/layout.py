@@ -24,6 +24,7 @@ class Layout(NamedTuple):
     :param slices: the rows among the arguments, if the model takes none by indices.
     :param by_row: deterministic sites in no plate whose values depend on the rows.
     :param subsampled: whether plates of the model have a ``subsample_size``.
+    :param angles: the latent sites with a circular support.
     """
 
     plates: tuple[tuple[str, int], ...]
@@ -35,6 +36,7 @@ class Layout(NamedTuple):
     slices: Slices | None = None
     by_row: tuple[str, ...] = ()
     subsampled: bool = False
+    angles: tuple[str, ...] = ()
 
 
 def layout_target(

@@ -249,6 +249,7 @@ def _with_plates(
         target.slices,
         by_row,
         bool(own_sizes(sites)),
+        tuple(name for name in latents if found[name].circular),
     )
     return layout, frozen, warned
 

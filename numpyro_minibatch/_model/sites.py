@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from numpyro.distributions import MaskedDistribution, biject_to
+from numpyro.distributions import MaskedDistribution, biject_to, constraints
 from numpyro.distributions.distribution import ExpandedDistribution, Independent
 from numpyro.infer import init_to_uniform
 
@@ -43,6 +43,7 @@ __all__ = [
     "batch_shape",
     "error_of_latents",
     "explained",
+    "is_circular",
     "local_sites",
     "own_sizes",
     "static_site",
@@ -85,6 +86,7 @@ class Site(NamedTuple):
     kind: str = ""
     in_scan: bool = False
     enumerable: bool = False
+    circular: bool = False
 
     def inside(self, plates: Collection[str]) -> list[Any]:
         """The frames of this site that belong to ``plates``."""
@@ -326,7 +328,18 @@ def static_site(site: Any) -> Site:
         in_scan=bool(site.get("_control_flow_done", False))
         and "_scan_current_index" in site.get("infer", {}),
         enumerable=bool(sample and fn.has_enumerate_support),
+        circular=bool(sample and is_circular(fn.support)),
     )
+
+
+def is_circular(support: Any) -> bool:
+    """Whether both ends of a support are the same point, as of an angle.
+
+    :param support: that of a distribution, possibly of an event; may be ``None``.
+    """
+    while isinstance(support, constraints.independent):
+        support = support.base_constraint
+    return support is constraints.circular
 
 
 def _kind(fn: Any) -> str:
