@@ -306,18 +306,18 @@ def _is_once(value: tuple[int, ...], size: int, axes: list[int]) -> bool:
 
 
 def check_flow(
-    who: str, target: Target, widths: Mapping[str, int], z: Any, whole: bool = False
+    who: str, target: Target, widths: Mapping[str, int], z: Any, parameters: bool = True
 ) -> bool:
     """Check whether a target uses data beyond the requested rows, and its parameters.
 
-    :param whole: whether the target is evaluated on all rows only.
+    :param parameters: whether the rows must depend on a parameter.
     :return: whether there was something to warn of.
     :raises ValueError: an array has fewer rows than its plate, or the likelihood of the
         rows depends on no parameter.
     """
     plates, probe = target.plates, probe_indices(target.plates)
     closed, shapes = jax.make_jaxpr(target.terms, return_shape=True)(z, probe)
-    if not whole:
+    if parameters:
         _check_parameters(who, target, z, closed, shapes)
     indices = [None] * len(jax.tree.leaves(z)) + sorted(probe)
     found = inspect_flow(closed, plates, indices)
