@@ -651,7 +651,8 @@ def choice(y: Any) -> None:
 
 
 def number(y: Any) -> None:
-    mu = float(level())
+    mu = level()
+    mu = float(mu)
     with numpyro.plate("people", len(y)):
         numpyro.sample("score", dist.Normal(mu, 1.0), obs=y)
 
@@ -662,7 +663,7 @@ def number(y: Any) -> None:
         (marginalize(numpy_of_row), "Write jnp.exp(u) in place of np.exp(u)."),
         (marginalize(choice_of_row), "Write jnp.where((u > 0).all(), ..., ...)."),
         (choice, "Write jnp.where(mu > 0, ..., ...)."),
-        (number, "Compute with jax.numpy, without float()"),
+        (number, "Write jnp.asarray(mu) in place of float(mu)."),
     ],
 )
 def test_code_that_needs_the_value_of_a_latent_site_is_written_with_jax(

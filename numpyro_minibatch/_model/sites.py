@@ -22,6 +22,7 @@ from numpyro_minibatch._model.values import (
     NEEDS_VALUES,
     first_line,
     is_of_array,
+    needs_latents,
     needs_values,
     no_attribute,
 )
@@ -41,9 +42,9 @@ __all__ = [
     "abstract_sites",
     "arguments_of",
     "batch_shape",
-    "error_of_latents",
     "explained",
     "is_circular",
+    "latents_needed",
     "local_sites",
     "own_sizes",
     "static_site",
@@ -173,29 +174,31 @@ def values_missing(
         return f"{message} {as_arrays(tables)}" if tables else message
     if tables:
         return f"{who} cannot run the model ({first_line(error)}). {as_arrays(tables)}"
-    of_latents = error_of_latents(model, args, kwargs)
-    return needs_values(who, model, error, of_latents)
+    of_latents = latents_needed(who, model, args, kwargs)
+    return of_latents or needs_values(who, model, error)
 
 
-def error_of_latents(
-    model: Any, args: tuple, kwargs: Mapping[str, Any]
-) -> BaseException | None:
-    """The error of a model that needs the value of a latent site, if it does.
+def latents_needed(who: str, model: Any, args: tuple, kwargs: Mapping[str, Any]) -> str:
+    """The message for a model whose code needs the value of a latent site.
 
-    The model runs with the values of its data and of its indices. Only what is computed
-    from a latent site has no values, because it is traced by :func:`jax.vmap`.
+    What is computed from a latent site is traced by :func:`jax.vmap` besides, so that
+    its type differs from that of all else. Nothing is computed.
 
+    :param who: the kernel's name.
     :param model: the model.
     :param args: its positional arguments.
     :param kwargs: its keyword arguments.
+    :return: nothing if it needs no such value.
     """
     while getattr(model, "marginalizes", False):
         model = model.fn
-    if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((args, kwargs))):
-        return None
     target = ModelTarget(model=model, args=args, kwargs=kwargs, sizes={})
+    kind: type = jax.core.Tracer
 
     def run(yes: Array) -> None:
+        nonlocal kind
+        kind = type(yes)
+
         def traced(site: Any) -> Any:
             if site["type"] != "sample" or site["is_observed"]:
                 return None
@@ -208,12 +211,12 @@ def error_of_latents(
 
     try:
         with warnings.catch_warnings(action="ignore"):
-            jax.vmap(run)(jnp.ones(1, bool))
+            jax.eval_shape(jax.vmap(run), jax.ShapeDtypeStruct((1,), bool))
     except NEEDS_VALUES as error:
-        return error
+        return needs_latents(who, model, error, kind)
     except Exception:  # other errors have their own explanations
         pass
-    return None
+    return ""
 
 
 def without_rows(model: Any, args: tuple, kwargs: Mapping[str, Any]) -> str:

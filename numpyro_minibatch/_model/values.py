@@ -26,6 +26,7 @@ __all__ = [
     "first_line",
     "function_of",
     "is_of_array",
+    "needs_latents",
     "needs_values",
     "no_attribute",
     "own_check",
@@ -48,6 +49,7 @@ _BUILT_IN = {
     "abs", "bool", "dict", "float", "int", "len", "list", "max", "min", "range",
     "round", "set", "sorted", "sum", "tuple",
 }  # fmt: skip
+_TO_PYTHON = {"bool", "float", "int"}
 _CONVERTERS = ("array", "asarray", "asanyarray", "ascontiguousarray", "copy")
 
 
@@ -99,22 +101,14 @@ def own_check(error: BaseException) -> str:
     return f"line {number}, `{text}`{said}"
 
 
-def needs_values(
-    who: str, model: Any, error: BaseException, of_latents: BaseException | None = None
-) -> str:
-    """The message for a model that needs the values of its data or of a latent site.
+def needs_values(who: str, model: Any, error: BaseException) -> str:
+    """The message for a model that needs the values of its data.
 
     :param who: the kernel's name.
     :param model: the model.
     :param error: the error of JAX, with its traceback.
-    :param of_latents: the error of the model where only what depends on a latent site
-        has no values.
     """
     line = _line_in_model(model, error)
-    if of_latents is not None:
-        latent = _line_in_model(model, of_latents, jax.core.Tracer)
-        if (latent and latent.number) == (line and line.number):
-            return _needs_latents(who, latent, of_latents)
     where = ""
     if line is not None and line.text:
         where = f" in line {line.number}, `{line.text}`"
@@ -125,35 +119,50 @@ def needs_values(
     )
 
 
-def _needs_latents(who: str, line: _Line | None, error: BaseException) -> str:
+def needs_latents(who: str, model: Any, error: BaseException, kind: type) -> str:
     """The message for a model that needs the value of a latent site.
 
-    :param line: the line that needs it. Its traced names depend on a latent site.
+    :param who: the kernel's name.
+    :param model: the model.
+    :param error: the error of JAX, with its traceback.
+    :param kind: the type of arrays that depend on a latent site.
+    :return: nothing if what needs values depends on none.
     """
-    where = f" in line {line.number}, `{line.text}`" if line and line.text else ""
-    message = (
-        f"{who} cannot run the model: its Python code needs the value of a latent "
-        f"site{where} ({first_line(error)}). A latent site has no value while a model "
-        "is traced, in NumPyro's NUTS as well."
-    )
-    code = None if line is None else line.code
-    nodes = [] if code is None else [*ast.walk(code)]
-    for node in nodes:
-        if isinstance(node, ast.If | ast.IfExp):
-            return f"{message} Write jnp.where({ast.unparse(node.test)}, ..., ...)."
-    if isinstance(error, jax.errors.TracerArrayConversionError):
-        for node in nodes:
-            if not isinstance(node, ast.Call):
-                continue
+    line = _line_in_model(model, error, kind)
+    if line is None or line.code is None or not line.traced:
+        return ""
+
+    def uses(node: ast.AST) -> bool:
+        return bool(_names_in(node) & set(line.traced))
+
+    remedy = ""
+    for node in ast.walk(line.code):
+        if isinstance(node, ast.If | ast.IfExp) and uses(node.test):
+            remedy = f"jnp.where({ast.unparse(node.test)}, ..., ...)"
+        elif isinstance(node, ast.While | ast.Assert) and uses(node.test):
+            remedy = "jnp.where or jax.lax.while_loop for a choice that depends on it"
+        elif isinstance(node, ast.Call) and uses(node):
             written = ast.unparse(node)
             module, _, rest = written.partition(".")
-            inside = {x.id for x in ast.walk(node) if isinstance(x, ast.Name)}
-            if line and module in line.numpy_modules and inside & set(line.traced):
-                return f"{message} Write jnp.{rest} in place of {written}."
-    return (
-        f"{message} Compute with jax.numpy, without float(), int(), range(), assert "
-        "and while."
-    )
+            if module in line.numpy_modules:
+                remedy = f"jnp.{rest} in place of {written}"
+            elif module.partition("(")[0] in _TO_PYTHON:
+                remedy = (
+                    f"jnp.asarray({ast.unparse(node.args[0])}) in place of {written}"
+                )
+        if remedy:
+            return (
+                f"{who} cannot run the model: its Python code needs the value of a "
+                f"latent site in line {line.number}, `{line.text}` "
+                f"({first_line(error)}). A latent site has no value while a model is "
+                f"traced, in NumPyro's NUTS as well. Write {remedy}."
+            )
+    return ""
+
+
+def _names_in(node: ast.AST) -> set[str]:
+    """The names in an expression."""
+    return {x.id for x in ast.walk(node) if isinstance(x, ast.Name)}
 
 
 def is_of_array(error: BaseException) -> bool:
@@ -257,7 +266,8 @@ def _advice(model: Any, line: _Line | None, error: BaseException) -> str:
 _GENERAL = (
     "Compute numbers such as len(np.unique(group)) beforehand and pass them as "
     "arguments; pass the data as arguments too, or as JAX arrays (jnp.asarray), which "
-    "can be indexed by a minibatch where NumPy arrays cannot."
+    "can be indexed by a minibatch where NumPy arrays cannot. Values of latent sites "
+    "are arrays of JAX: compute with jax.numpy, without float(), int() and if."
 )
 
 

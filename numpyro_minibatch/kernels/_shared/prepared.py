@@ -20,7 +20,7 @@ from numpyro.util import find_stack_level
 from numpyro_minibatch._model.indexing import fails_on_rows
 from numpyro_minibatch._model.layout import Layout
 from numpyro_minibatch._model.numpy_calls import ReadsValues
-from numpyro_minibatch._model.sites import error_of_latents, local_sites
+from numpyro_minibatch._model.sites import latents_needed, local_sites
 from numpyro_minibatch.host_rows import find_rows
 from numpyro_minibatch.target import (
     condition_inside,
@@ -88,7 +88,7 @@ def prepare_model(
     # a marginalized model is run as it was written as well, where NumPy has no values
     # of a latent site
     as_written = known is not None and is_marginalized(model)
-    if as_written and error_of_latents(model, args, kwargs) is not None:
+    if as_written and latents_needed("", model, args, kwargs):
         raise reason
     if known is not None:
         model, values = reading, known.digest
