@@ -179,8 +179,8 @@ def test_arguments_may_be_classes_of_distributions(marginal: bool) -> None:
 
 def test_marginalized_models_can_be_conditioned_on_parameters() -> None:
     def model(x: Any, y: Any) -> None:
-        numpyro.sample("other", dist.Normal(0.0, 1.0))
-        effects(x, y)
+        other = numpyro.sample("other", dist.Normal(0.0, 1.0))
+        effects(x + other, y)
 
     for held in (
         handlers.condition(marginalize(model), {"slope": 0.5}),

@@ -757,7 +757,14 @@ def test_a_coarse_quadrature_is_named_with_what_suffices() -> None:
     assert "by 0.4 " in text and "enable_x64" in text and "num_nodes" not in text
     lost = MEASURED | {"quadrature_unconverged": 3}
     text = advice(facts=PENALTY | {"pilot": lost}, log_ratio_variance=0.01)
-    assert "3 pairs of row and draw" in text
+    assert "3 pairs of row and draw" in text and "proper priors" in text
+    lost |= {"quadrature_kinks": 2}
+    text = advice(facts=PENALTY | {"pilot": lost}, log_ratio_variance=0.01)
+    assert "(2 pairs of row and draw)" in text and "kink" in text
+    assert "(1 pairs of row and draw)" in text and "proper priors" in text
+    lost |= {"quadrature_kinks": 3}
+    text = advice(facts=PENALTY | {"pilot": lost}, log_ratio_variance=0.01)
+    assert "kink" in text and "proper priors" not in text
     fine = MEASURED | {"quadrature_sd": 0.01, "quadrature_sd_elsewhere": 0.02}
     fine |= {"quadrature_error": 9e-5, "quadrature_accuracy": 1e-4}
     fine |= {"quadrature_sd_single": 0.02}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import pickle
+import re
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -1151,3 +1152,76 @@ def test_the_search_converges_for_counts_of_thousands() -> None:
     mode = np.log((y + a) / (total - y + b))
     sd = np.sqrt(1 / (y + a) + 1 / (total - y + b))
     np.testing.assert_allclose(place.mode[:, 0], mode, atol=1e-3 * sd.min())
+
+
+def test_two_rows_that_are_not_indexed_are_rows() -> None:
+    """Two rows are all of them: to find out which arrays have rows takes one."""
+    kernel = MinibatchMH(marginalize(intercepts_of_few), batch=batch.full())
+    kernel._setup((np.ones((2, 3)),), {})
+    assert kernel.slices is not None
+    target = kernel.make_target((np.ones((2, 3)),), {})
+    assert target.constrain({"mu": jnp.zeros(())}).keys() == {"mu"}
+
+
+def intercepts_of_few(y: Any) -> None:
+    mu = numpyro.sample("mu", dist.Normal(0.0, 1.0))
+    with numpyro.plate("groups", len(y)):
+        u = numpyro.sample("u", dist.Normal(mu, 1.0))
+        with numpyro.plate("within", y.shape[1]):
+            numpyro.sample("y", dist.Normal(u, 1.0), obs=y.T)
+
+
+def spun(y: Any) -> None:
+    k = numpyro.sample("k", dist.Gamma(2.0, 1.0))
+    with numpyro.plate("groups", len(y)):
+        a = numpyro.sample("a", dist.VonMises(0.0, 0.1))
+        with numpyro.plate("within", y.shape[1]):
+            numpyro.sample("y", dist.VonMises(a, k), obs=y.T)
+
+
+def test_an_angle_of_a_row_is_summed_as_the_warning_says() -> None:
+    y = np.array([[3.1, -3.0, 2.8], [0.1, 0.4, -0.3]])
+    kernel = MinibatchMH(marginalize(spun), batch=batch.full())
+    with pytest.warns(UserWarning, match="marginalize integrates 'a'") as caught:
+        kernel._setup((y,), {})
+    (message,) = {str(w.message) for w in caught}
+    grid, value = re.findall(r"grid = (.*) and a = (.*)\.$", message)[0]
+
+    def model(y: Any) -> None:
+        k = numpyro.sample("k", dist.Gamma(2.0, 1.0))
+        known = {**globals(), "mean": 0.0, "concentration": 0.1}
+        known["grid"] = eval(grid, known)
+        with numpyro.plate("groups", len(y)):
+            a = eval(value, known)
+            with numpyro.plate("within", y.shape[1]):
+                numpyro.sample("y", dist.VonMises(a, k), obs=y.T)
+
+    summed = marginalize(model)
+    found = numpyro.infer.util.log_density(summed, (y,), {}, {"k": 3.0})[1]["y"]
+    angles = np.linspace(-np.pi, np.pi, 2001)[:-1]
+    prior = scipy.stats.vonmises.pdf(angles, 0.1)
+    each = scipy.stats.vonmises.logpdf(y[:, :, None], 3.0, angles).sum(1)
+    exact = np.log((np.exp(each) * prior).mean(-1) * 2 * np.pi)
+    rows = found["fn"].log_prob(found["value"])
+    np.testing.assert_allclose(rows, exact, rtol=1e-5)
+
+
+@pytest.mark.parametrize("event", [False, True])
+def test_a_site_without_a_density_is_refused(event: bool) -> None:
+    def model(y: Any, width: float) -> None:
+        mu = numpyro.sample("mu", dist.Normal(0.0, 1.0))
+        fixed = dist.Delta(mu * jnp.ones(2)).to_event(1) if event else dist.Delta(mu)
+        with numpyro.plate("groups", len(y)):
+            # a uniform density is constant, and has an integral
+            b = numpyro.sample("b", dist.Uniform(0.0, width))
+            a = numpyro.sample("a", fixed)
+            mean = b + (a.sum(-1) if event else a)
+            numpyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+
+    summed = marginalize(model)
+    with pytest.raises(ValueError, match="'a': Delta has no density.*deterministic"):
+        summed.levels((np.ones(3), 1.0), {})
+    kernel = MinibatchMH(summed, batch=batch.full())
+    with pytest.raises(ValueError, match="'a': Delta has no density"):
+        kernel._setup((np.ones(3), 1.0), {})
+    marginalize(model, sites=["b"]).levels((np.ones(3), 1.0), {})

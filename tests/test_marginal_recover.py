@@ -50,6 +50,7 @@ from numpyro_minibatch.inference_data import (
 )
 from numpyro_minibatch.kernels._shared import survey
 from numpyro_minibatch.marginal import _error, _screen, quadrature_error
+from numpyro_minibatch.marginal._quadrature import find_place, find_reach
 from numpyro_minibatch.marginal._recover import _with_nodes
 from numpyro_minibatch.marginal._rules import Rule
 from numpyro_minibatch.marginal._screen import Screen, chosen
@@ -299,6 +300,25 @@ def overdispersed(y: Any) -> None:
 def counts(size: int) -> np.ndarray:
     generator = np.random.default_rng(1)
     return generator.poisson(np.exp(-0.5 + 1.5 * generator.normal(size=size)))
+
+
+def test_a_kink_at_the_maximum_is_told_from_a_density_without_one() -> None:
+    def model(y: Any) -> None:
+        mu = numpyro.sample("mu", dist.Normal(0.0, 1.0))
+        with numpyro.plate("data", len(y)):
+            a = numpyro.sample("a", dist.Normal(mu, 1.0))
+            numpyro.sample("y", dist.Normal(jnp.maximum(a, 0.0), 0.3), obs=y)
+
+    y = jnp.array([-0.2, 0.1, 1.5])
+    found = quadrature_error(marginalize(model), run_at(2, mu=0.5), y)
+    assert found.unconverged == found.kinks > 0 and "kink" in str(found)
+
+    def rising(u: Any) -> Any:
+        return u[..., 0]
+
+    place = find_place(rising, jnp.zeros((2, 1)))
+    assert not place.converged.any()
+    assert not find_reach(rising, place).falls.any()
 
 
 def test_the_set_up_measures_the_quadrature_error_of_log_ratios() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import re
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +28,8 @@ from numpyro_minibatch import (
     CyclicalMINT,
     CyclicalSGHMC,
     MinibatchMH,
+    Target,
+    batch,
     marginalize,
 )
 from numpyro_minibatch._model.preflight import inspect_model
@@ -599,3 +602,128 @@ def test_of_nested_plates_that_of_the_data_is_subsampled() -> None:
 
     layout, _ = inspect_model("MINT", model, (jnp.ones((100, 5)),), {}, 10)
     assert layout.plates == (("times", 100),)
+
+
+def no_parameter(y: Any) -> None:
+    level()
+    with numpyro.plate("people", len(y)):
+        numpyro.sample("score", dist.Normal(0.0, 1.0), obs=y)
+
+
+def no_shared_parameter(y: Any) -> None:
+    level()
+    with numpyro.plate("people", len(y)):
+        kind = numpyro.sample("kind", dist.DiscreteUniform(0, 9))
+        numpyro.sample("score", dist.Normal(kind, 1.0), obs=y)
+
+
+@pytest.mark.parametrize("model", [no_parameter, marginalize(no_shared_parameter)])
+def test_rows_that_depend_on_no_parameter_are_refused(model: Any) -> None:
+    says = "observed site 'score' does not depend on latent site 'level'.*NUTS"
+    with pytest.raises(ValueError, match=says):
+        inspect_model("MinibatchMH", model, (Y,), {}, 10)
+    target = Target(lambda z: -(z["a"] ** 2), lambda z, i: jnp.zeros(len(i)), N)
+    kernel = MinibatchMH(target=target, batch_size=10)
+    with pytest.raises(ValueError, match="target does not depend on z"):
+        kernel.init(jax.random.key(0), 0, {"a": jnp.zeros(())}, (), {})
+
+
+def numpy_of_row(y: Any) -> None:
+    mu = level()
+    with numpyro.plate("people", len(y)):
+        u = numpyro.sample("u", dist.Normal(mu, 1.0))
+        numpyro.sample("score", dist.Normal(np.exp(u), 1.0), obs=y)
+
+
+def choice_of_row(y: Any) -> None:
+    mu = level()
+    with numpyro.plate("people", len(y)):
+        u = numpyro.sample("u", dist.Normal(mu, 1.0))
+        if (u > 0).all(): u = u + 1  # fmt: skip # noqa: E701
+        numpyro.sample("score", dist.Normal(u, 1.0), obs=y)
+
+
+def choice(y: Any) -> None:
+    mu = level()
+    mean = 1.0 if mu > 0 else 2.0
+    with numpyro.plate("people", len(y)):
+        numpyro.sample("score", dist.Normal(mean, 1.0), obs=y)
+
+
+def number(y: Any) -> None:
+    mu = level()
+    mu = float(mu)
+    with numpyro.plate("people", len(y)):
+        numpyro.sample("score", dist.Normal(mu, 1.0), obs=y)
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        (marginalize(numpy_of_row), "Write jnp.exp(u) in place of np.exp(u)."),
+        (marginalize(choice_of_row), "Write jnp.where((u > 0).all(), ..., ...)."),
+        (choice, "Write jnp.where(mu > 0, ..., ...)."),
+        (number, "Write jnp.asarray(mu) in place of float(mu)."),
+    ],
+)
+def test_code_that_needs_the_value_of_a_latent_site_is_written_with_jax(
+    model: Any, says: str
+) -> None:
+    """It has no value in NumPyro's NUTS, either, and cannot be computed from data."""
+    kernel = MinibatchMH(model, batch=batch.full())
+    with pytest.raises(TypeError, match="needs the value of a latent site") as caught:
+        kernel._setup((Y,), {})  # before anything compiles
+    assert says in str(caught.value)
+    assert "beforehand" not in str(caught.value)
+
+
+def test_a_plate_of_one_row_is_no_matter_of_the_batch_size() -> None:
+    def model(y: Any) -> None:
+        mu = level()
+        with numpyro.plate("people", len(y)) as i:
+            numpyro.sample("score", dist.Normal(mu, 1.0), obs=y[i])
+
+    says = "plate '(people|data)' has 1 row.*NUTS"
+    for settings in ({"control_variate": "taylor2"}, {"batch": batch.full()}):
+        kernel = MinibatchMH(model, **settings)
+        with pytest.raises(ValueError, match=says):
+            kernel._setup((Y[:1],), {})
+    target = Target(lambda z: 0.0, lambda z, i: z["a"] * i, 1)
+    with pytest.raises(ValueError, match=says):
+        MinibatchMH(target=target, batch=batch.full())._setup((), {})
+
+
+def test_beside_rows_of_another_plate_one_row_is_read_in_full() -> None:
+    def model(x: Any, y: Any) -> None:
+        mu = level()
+        with numpyro.plate("people", len(y)) as i:
+            numpyro.sample("score", dist.Normal(mu, 1.0), obs=y[i])
+        with numpyro.plate("studies", len(x)) as i:
+            numpyro.sample("earlier", dist.Normal(mu, 1.0), obs=x[i])
+
+    layout, _ = inspect_model("MINT", model, (Y[:1], Y), {}, None, default=10)
+    assert layout.widths == (("people", 10),)
+
+
+def test_angles_are_warned_of_once_before_the_run() -> None:
+    def model(y: Any) -> None:
+        mean = numpyro.sample("mean", dist.VonMises(0.0, 0.1))
+        with numpyro.plate("people", len(y)):
+            numpyro.sample("score", dist.VonMises(mean, 2.0), obs=y)
+
+    def messages(model: Any) -> list[str]:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            kernel = MinibatchMH(model, batch=batch.full())
+            kernel._setup((Y,), {})
+            kernel._setup((Y,), {})  # for another chain
+        return [str(w.message) for w in caught]
+
+    (message,) = messages(model)
+    assert "latent site 'mean' is an angle" in message
+    remedy = "numpyro.handlers.reparam(model, config={'mean': CircularReparam()})"
+    assert remedy in message
+    from numpyro.infer.reparam import CircularReparam  # noqa: F401
+
+    assert not messages(eval(remedy, {**globals(), **locals()}))
+    assert not messages(no_batch_size)

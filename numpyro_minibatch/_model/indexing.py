@@ -12,7 +12,11 @@ from jax import Array
 from numpyro.infer import init_to_uniform
 from numpyro.util import find_stack_level
 
-from numpyro_minibatch._model.dataflow import inspect_flow
+from numpyro_minibatch._model.dataflow import (
+    inputs_used,
+    inspect_flow,
+    part_of,
+)
 from numpyro_minibatch._model.plates import example_plate
 from numpyro_minibatch._model.rowwise import trace_rows
 from numpyro_minibatch._model.rowwise_rules import rows_of_plate
@@ -23,7 +27,7 @@ from numpyro_minibatch._model.values import (
     is_of_array,
     own_check,
 )
-from numpyro_minibatch.target import ModelTarget, Target, data_frames
+from numpyro_minibatch.target import ModelTarget, Target, Terms, data_frames
 
 __all__ = [
     "WHICH_FAILS",
@@ -93,9 +97,12 @@ def not_indexed(
 
 
 def probe_indices(plates: Mapping[str, int]) -> dict[str, Any]:
-    """Two rows per plate, without values: nothing is computed."""
+    """Some rows per plate, two if there are more, without values: nothing is computed.
+
+    All rows would not show which arrays follow the indices.
+    """
     return {
-        name: jax.ShapeDtypeStruct((min(2, size),), jnp.int32)
+        name: jax.ShapeDtypeStruct((max(1, min(2, size - 1)),), jnp.int32)
         for name, size in plates.items()
     }
 
@@ -122,7 +129,7 @@ def check_indexing(
     plates: Mapping[str, int],
     as_written: Mapping[str, Site],
 ) -> tuple[str, ...]:
-    """Run the model on two rows per plate: data that are not indexed do not fit.
+    """Run the model on some rows per plate: data that are not indexed do not fit.
 
     :return: the deterministic sites in no plate whose values depend on the rows.
     """
@@ -160,7 +167,7 @@ def check_indexing(
             raise NeedsValues(message) from error
         if isinstance(error, AttributeError):
             raise
-        if not any(size > 2 for size in plates.values()):
+        if not any(size > 1 for size in plates.values()):
             raise
         if target.slices is not None and (line := own_check(error)):
             raise OwnCheck(
@@ -168,7 +175,8 @@ def check_indexing(
                 f"some of the rows of its arguments, and then raises in {line}. Leave "
                 "this check out, and make it before the run."
             ) from error
-        problem = f"on 2 rows the model fails with: {first_line(error)}"
+        few = "1 row" if max(plates.values()) == 2 else "2 rows"
+        problem = f"on {few} the model fails with: {first_line(error)}"
     if problem:
         plate, size = next(iter(plates.items()))
         inside = (s for s in as_written.values() if s.observed and s.inside({plate}))
@@ -297,13 +305,20 @@ def _is_once(value: tuple[int, ...], size: int, axes: list[int]) -> bool:
     return sorted(value[a] for a in axes) == [1] * (len(axes) - 1) + [size]
 
 
-def check_flow(who: str, target: Target, widths: Mapping[str, int], z: Any) -> bool:
-    """Check whether a target uses data beyond the requested rows.
+def check_flow(
+    who: str, target: Target, widths: Mapping[str, int], z: Any, parameters: bool = True
+) -> bool:
+    """Check whether a target uses data beyond the requested rows, and its parameters.
 
+    :param parameters: whether the rows must depend on a parameter.
     :return: whether there was something to warn of.
+    :raises ValueError: an array has fewer rows than its plate, or the likelihood of the
+        rows depends on no parameter.
     """
     plates, probe = target.plates, probe_indices(target.plates)
-    closed = jax.make_jaxpr(target.terms)(z, probe)
+    closed, shapes = jax.make_jaxpr(target.terms, return_shape=True)(z, probe)
+    if parameters:
+        _check_parameters(who, target, z, closed, shapes)
     indices = [None] * len(jax.tree.leaves(z)) + sorted(probe)
     found = inspect_flow(closed, plates, indices)
     for plate, rows, shape in found.short:
@@ -324,6 +339,58 @@ def check_flow(who: str, target: Target, widths: Mapping[str, int], z: Any) -> b
             )
             return True
     return False
+
+
+def _check_parameters(
+    who: str, target: Target, z: Any, closed: Any, shapes: Terms
+) -> None:
+    """Raise if the likelihood of the rows depends on no parameter.
+
+    :param closed: the jaxpr of the target's terms.
+    :param shapes: the shapes of its outputs.
+    """
+    none = jax.tree.map(lambda _: False, shapes)
+    marked = none._replace(rows=jax.tree.map(lambda _: True, shapes.rows))
+    jaxpr = closed.jaxpr
+    outputs = zip(jax.tree.leaves(marked), jaxpr.outvars, strict=True)
+    rows = [v for of_rows, v in outputs if of_rows]
+    part = part_of(jaxpr, jaxpr.constvars, jaxpr.invars, jaxpr.eqns, rows)
+    parameters = jax.tree.leaves(z)
+    used = inputs_used(closed.replace(jaxpr=part))[: len(parameters)]
+    if any(used) or not parameters:
+        return
+    advice = (
+        "A minibatch of such rows says nothing about the parameters. Check that the "
+        "model uses its parameters"
+    )
+    if not isinstance(target, ModelTarget):
+        raise ValueError(
+            f"{who}: log_likelihood(z, indices) of the target does not depend on z. "
+            f"{advice} where it computes the likelihood."
+        )
+    trace: dict[str, Any] = {}
+
+    def run(indices: Mapping[str, Array]) -> None:
+        trace.update(target.trace(indices, substitute_fn=init_to_uniform()))
+
+    jax.eval_shape(run, probe_indices(target.plates))
+    observed = [
+        name
+        for name, site in trace.items()
+        if site["type"] == "sample"
+        and site["is_observed"]
+        and data_frames(site, target.sizes)
+    ]
+    raise ValueError(
+        f"{who}: no latent site enters the likelihood of the rows: observed "
+        f"{_sites(observed)} {'does' if len(observed) == 1 else 'do'} not depend on "
+        f"latent {_sites(z)}. {advice} in the distribution of the observations, or "
+        "sample the model with NumPyro's NUTS."
+    )
+
+
+def _sites(names: Collection[str]) -> str:
+    return f"site{'s' * (len(names) > 1)} {', '.join(map(repr, names))}"
 
 
 def _shape_problem(site: Site, plates: Mapping[str, int]) -> str:

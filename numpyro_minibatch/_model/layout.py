@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from numpyro_minibatch._model.plates import PLAIN, Advised
+from numpyro_minibatch._model.plates import PLAIN, Advised, one_row
 from numpyro_minibatch.target import Slices, Target
 
 __all__ = ["Layout", "layout_target"]
@@ -24,6 +24,7 @@ class Layout(NamedTuple):
     :param slices: the rows among the arguments, if the model takes none by indices.
     :param by_row: deterministic sites in no plate whose values depend on the rows.
     :param subsampled: whether plates of the model have a ``subsample_size``.
+    :param angles: the latent sites with a circular support.
     """
 
     plates: tuple[tuple[str, int], ...]
@@ -35,6 +36,7 @@ class Layout(NamedTuple):
     slices: Slices | None = None
     by_row: tuple[str, ...] = ()
     subsampled: bool = False
+    angles: tuple[str, ...] = ()
 
 
 def layout_target(
@@ -67,6 +69,8 @@ def layout_target(
         widths = dict(plates)
     bound = []
     for plate, rows in sorted(plates.items()):
+        if rows == 1:
+            raise ValueError(one_row(who, plate))
         width = widths.get(plate)
         if width is None and default is not None:
             width = min(default, rows)

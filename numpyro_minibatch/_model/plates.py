@@ -22,6 +22,7 @@ __all__ = [
     "example_plate",
     "few_rows",
     "missing_values",
+    "one_row",
     "other_lengths",
 ]
 
@@ -75,6 +76,19 @@ def few_rows(size: int) -> int:
     :param size: the number of all rows.
     """
     return max(2, min(100, size // 10))
+
+
+def one_row(who: str, plate: str) -> str:
+    """The message for a plate with a single row.
+
+    :param who: the kernel's name.
+    :param plate: the plate.
+    """
+    return (
+        f"{who}: plate {plate!r} has 1 row, so that there is nothing to subsample, and "
+        "the variance between rows is not defined. Sample the model with NumPyro's "
+        "NUTS. If the data have more rows, give the plate their number."
+    )
 
 
 class Advised(NamedTuple):
@@ -147,6 +161,8 @@ def choose_plates(
         raise ValueError(_no_plate(who, sites, plates, in_scan, listing, advised))
     for name, width in widths.items():
         size = plates[name][0]
+        if size == 1:
+            raise ValueError(one_row(who, name))
         if width > size:
             raise ValueError(
                 f"{who} got batch_size={width} for plate {name!r}, which has only "
@@ -315,6 +331,8 @@ def candidates(
 ) -> list[str]:
     """Plates that hold observations and no latent site; of nested ones the largest.
 
+    A plate with a single row is one only if no other plate is.
+
     The repeated observations of many units are no rows if the units have latent sites:
     ``marginalize`` makes the units rows. It is named by the error if no plate is left.
 
@@ -345,7 +363,8 @@ def candidates(
             for frames in held
         )
 
-    return [name for name in found if not is_inner(name)]
+    outer = [name for name in found if not is_inner(name)]
+    return [name for name in outer if _size(plates[name]) != 1] or outer
 
 
 def other_lengths(sites: list[Site]) -> list[int]:

@@ -86,6 +86,7 @@ def inspect_model(
     whole: bool = False,
     rows: RowAxes | None = None,
     advised: Advised = PLAIN,
+    sampled: bool = True,
 ) -> tuple[Layout, dict[str, Any]]:
     """Find the data plates of a model and check that they can be subsampled.
 
@@ -100,12 +101,14 @@ def inspect_model(
         plates that it subsamples itself have to be known, if any.
     :param rows: the arguments that have the rows, if the user names them.
     :param advised: what to advise where no rows of a batch are given.
+    :param sampled: whether the model is sampled from these rows, and not only evaluated
+        on them, so that they must depend on a parameter.
     :return: the layout, and the values of ``param`` sites to freeze.
     :raises ValueError: the model cannot be sampled from minibatches; the message says
         what was found and what to write instead.
     """
     check_masked(who, model, args, kwargs)
-    options = who, _hashable(sizes), full, default, whole, rows
+    options = who, _hashable(sizes), full, default, whole, rows, sampled
     key = _known_by(args, kwargs, options)
     try:
         found = _FOUND.setdefault(model, OrderedDict()) if key is not None else {}
@@ -113,7 +116,7 @@ def inspect_model(
         found = {}
     if key in found:
         return found[key], {}
-    asked = _Asked(sizes, full, default, whole, rows, advised)
+    asked = _Asked(sizes, full, default, whole, rows, advised, sampled)
     try:
         layout, frozen, warned = _inspected(who, model, args, kwargs, asked)
     except NeedsValues as error:
@@ -165,6 +168,7 @@ class _Asked(NamedTuple):
     whole: bool
     named: RowAxes | None
     advised: Advised
+    sampled: bool
 
 
 def _inspected(
@@ -201,7 +205,7 @@ def _with_plates(
     lengths: set[int] | None,
 ) -> tuple[Layout, dict[str, Any], bool]:
     """The same, with the plates that have given numbers of rows, by default any."""
-    sizes, full, default, whole, named, advised = asked
+    sizes, full, default, whole, named, advised, sampled = asked
     given = moved = None
     if whole:
         names = {s.name: s.args[0] for s in sites if s.name in own_sizes(sites)}
@@ -237,7 +241,8 @@ def _with_plates(
         name: jax.ShapeDtypeStruct(site.free_shape, jnp.result_type(float))
         for name, site in found.items()
     }
-    warned = check_flow(who, target, widths, z)
+    check_parameters = sampled and not whole
+    warned = check_flow(who, target, widths, z, check_parameters)
     ordered = tuple(sorted(plates.items()))
     layout = Layout(
         ordered,
@@ -249,6 +254,7 @@ def _with_plates(
         target.slices,
         by_row,
         bool(own_sizes(sites)),
+        tuple(name for name in latents if found[name].circular),
     )
     return layout, frozen, warned
 

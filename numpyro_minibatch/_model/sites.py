@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from numpyro.distributions import MaskedDistribution, biject_to
+from numpyro.distributions import MaskedDistribution, biject_to, constraints
 from numpyro.distributions.distribution import ExpandedDistribution, Independent
 from numpyro.infer import init_to_uniform
 
@@ -22,6 +22,7 @@ from numpyro_minibatch._model.values import (
     NEEDS_VALUES,
     first_line,
     is_of_array,
+    needs_latents,
     needs_values,
     no_attribute,
 )
@@ -42,6 +43,8 @@ __all__ = [
     "arguments_of",
     "batch_shape",
     "explained",
+    "is_circular",
+    "latents_needed",
     "local_sites",
     "own_sizes",
     "static_site",
@@ -84,6 +87,7 @@ class Site(NamedTuple):
     kind: str = ""
     in_scan: bool = False
     enumerable: bool = False
+    circular: bool = False
 
     def inside(self, plates: Collection[str]) -> list[Any]:
         """The frames of this site that belong to ``plates``."""
@@ -170,7 +174,49 @@ def values_missing(
         return f"{message} {as_arrays(tables)}" if tables else message
     if tables:
         return f"{who} cannot run the model ({first_line(error)}). {as_arrays(tables)}"
-    return needs_values(who, model, error)
+    of_latents = latents_needed(who, model, args, kwargs)
+    return of_latents or needs_values(who, model, error)
+
+
+def latents_needed(who: str, model: Any, args: tuple, kwargs: Mapping[str, Any]) -> str:
+    """The message for a model whose code needs the value of a latent site.
+
+    What is computed from a latent site is traced by :func:`jax.vmap` besides, so that
+    its type differs from that of all else. Nothing is computed.
+
+    :param who: the kernel's name.
+    :param model: the model.
+    :param args: its positional arguments.
+    :param kwargs: its keyword arguments.
+    :return: nothing if it needs no such value.
+    """
+    while getattr(model, "marginalizes", False):
+        model = model.fn
+    target = ModelTarget(model=model, args=args, kwargs=kwargs, sizes={})
+    kind: type = jax.core.Tracer
+
+    def run(yes: Array) -> None:
+        nonlocal kind
+        kind = type(yes)
+
+        def traced(site: Any) -> Any:
+            if site["type"] != "sample" or site["is_observed"]:
+                return None
+            fn, key = site["fn"], site["kwargs"].get("rng_key")
+            discrete = fn.support is not None and fn.support.is_discrete
+            value = fn.sample(key) if discrete else init_to_uniform(site)
+            return jnp.where(yes, value, value)
+
+        target.trace({}, substitute_fn=traced)
+
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            jax.eval_shape(jax.vmap(run), jax.ShapeDtypeStruct((1,), bool))
+    except NEEDS_VALUES as error:
+        return needs_latents(who, model, error, kind)
+    except Exception:  # other errors have their own explanations
+        pass
+    return ""
 
 
 def without_rows(model: Any, args: tuple, kwargs: Mapping[str, Any]) -> str:
@@ -285,7 +331,18 @@ def static_site(site: Any) -> Site:
         in_scan=bool(site.get("_control_flow_done", False))
         and "_scan_current_index" in site.get("infer", {}),
         enumerable=bool(sample and fn.has_enumerate_support),
+        circular=bool(sample and is_circular(fn.support)),
     )
+
+
+def is_circular(support: Any) -> bool:
+    """Whether both ends of a support are the same point, as of an angle.
+
+    :param support: that of a distribution, possibly of an event; may be ``None``.
+    """
+    while isinstance(support, constraints.independent):
+        support = support.base_constraint
+    return support is constraints.circular
 
 
 def _kind(fn: Any) -> str:

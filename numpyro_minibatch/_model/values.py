@@ -26,6 +26,7 @@ __all__ = [
     "first_line",
     "function_of",
     "is_of_array",
+    "needs_latents",
     "needs_values",
     "no_attribute",
     "own_check",
@@ -48,6 +49,7 @@ _BUILT_IN = {
     "abs", "bool", "dict", "float", "int", "len", "list", "max", "min", "range",
     "round", "set", "sorted", "sum", "tuple",
 }  # fmt: skip
+_TO_PYTHON = {"bool", "float", "int"}
 _CONVERTERS = ("array", "asarray", "asanyarray", "ascontiguousarray", "copy")
 
 
@@ -63,6 +65,7 @@ class _Line(NamedTuple):
     :param computes: the names in it that are modules which compute, or traced.
     :param in_model: whether it is in the function that the kernel was given, and not in
         one that this calls.
+    :param numpy_modules: the names in it of NumPy.
     """
 
     number: int
@@ -72,6 +75,7 @@ class _Line(NamedTuple):
     numpy: tuple[str, ...]
     computes: frozenset[str]
     in_model: bool
+    numpy_modules: frozenset[str] = frozenset()
 
 
 def first_line(error: BaseException) -> str:
@@ -113,6 +117,52 @@ def needs_values(who: str, model: Any, error: BaseException) -> str:
         f"of a plate's indices{where} ({first_line(error)}). "
         f"{_advice(model, line, error)}"
     )
+
+
+def needs_latents(who: str, model: Any, error: BaseException, kind: type) -> str:
+    """The message for a model that needs the value of a latent site.
+
+    :param who: the kernel's name.
+    :param model: the model.
+    :param error: the error of JAX, with its traceback.
+    :param kind: the type of arrays that depend on a latent site.
+    :return: nothing if what needs values depends on none.
+    """
+    line = _line_in_model(model, error, kind)
+    if line is None or line.code is None or not line.traced:
+        return ""
+
+    def uses(node: ast.AST) -> bool:
+        return bool(_names_in(node) & set(line.traced))
+
+    remedy = ""
+    for node in ast.walk(line.code):
+        if isinstance(node, ast.If | ast.IfExp) and uses(node.test):
+            remedy = f"jnp.where({ast.unparse(node.test)}, ..., ...)"
+        elif isinstance(node, ast.While | ast.Assert) and uses(node.test):
+            remedy = "jnp.where or jax.lax.while_loop for a choice that depends on it"
+        elif isinstance(node, ast.Call) and uses(node):
+            written = ast.unparse(node)
+            module, _, rest = written.partition(".")
+            if module in line.numpy_modules:
+                remedy = f"jnp.{rest} in place of {written}"
+            elif module.partition("(")[0] in _TO_PYTHON:
+                remedy = (
+                    f"jnp.asarray({ast.unparse(node.args[0])}) in place of {written}"
+                )
+        if remedy:
+            return (
+                f"{who} cannot run the model: its Python code needs the value of a "
+                f"latent site in line {line.number}, `{line.text}` "
+                f"({first_line(error)}). A latent site has no value while a model is "
+                f"traced, in NumPyro's NUTS as well. Write {remedy}."
+            )
+    return ""
+
+
+def _names_in(node: ast.AST) -> set[str]:
+    """The names in an expression."""
+    return {x.id for x in ast.walk(node) if isinstance(x, ast.Name)}
 
 
 def is_of_array(error: BaseException) -> bool:
@@ -216,7 +266,8 @@ def _advice(model: Any, line: _Line | None, error: BaseException) -> str:
 _GENERAL = (
     "Compute numbers such as len(np.unique(group)) beforehand and pass them as "
     "arguments; pass the data as arguments too, or as JAX arrays (jnp.asarray), which "
-    "can be indexed by a minibatch where NumPy arrays cannot."
+    "can be indexed by a minibatch where NumPy arrays cannot. Values of latent sites "
+    "are arrays of JAX: compute with jax.numpy, without float(), int() and if."
 )
 
 
@@ -238,8 +289,13 @@ def function_of(model: Any) -> Callable | None:
     return model
 
 
-def _line_in_model(model: Any, error: BaseException) -> _Line | None:
-    """The innermost line of the user's that an error was raised at."""
+def _line_in_model(
+    model: Any, error: BaseException, traced_type: type = jax.Array
+) -> _Line | None:
+    """The innermost line of the user's that an error was raised at.
+
+    :param traced_type: the type of arrays that have no values.
+    """
     function = function_of(model)
     found = None
     for frame, number in traceback.walk_tb(error.__traceback__):
@@ -248,15 +304,19 @@ def _line_in_model(model: Any, error: BaseException) -> _Line | None:
     if found is None:
         return None
     frame, number = found
-    text, code = _statement(frame, number)
+    is_test = isinstance(error, jax.errors.TracerBoolConversionError)
+    text, code = _statement(frame, number, is_test)
     names = {x.id for x in ast.walk(code) if isinstance(x, ast.Name)} if code else set()
     known = {**frame.f_globals, **frame.f_locals}
-    traced = sorted(n for n in names if _has_arrays(frame.f_locals.get(n)))
+    traced = sorted(n for n in names if _holds(frame.f_locals.get(n), traced_type))
     numpy = sorted(n for n in names if isinstance(known.get(n), np.ndarray))
     own = function is not None and frame.f_code is function.__code__
     modules = {n for n in names if _computes(frame.f_globals.get(n))}
     computes = frozenset({*traced, *numpy, *modules})
-    return _Line(number, text, code, tuple(traced), tuple(numpy), computes, own)
+    names_of_numpy = frozenset(n for n in names if known.get(n) is np)
+    return _Line(
+        number, text, code, tuple(traced), tuple(numpy), computes, own, names_of_numpy
+    )
 
 
 def _is_of_a_library(frame: FrameType) -> bool:
@@ -270,12 +330,18 @@ def _computes(module: Any) -> bool:
     return name.partition(".")[0] in ("numpy", "jax", "scipy", "pandas", "math")
 
 
-def _has_arrays(value: Any) -> bool:
-    return any(isinstance(x, jax.Array) for x in jax.tree.leaves(value))
+def _holds(value: Any, kind: type) -> bool:
+    return any(isinstance(x, kind) for x in jax.tree.leaves(value))
 
 
-def _statement(frame: FrameType, number: int) -> tuple[str, ast.stmt | None]:
-    """The first line of the statement that is being run, and its code."""
+def _statement(
+    frame: FrameType, number: int, tests: bool = False
+) -> tuple[str, ast.stmt | None]:
+    """The first line of the statement that is being run, and its code.
+
+    :param tests: whether it is a condition that is being run, and not what follows it
+        on the same line, if it does.
+    """
     try:
         lines, start = inspect.getsourcelines(frame.f_code)
     except (OSError, TypeError, IndexError):
@@ -292,6 +358,9 @@ def _statement(frame: FrameType, number: int) -> tuple[str, ast.stmt | None]:
     for node in ast.walk(tree):
         if not isinstance(node, ast.stmt):
             continue
+        if tests and isinstance(innermost, ast.If | ast.While):
+            if innermost.test.lineno <= at + 1 <= (innermost.test.end_lineno or 0):
+                break
         end = node.end_lineno or node.lineno
         if node.lineno <= at + 1 <= end:  # a child is seen after its parent
             innermost = node

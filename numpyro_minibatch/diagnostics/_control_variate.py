@@ -212,7 +212,17 @@ def _advise_elsewhere(pilot: Mapping[str, float]) -> Iterator[str]:
             "or sample the model with its latent sites. recover_marginals draws the "
             "latent sites of such rows from one part only."
         )
-    lost = pilot.get("quadrature_unconverged", 0)
+    kinks = pilot.get("quadrature_kinks", 0)
+    if kinks:
+        yield (
+            "the search of marginalize did not converge for the latent variables of "
+            f"some rows ({kinks:.0f} pairs of row and draw). Their density is finite "
+            "and falls on each side of where the search ended, as at a kink, which "
+            "jnp.maximum(a, 0) has at a = 0. Nodes are less accurate there. Use more "
+            "of them (num_nodes), write a smooth function, such as jax.nn.softplus, or "
+            "sample the model with its latent sites."
+        )
+    lost = pilot.get("quadrature_unconverged", 0) - kinks
     if lost:
         yield (
             "the search of marginalize found no mode of the latent variables of some "

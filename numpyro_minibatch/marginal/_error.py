@@ -221,6 +221,7 @@ class SetUpError:
             "quadrature_elsewhere": far,
             "quadrature_row_elsewhere": row,
             "quadrature_unconverged": error.unconverged,
+            "quadrature_kinks": error.kinks,
             "quadrature_screened": screened,
             "quadrature_nodes": own,
             "quadrature_better_nodes": better,

@@ -64,6 +64,7 @@ __all__ = ["HideRows", "LevelModel", "Rows", "RowsMarginalized"]
 # deviations of the prior, which some draws estimate
 _FAR_OUT = {1: (1.5, 4.0, 8.0), 2: (2.0, 6.0), 3: (4.0,)}
 _PRIOR_DRAWS = 32
+_ANYWHERE = (-0.7071, 0.5413)  # unconstrained distances at which no value has an atom
 
 
 @dataclass(frozen=True)
@@ -141,6 +142,15 @@ class RowsMarginalized:
             levels.append(one.level)
             model = one
         return tuple(levels)
+
+    def angles(self, args: tuple, kwargs: Mapping[str, Any]) -> tuple[str, ...]:
+        """The sites that are integrated out and have a circular support.
+
+        :param args: positional arguments of the model.
+        :param kwargs: keyword arguments of the model.
+        """
+        sites = [site for level in self.levels(args, kwargs) for site in level.sites]
+        return tuple(site.name for site in sites if site.circular)
 
     def chain(
         self, args: tuple, kwargs: Mapping[str, Any]
@@ -443,6 +453,8 @@ class LevelModel:
         for site in self.level.sites:
             if site.discrete:
                 continue
+            if not site.improper:
+                self._check_density(site.name, args, kwargs)
             self._check_bounds(site.name, args, kwargs)
 
             def rest(x: Array, name: str = site.name) -> list[Array]:
@@ -461,6 +473,36 @@ class LevelModel:
                     "jax.scipy.special.ndtr(m / s), as in "
                     "dist.Bernoulli(probs=jax.scipy.special.ndtr(m / s))."
                 )
+
+    def _check_density(self, name: str, args: tuple, kwargs: Mapping[str, Any]) -> None:
+        """Refuse a latent number that has no density, as that of ``dist.Delta``.
+
+        :raises ValueError: the density is zero wherever it is evaluated.
+        """
+        kind = ""
+
+        def own(x: Array) -> Array:
+            nonlocal kind
+            seen = self.observer()
+            run_hidden(seen, args, kwargs)
+            kind = kind_of(seen.fns[name])
+            return self.rows(seen, args, kwargs).density_of(name, x)
+
+        closed = jax.make_jaxpr(own)(0.0)
+        if not inputs_used(closed)[0] or smooth_inputs(closed)[0]:
+            return
+        # computed for such a site only: steps may also be those of a uniform density
+        with jax.ensure_compile_time_eval():
+            values = [own(jnp.asarray(x)) for x in _ANYWHERE]
+        if any(isinstance(x, jax.core.Tracer) for x in values):
+            return
+        if all(np.all(np.asarray(x) == -np.inf) for x in values):
+            raise ValueError(
+                f"marginalize cannot integrate {name!r}: {kind} has no density, "
+                "because its value is determined by its parameters. So it is no latent "
+                f"variable. Write it as a value, {name} = ..., or as "
+                f'numpyro.deterministic("{name}", ...).'
+            )
 
     def _check_bounds(self, name: str, args: tuple, kwargs: Mapping[str, Any]) -> None:
         """Refuse a latent number that bounds the values of an observation.
@@ -681,6 +723,21 @@ class Rows:
             for other, site in self._moved(name, x).items()
             if other != name
         ]
+
+    def density_of(self, name: str, x: Array) -> Array:
+        """The log density of the unconstrained values of a site, without their sums.
+
+        :param name: a continuous site.
+        :param x: how far its unconstrained values are from where a search starts.
+        """
+        fn = self._moved(name, x)[name]["fn"]
+        transform = biject_to(fn.support)
+        free = (self.free_values(self.start())[name] + x).reshape(
+            transform.inverse_shape(fn.shape())
+        )
+        value = transform(free)
+        change = transform.log_abs_det_jacobian(free, value)
+        return fn.log_prob(value).sum() + change.sum()
 
     def bounds(self, name: str, x: Array) -> dict[str, list[Array]]:
         """The bounds of the values of each observed site, as a function of one site.

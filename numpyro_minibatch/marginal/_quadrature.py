@@ -109,6 +109,12 @@ class Reach(NamedTuple):
     low: Array
     high: Array
 
+    @property
+    def falls(self) -> Array:
+        """Whether the density has fallen on each side, within what is searched."""
+        inside = (self.low > -_LAST) & (self.high < _LAST)
+        return jnp.all(inside, -1)
+
 
 def is_wide(num_nodes: int) -> bool:
     """Whether so many nodes follow the double exponential rule."""

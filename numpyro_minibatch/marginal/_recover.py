@@ -57,6 +57,10 @@ def recover_marginals(
     points. Two or three numbers are drawn by 64 steps of an independence Metropolis
     chain with proposals from a t distribution at the row's mode.
 
+    Deterministic sites in the plate of the rows are not returned. Compute them from the
+    draws: for ``numpyro.deterministic("size", jnp.exp(u))``, write
+    ``found["posterior"]["size"] = np.exp(found["posterior"]["u"])``.
+
     :param model: the result of :func:`marginalize`.
     :param idata: a run of it, as ``to_inference_data`` returned it. Thin it first if
         fewer draws are enough: ``idata.sel(draw=slice(None, None, 10))``.

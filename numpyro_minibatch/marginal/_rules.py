@@ -73,6 +73,8 @@ class QuadratureError(NamedTuple):
         at the mode miss a second mode or a heavy tail.
     :param unconverged: the number of pairs of row and draw for which the search did not
         converge to a mode.
+    :param kinks: the number of these for which the density is finite and falls on each
+        side of where the search ended, as at a kink.
     :param tolerance: the requested error.
     :param spread_by_nodes: ``spread`` by the number of nodes of each dimension.
     :param spread_elsewhere: ``spread`` of the difference from the points further out.
@@ -97,6 +99,7 @@ class QuadratureError(NamedTuple):
     modes: float = 0.0
     spread_modes: float = 0.0
     row_modes: int = 0
+    kinks: int = 0
 
     def __str__(self) -> str:
         lines = [
@@ -128,7 +131,10 @@ class QuadratureError(NamedTuple):
                 f"{self.row_modes}: it changes the log likelihood by {self.modes:.1e}"
             )
         if self.unconverged:
-            lines.append(f"the search found no mode in {self.unconverged} cases")
+            lines.append(
+                f"the search did not converge to a mode in {self.unconverged} cases; "
+                f"in {self.kinks} of them the density falls on each side, as at a kink"
+            )
         return "\n".join(lines)
 
 
@@ -278,6 +284,11 @@ def summary(
         each = [_off(found, rule, of(rule)).max(0) for rule in rules.values()]
         return np.max(each, axis=0)
 
+    def count_without(name: str) -> int:
+        flags = [found[f"{rule.number} {name}"] for rule in rules.values()]
+        return sum(int((~x).sum()) for x in flags)
+
+    unconverged = count_without("converged")
     tried = sorted({n for rule in rules.values() for n in rule.tried})
     common = [
         n
@@ -297,9 +308,8 @@ def summary(
         by_nodes=by_nodes,
         num_nodes=min(enough, default=None),
         elsewhere=float(wide.max()),
-        unconverged=sum(
-            int((~found[f"{rule.number} converged"]).sum()) for rule in rules.values()
-        ),
+        unconverged=unconverged,
+        kinks=unconverged - count_without("bounded"),
         tolerance=tolerance,
         spread_by_nodes={n: spread(always(n)) for n in common},
         spread_elsewhere=spread(lambda rule: "wide"),
@@ -327,6 +337,7 @@ def together(errors: list[QuadratureError]) -> QuadratureError:
         elsewhere=far.elsewhere,
         row_elsewhere=far.row_elsewhere,
         unconverged=sum(e.unconverged for e in errors),
+        kinks=sum(e.kinks for e in errors),
         spread_by_nodes={
             n: sum(_at(e.spread_by_nodes, n) for e in errors) for n in common
         },
@@ -398,13 +409,14 @@ def look_by(rules: Rules) -> Callable[..., dict[str, Array]]:
             found["wide"] = log_trapezoidal(density, place)
             found["modes"] = jnp.logaddexp(found["fine"], _beyond(places, place, reach))
             found["converged"] = place.converged
+            falls = jnp.isfinite(place.value) & reach.falls
+            found["bounded"] = place.converged | falls
             return found
 
         by_state = jax.vmap(one)(jnp.asarray(rows.states))
-        converged = jnp.all(by_state.pop("converged"), 0)
+        flags = {n: jnp.all(by_state.pop(n), 0) for n in ("converged", "bounded")}
         out = {name: log_sum_exp(x) for name, x in by_state.items()}
-        out["converged"] = converged
-        return {f"{rule.number} {name}": x for name, x in out.items()}
+        return {f"{rule.number} {name}": x for name, x in {**out, **flags}.items()}
 
     return look
 

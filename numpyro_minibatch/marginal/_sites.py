@@ -17,7 +17,7 @@ from numpyro.distributions.distribution import ExpandedDistribution, Independent
 from numpyro.infer import init_to_uniform
 
 from numpyro_minibatch._internal.precision import in_this_precision
-from numpyro_minibatch._model.sites import MOST_DIMENSIONS
+from numpyro_minibatch._model.sites import MOST_DIMENSIONS, is_circular
 from numpyro_minibatch.marginal._row_sites import kind_of
 from numpyro_minibatch.marginal._scans import SameTypes
 
@@ -54,6 +54,7 @@ class Local(NamedTuple):
         ``obs_mask=`` may leave out its density.
     :param fills: the site whose missing values these are, if ``obs_mask=`` made this
         one; otherwise empty.
+    :param circular: whether it is an angle.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Local(NamedTuple):
     bounded: bool = False
     improper: bool = False
     fills: str = ""
+    circular: bool = False
 
 
 class Chain(NamedTuple):
@@ -563,6 +565,7 @@ def _local(name: str, fn: Any, free_shape: tuple[int, ...], fills: str = "") -> 
         bounded=support is not constraints.real,
         improper=kind_of(fn) == "ImproperUniform" or _num_masks(fn) > 1,
         fills=fills,
+        circular=is_circular(support),
     )
 
 

@@ -164,7 +164,9 @@ class RowsAt:
             )
         for plate in common:
             try:
-                layout, frozen = inspect_model(who, model, args, kwargs, {plate: 2})
+                layout, frozen = inspect_model(
+                    who, model, args, kwargs, {plate: 2}, sampled=False
+                )
                 break
             except ValueError:  # the indices of another plate select its data
                 if plate == common[-1]:

@@ -43,7 +43,11 @@ from numpyro_minibatch.kernels._shared.arguments import (
 )
 from numpyro_minibatch.kernels._shared.contract import Start
 from numpyro_minibatch.kernels._shared.driver import DrivenKernel, compile_around_loop
-from numpyro_minibatch.kernels._shared.prepared import Inspected, prepare_model
+from numpyro_minibatch.kernels._shared.prepared import (
+    Inspected,
+    prepare_model,
+    warn_of_angles,
+)
 from numpyro_minibatch.kernels._shared.rows_ahead import RowsAhead
 from numpyro_minibatch.kernels._shared.start import (
     Within,
@@ -536,6 +540,8 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
         assert self._model is not None
         prepared = prepare_model(self._model, args, kwargs, inspect)
         layout, frozen = prepared.found
+        if layout != self._run.layout:  # each chain of a driver sets up its kernel
+            warn_of_angles(self._who, prepared, args, kwargs)
         if self._run.compiled_values not in ("", prepared.values):
             raise ValueError(
                 f"{self._who}: the model computes numbers of its data with "

@@ -8,17 +8,20 @@ discrete sites that have a value for each row are marginalized. Data that
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
 from numpyro import handlers
+from numpyro.util import find_stack_level
 
 from numpyro_minibatch._model.indexing import fails_on_rows
 from numpyro_minibatch._model.layout import Layout
 from numpyro_minibatch._model.numpy_calls import ReadsValues
-from numpyro_minibatch._model.sites import local_sites
+from numpyro_minibatch._model.sites import latents_needed, local_sites
+from numpyro_minibatch.host_rows import find_rows
 from numpyro_minibatch.target import (
     condition_inside,
     given_data,
@@ -26,7 +29,7 @@ from numpyro_minibatch.target import (
     with_bound_arguments,
 )
 
-__all__ = ["Inspected", "PreparedModel", "prepare_model"]
+__all__ = ["Inspected", "PreparedModel", "prepare_model", "warn_of_angles"]
 
 Inspected = tuple[Layout, dict[str, Any]]
 
@@ -82,6 +85,11 @@ def prepare_model(
             raise reason from None
     values = ""
     reading, known = _reading(model, args, kwargs)
+    # a marginalized model is run as it was written as well, where NumPy has no values
+    # of a latent site
+    as_written = known is not None and is_marginalized(model)
+    if as_written and latents_needed("", model, args, kwargs):
+        raise reason
     if known is not None:
         model, values = reading, known.digest
         try:
@@ -106,6 +114,40 @@ def prepare_model(
         # continuous sites are not integrated out without being asked for: their draws
         # would be missing, and a quadrature has an error
         raise (reason if local.continuous else left) from None
+
+
+def warn_of_angles(
+    who: str, prepared: PreparedModel, args: tuple, kwargs: Mapping[str, Any]
+) -> None:
+    """Warn of angles, whose support ends at one point on both sides.
+
+    :param who: the kernel's name.
+    :param prepared: the model.
+    :param args: its positional arguments.
+    :param kwargs: its keyword arguments.
+    """
+    for name in prepared.found[0].angles:
+        warnings.warn(
+            f"{who}: latent site {name!r} is an angle, and its posterior is sampled as "
+            "two modes if it lies around -pi and pi, which are the same angle: write "
+            f"numpyro.handlers.reparam(model, config={{{name!r}: CircularReparam()}}), "
+            "with numpyro.infer.reparam.CircularReparam.",
+            UserWarning,
+            stacklevel=find_stack_level(),
+        )
+    model, args, kwargs = with_bound_arguments(prepared.model, args, kwargs)
+    if not is_marginalized(model) or find_rows((args, dict(kwargs))):
+        return
+    for name in model.angles(args, kwargs):  # type: ignore[attr-defined]
+        warnings.warn(
+            f"{who}: marginalize integrates {name!r} as a number between -pi and pi, "
+            "which is inaccurate for rows with an angle around these ends: write it as "
+            "a discrete site of equally spaced angles, grid = jnp.linspace(-jnp.pi, "
+            f"jnp.pi, 65)[:-1] and {name} = grid[numpyro.sample({name!r}, dist."
+            "Categorical(logits=dist.VonMises(mean, concentration).log_prob(grid)))].",
+            UserWarning,
+            stacklevel=find_stack_level(),
+        )
 
 
 def _with_values_of_all_rows(
