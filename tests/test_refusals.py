@@ -628,6 +628,17 @@ def test_rows_that_depend_on_no_parameter_are_refused(model: Any) -> None:
         kernel.init(jax.random.key(0), 0, {"a": jnp.zeros(())}, (), {})
 
 
+def test_a_model_that_is_masked_has_nothing_to_expand() -> None:
+    def model(y: Any) -> None:
+        mu = level()
+        with numpyro.plate("people", len(y)) as i, numpyro.handlers.mask(mask=False):
+            numpyro.sample("score", dist.Normal(mu, 1.0), obs=y[i])
+
+    kernel = MinibatchMH(model, control_variate="taylor2", batch=batch.full())
+    with pytest.raises(ValueError, match="all observed sites are masked"):
+        kernel.init(jax.random.key(0), 1, None, (Y,), {})
+
+
 def numpy_of_row(y: Any) -> None:
     mu = level()
     with numpyro.plate("people", len(y)):

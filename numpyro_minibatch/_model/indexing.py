@@ -9,6 +9,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array
+from numpyro.distributions import (
+    ExpandedDistribution,
+    Independent,
+    MaskedDistribution,
+)
 from numpyro.infer import init_to_uniform
 from numpyro.util import find_stack_level
 
@@ -381,12 +386,23 @@ def _check_parameters(
         and site["is_observed"]
         and data_frames(site, target.sizes)
     ]
+    if any(_is_left_out(trace[name]["fn"]) for name in observed):
+        return  # the prior, on purpose
     raise ValueError(
         f"{who}: no latent site enters the likelihood of the rows: observed "
         f"{_sites(observed)} {'does' if len(observed) == 1 else 'do'} not depend on "
         f"latent {_sites(z)}. {advice} in the distribution of the observations, or "
         "sample the model with NumPyro's NUTS."
     )
+
+
+def _is_left_out(fn: Any) -> bool:
+    """Whether a site is masked as a whole, by ``numpyro.handlers.mask(mask=False)``."""
+    while isinstance(fn, ExpandedDistribution | Independent | MaskedDistribution):
+        if isinstance(fn, MaskedDistribution) and fn._mask is False:
+            return True
+        fn = fn.base_dist
+    return False
 
 
 def _sites(names: Collection[str]) -> str:

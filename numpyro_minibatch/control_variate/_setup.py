@@ -261,6 +261,12 @@ def _prepared(problem: Problem, chosen: Chosen, needs: Needs) -> Prepared:
     problem = replace(problem, coordinates=coordinates)
     positions = _positions(problem, chosen.start)
     phi = problem.in_coordinates(positions)
+    if phi.shape[1] == 0:
+        raise NoExpansion(
+            "the likelihood of the rows depends on no latent site: all observed sites "
+            "are masked, numpyro.handlers.mask(mask=False). To sample the prior, use "
+            "numpyro.infer.Predictive, or MCMC with NumPyro's NUTS."
+        )
     few = may_be_exact(problem, chosen, needs)
     center, start, found = None, positions[0], None
     if taylor.modes > 1:
