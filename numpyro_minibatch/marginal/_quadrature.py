@@ -56,7 +56,7 @@ _FALLEN = 18.0
 _FIRST, _LAST = 2.0, 15.0  # range of t that is searched; sinh(15) is 1.6e6
 _SHORTEST = 1e-4  # range on either side
 _OTHERS = (0.0, 1.0, -1.0, 2.0, -2.0, 3.0, -3.0)  # values of t of other numbers
-_HALVINGS = 8  # steps of this search, which double t and then halve its interval
+_HALVINGS = 10  # steps of this search, which double t and then halve its interval
 _MOST_STEPS = 60
 # half the squared distance to the mode, in standard deviations, before the last step
 _DECREMENT = 1e-5

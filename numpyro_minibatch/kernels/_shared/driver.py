@@ -121,7 +121,7 @@ class DrivenKernel(ByValue, MCMCKernel):
         :param data: the data that it belongs to.
         """
         like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state)
-        if hasattr(state, "surrogate"):  # the part that follows from the data
+        if self._run.plan is not None:  # a control variate follows from the data
             like = like._replace(surrogate=state.surrogate)
         self._learn(vectorized=vectorized, state=like, data=data)
         driver = running(MCMC)
@@ -159,7 +159,7 @@ class DrivenKernel(ByValue, MCMCKernel):
                 f"{who}: mcmc.post_warmup_state was made with other settings, data or "
                 f"for another model. {remedy}"
             )
-        if not _close(getattr(here, "surrogate", ()), getattr(there, "surrogate", ())):
+        if self._run.plan is not None and not _close(here.surrogate, there.surrogate):
             raise ValueError(
                 f"{who}: mcmc.post_warmup_state was made for other data: its control "
                 f"variate differs from that of these data. {remedy}"
