@@ -1221,7 +1221,8 @@ def test_a_site_without_a_density_is_refused(event: bool) -> None:
     summed = marginalize(model)
     with pytest.raises(ValueError, match="'a': Delta has no density.*deterministic"):
         summed.levels((np.ones(3), 1.0), {})
-    kernel = MinibatchMH(summed, batch=batch.full())
-    with pytest.raises(ValueError, match="'a': Delta has no density"):
-        kernel._setup((np.ones(3), 1.0), {})
+    if jax.__version_info__ >= (0, 10):  # others evaluate nothing within a trace
+        kernel = MinibatchMH(summed, batch=batch.full())
+        with pytest.raises(ValueError, match="'a': Delta has no density"):
+            kernel._setup((np.ones(3), 1.0), {})
     marginalize(model, sites=["b"]).levels((np.ones(3), 1.0), {})
