@@ -261,7 +261,7 @@ def _prepared(problem: Problem, chosen: Chosen, needs: Needs) -> Prepared:
     problem = replace(problem, coordinates=coordinates)
     positions = _positions(problem, chosen.start)
     phi = problem.in_coordinates(positions)
-    if phi.size == 0:
+    if phi.ndim < 2 or phi.size == 0:  # older versions of JAX: one number
         raise NoExpansion(
             "the likelihood of the rows depends on no latent site: all observed sites "
             "are masked, numpyro.handlers.mask(mask=False). To sample the prior, use "
