@@ -1595,7 +1595,7 @@ def test_refusals_say_cause_number_limit_and_what_works(monkeypatch):
 
     def sampled(draws, diverging):
         share = jnp.broadcast_to(jnp.arange(100) < diverging, (4, 100))
-        found = jnp.asarray(draws), share
+        found = jnp.asarray(draws), share, 0 * share
         monkeypatch.setattr(_nuts, "_nuts", lambda *_: found)
         with pytest.raises(ValueError) as error:
             _nuts.by_nuts(problem, expansion, np.zeros((4, 2)))

@@ -104,7 +104,7 @@ def test_nuts_on_a_surrogate_goes_on_until_its_chains_agree(
         starts.append(start)
         draws = np.random.default_rng(seed).normal(size=(4, 50, 2))
         rhat = [1.3, 1.01][len(starts) - 1]
-        return (draws, np.zeros((4, 50), bool)), rhat
+        return _nuts._Chains(draws, *np.zeros((2, 4, 50), bool)), rhat
 
     monkeypatch.setattr(_nuts, "_nuts_from", nuts)
     draws, rhat = _nuts.by_nuts(
@@ -308,12 +308,14 @@ def test_steps_are_short_enough_where_variances_are_made(
     """Rejections at 2% of the draws, of which none sticks."""
     rng = np.random.default_rng(1)
     draws = rng.normal(size=(2000, 2))
-    far = np.abs(draws[:, 1]) > 2.3
-    assert 0.01 < far.mean() < 0.03
 
-    def ends(*args: Any) -> tuple[np.ndarray, np.ndarray]:
-        many = args[-1] >= 4
-        accepted = np.where(far & ~many, 1 - rejected, 0.99)
+    def is_far(draws: np.ndarray) -> np.ndarray:
+        return np.abs(draws[:, 1]) > 2.3
+
+    assert 0.01 < is_far(draws).mean() < 0.03
+
+    def ends(draws: np.ndarray, num_steps: int) -> tuple[np.ndarray, np.ndarray]:
+        accepted = np.where(is_far(draws) & (num_steps < 4), 1 - rejected, 0.99)
         return accepted, rng.normal(size=draws.shape)
 
     found = trajectories(draws, ends)
@@ -322,17 +324,20 @@ def test_steps_are_short_enough_where_variances_are_made(
 
 def trajectories(
     draws: np.ndarray,
-    ends: Callable[..., tuple[np.ndarray, np.ndarray]],
+    ends: Callable[[np.ndarray, int], tuple[np.ndarray, np.ndarray]],
     site: Callable[[np.ndarray], np.ndarray] = np.asarray,
     rows: int = 0,
     nodes: int = 1,
 ) -> _trajectories.Trajectories:
     """The choice of trajectories that end where a function says.
 
-    The values of the sites are a function of the draws.
+    The function returns the acceptance probabilities and the ends from some draws, for
+    a number of steps. The values of the sites are a function of the draws.
     """
     programs = {
-        _trajectories._ends_of_trajectories: ends,
+        _trajectories._ends_of_trajectories: lambda *args: ends(
+            np.asarray(args[3]), int(args[-1])
+        ),
         _trajectories._site_values: lambda x: site(np.asarray(x)),
     }
     problem: Any = SimpleNamespace(
@@ -356,8 +361,20 @@ def test_trajectories_are_longer_where_squares_are_correlated(
 ) -> None:
     """Each number is the correlation of the squares of a parameter."""
     draws, z = correlated_squares(np.array(kept))
-    found = trajectories(draws, lambda *_: (np.ones(len(draws)), z))
+    found = trajectories(draws, ending_at(draws, z))
     assert found == (1, long, 0.0)
+
+
+def ending_at(
+    draws: np.ndarray, z: np.ndarray
+) -> Callable[[np.ndarray, int], tuple[np.ndarray, np.ndarray]]:
+    """Trajectories that end at ``z``, all accepted."""
+    index = {x.tobytes(): i for i, x in enumerate(draws.astype(np.float32))}
+
+    def ends(some: np.ndarray, num_steps: int) -> tuple[np.ndarray, np.ndarray]:
+        return np.ones(len(some)), z[[index[x.tobytes()] for x in some]]
+
+    return ends
 
 
 def correlated_squares(kept: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -376,7 +393,7 @@ def test_the_squares_are_those_of_the_sites() -> None:
     ends = np.where(far, logs, rng.permutation(logs))  # chains stay in that tail
     assert _trajectories._correlation_of_squares(logs, ends, np.ones(20_000)) > 0.4
     for site, long in ((np.asarray, True), (np.exp, False)):
-        found = trajectories(logs, lambda *_: (np.ones(len(logs)), ends), site)
+        found = trajectories(logs, ending_at(logs, ends), site)
         assert found.long == long
 
 
@@ -455,7 +472,7 @@ def test_chains_start_in_two_places_and_stay_with_the_better_one(
         draws = at[:, None] + rng.normal(size=(4, 500, 1))
         between, within = draws.mean(1).var(0, ddof=1), draws.var(1, ddof=1).mean(0)
         rhat = float(np.sqrt(1 + between / within).max())
-        return (draws, np.zeros((4, 500), bool)), rhat
+        return _nuts._Chains(draws, *np.zeros((2, 4, 500), bool)), rhat
 
     monkeypatch.setattr(_nuts, "_nuts_from", nuts_from)
     problem: Any = SimpleNamespace(example={"a": 0.0})
@@ -556,10 +573,12 @@ def test_steps_are_judged_at_draws_that_the_covariance_was_not_fitted_to() -> No
     for dim, expected in ((30, 1), (100, 4)):
         fitted = rng.normal(size=(2000, dim))
 
-        def ends(*args: Any) -> tuple[np.ndarray, np.ndarray]:
-            same = np.allclose(args[3], fitted, atol=1e-6)  # noqa: B023
-            well = same or args[-1] >= 4
-            return np.full(2000, 0.99 if well else 0.5), rng.normal(size=args[3].shape)
+        known = set(fitted.astype(np.float32)[:, 0])
+
+        def ends(draws: np.ndarray, num_steps: int) -> tuple[np.ndarray, np.ndarray]:
+            well = set(draws[:, 0]) <= known or num_steps >= 4  # noqa: B023
+            accepted = np.full(len(draws), 0.99 if well else 0.5)
+            return accepted, rng.normal(size=draws.shape)
 
         assert trajectories(fitted, ends).num_steps == expected
 
@@ -572,27 +591,88 @@ def test_few_trajectories_are_followed_where_each_step_integrates_many_rows(
 ) -> None:
     """300 rows of 81 nodes: 2,000 draws took longer than the run itself."""
     draws = np.random.default_rng(7).normal(size=(2000, 2))
-    seen = set()
+    seen: list[np.ndarray] = []
 
-    def ends(*args: Any) -> tuple[np.ndarray, np.ndarray]:
-        seen.add(args[3].shape)
-        return np.ones(len(args[3])), np.asarray(args[3])[::-1]
+    def ends(draws: np.ndarray, num_steps: int) -> tuple[np.ndarray, np.ndarray]:
+        seen.extend(draws)
+        return np.ones(len(draws)), draws[::-1]
 
     trajectories(draws, ends, rows=rows, nodes=nodes)
-    assert seen == {(followed, 2)}
+    assert len(np.unique(seen, axis=0)) == followed
+
+
+@pytest.mark.parametrize(
+    ("stuck", "expected"),
+    [
+        ((0.02, 0.0), (256, 0.0)),
+        ((0.02, 0.015), (64, 0.02)),
+        ((0.2, 0.02), (512, 0.02)),
+    ],
+)
+def test_many_steps_are_taken_only_if_they_help(
+    stuck: tuple[float, float], expected: tuple[int, float]
+) -> None:
+    """The shares of draws at which chains stick, of fewer steps than 256 and of more.
+
+    The second is the share of 500 draws.
+    """
+    rng = np.random.default_rng(8)
+    draws = (np.arange(2000)[:, None] % 500 + 0.5) / 500
+
+    def ends(draws: np.ndarray, num_steps: int) -> tuple[np.ndarray, np.ndarray]:
+        sticks = draws[:, 0] < stuck[num_steps >= 256]
+        return np.where(sticks, 0.0, 1.0), rng.uniform(size=draws.shape)
+
+    found = trajectories(draws, ends)
+    assert (found.num_steps, found.long) == (expected[0], False)
+    assert found.stuck == pytest.approx(expected[1])
+
+
+def test_trajectories_that_move_no_chain_are_found_in_one_block() -> None:
+    draws = np.random.default_rng(9).normal(size=(2000, 2))
+    seen: list[int] = []
+
+    def ends(draws: np.ndarray, num_steps: int) -> tuple[np.ndarray, np.ndarray]:
+        seen.append(len(draws))
+        return np.zeros(len(draws)), draws
+
+    assert trajectories(draws, ends).stuck == 1.0
+    assert len(seen) == len(_trajectories._NUM_STEPS) + 1
+
+
+def test_trajectories_that_were_cut_short_are_made_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    depths = []
+
+    def nuts(
+        problem: Any, expansion: Any, start: Any, seed: int, depth: int = 6
+    ) -> Any:
+        depths.append(depth)
+        draws = np.random.default_rng(seed).normal(size=(4, 50, 2))
+        short = np.full((4, 50), depth == 6)
+        rhat = 1.01 if depth > 6 else 7.0
+        return _nuts._Chains(draws, np.zeros((4, 50), bool), short), rhat
+
+    monkeypatch.setattr(_nuts, "_nuts_from", nuts)
+    for every, expected in ((True, [6, 10]), (False, [6, 6, 6, 6, 10])):
+        depths.clear()
+        expansion = SimpleNamespace(exact={}, has_every_row=every)
+        _, rhat = _nuts.by_nuts(SimpleNamespace(), expansion, np.zeros((4, 2)))
+        assert (depths, rhat) == (expected, 1.01)
 
 
 def test_long_trajectories_that_stick_are_not_used() -> None:
     rng = np.random.default_rng(3)
     draws = rng.normal(size=(2000, 1))
 
-    def ends(*args: Any) -> tuple[np.ndarray, np.ndarray]:
-        stick = (args[-1] > 1) & (np.arange(len(draws)) < sticking)
+    def ends(draws: np.ndarray, num_steps: int) -> tuple[np.ndarray, np.ndarray]:
+        stick = (num_steps > 1) & (draws[:, 0] > limit)
         return np.where(stick, 0.0, 1.0), draws
 
-    sticking = 20
+    limit = np.sort(draws[:, 0])[-20]
     assert trajectories(draws, ends) == (1, False, 0.0)
-    sticking = 0
+    limit = np.inf
     assert trajectories(draws, ends) == (1, True, 0.0)
 
 

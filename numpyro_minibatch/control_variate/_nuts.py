@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -38,6 +38,10 @@ _DENSE = 40
 _HOPELESS = 5.0
 MIXED, _AGAIN = 1.05, (32, 37, 38)  # R-hat above which they go on, and the seeds
 _DIVERGING = 0.1  # largest share of divergent trajectories
+# Doublings of a trajectory. If so large a share of them ended there, the chains go on
+# with longer ones: scale parameters and their 30 effects, on 480 rows, needed 8 to 9.
+_DEPTH, _DEEP, _CUT_SHORT = 6, 10, 0.5
+_SEED_OF_DEEP = 41
 _STEPS_TO_START = 100  # at most, to the starting point of NUTS
 _NEARLY = 0.1  # gain of the log density below which the steps end
 _FAR = 10.0  # distance over which no proper prior is constant
@@ -176,7 +180,7 @@ def by_nuts(
         again, better = _mixed_from(problem, expansion, attempt)
         if better < rhat or not np.isfinite(rhat):
             found, rhat = again, better
-    draws, diverging = found
+    draws, diverging, _ = found
     within = draws.var(1, ddof=1).mean(0)
     draws = draws.reshape(-1, draws.shape[-1])
     share = diverging.mean()
@@ -208,41 +212,66 @@ def by_nuts(
     return draws, rhat
 
 
+class _Chains(NamedTuple):
+    """Chains of NUTS.
+
+    :param draws: their draws, ``(C, K, D)``.
+    :param diverging: whether a trajectory diverged, ``(C, K)``.
+    :param cut_short: whether it ended because it was as long as allowed.
+    """
+
+    draws: np.ndarray
+    diverging: np.ndarray
+    cut_short: np.ndarray
+
+
 def _mixed_from(
     problem: Problem, expansion: Expansion, starts: np.ndarray
-) -> tuple[tuple[np.ndarray, np.ndarray], float]:
+) -> tuple[_Chains, float]:
     """The same as :func:`_nuts_from`, of chains that go on while they disagree.
 
     On all rows, far starts can be places where every trajectory diverges. These chains
     go on from where the others ended. If chains disagree as much without that, more
-    draws do not help.
+    draws do not help, unless their trajectories were cut short.
 
     Chains that integrate rows do not go on: each time takes long, and gradients of a
     coarse quadrature, of which more nodes are a remedy, can be the cause.
     """
     found, rhat = _nuts_from(problem, expansion, starts, 31)
-    if expansion.has_every_row and rhat > _HOPELESS:
-        draws, diverging = found
-        lost = (diverging.mean(1) > 0.5) | ~(draws.var(1).min(-1) > 0)
-        if not lost.any() or lost.all():
-            return found, rhat
-        ends = draws[~lost, -1]
-        found, rhat = _nuts_from(problem, expansion, np.resize(ends, starts.shape), 36)
     integrates = expansion.exact and problem.row_size > 1
-    for seed in () if integrates else _AGAIN:
-        if rhat <= MIXED or not np.isfinite(found[0]).all():
+    again = () if integrates else _AGAIN
+    if expansion.has_every_row and rhat > _HOPELESS:
+        lost = (found.diverging.mean(1) > 0.5) | ~(found.draws.var(1).min(-1) > 0)
+        if lost.any() and not lost.all():
+            ends = np.resize(found.draws[~lost, -1], starts.shape)
+            found, rhat = _nuts_from(problem, expansion, ends, 36)
+        else:
+            again = ()
+    for seed in again:
+        if rhat <= MIXED or not np.isfinite(found.draws).all():
             break
-        again, better = _nuts_from(problem, expansion, found[0][:, -1], seed)
+        more, better = _nuts_from(problem, expansion, found.draws[:, -1], seed)
         if better < rhat:
-            found, rhat = again, better
+            found, rhat = more, better
+    finite = np.isfinite(found.draws).all()
+    cut_short = found.cut_short.mean() > _CUT_SHORT
+    if rhat > MIXED and finite and cut_short and not integrates:
+        ends = found.draws[:, -1]
+        more, better = _nuts_from(problem, expansion, ends, _SEED_OF_DEEP, _DEEP)
+        if better < rhat:
+            found, rhat = more, better
     return found, rhat
 
 
 def _nuts_from(
-    problem: Problem, expansion: Expansion, starts: np.ndarray, seed: int
-) -> tuple[tuple[np.ndarray, np.ndarray], float]:
-    """Draws of chains, which trajectories diverged, and the largest R-hat."""
-    chain = problem.compiled(_nuts)
+    problem: Problem,
+    expansion: Expansion,
+    starts: np.ndarray,
+    seed: int,
+    depth: int = _DEPTH,
+) -> tuple[_Chains, float]:
+    """Draws of chains whose trajectories double ``depth`` times, and their R-hat."""
+    chain = problem.compiled(_nuts, depth)
     seeds = np.random.SeedSequence(seed).generate_state(len(starts))
     inputs = [
         _chain(problem, expansion, *of_chain)
@@ -250,12 +279,13 @@ def _nuts_from(
     ]
     first = chain(*inputs[0])
     parts = [first, *compilers().map(lambda of_chain: chain(*of_chain), inputs[1:])]
-    draws, diverging = (np.stack(x) for x in zip(*parts, strict=True))
+    draws, diverging, steps = (np.stack(x) for x in zip(*parts, strict=True))
     draws = draws.astype(np.float64)
+    found = _Chains(draws, diverging, steps >= 2**depth - 1)
     within, between = draws.var(1, ddof=1).mean(0), draws.mean(1).var(0, ddof=1)
     with np.errstate(all="ignore"):
         rhat = np.sqrt(1 + between / within).max()
-    return (draws, diverging), float(rhat)
+    return found, float(rhat)
 
 
 def _chain(
@@ -267,12 +297,15 @@ def _chain(
 
 def _nuts(
     problem: Problem,
+    depth: int,
     arrays: list[Any],
     expansion: Expansion,
     start: Array,
     seed: Array,
-) -> tuple[Array, Array]:
-    """Draws from NUTS after an equally long warmup, and which trajectories diverged.
+) -> tuple[Array, Array, Array]:
+    """Draws from NUTS after an equally long warmup.
+
+    With each draw comes whether its trajectory diverged, and the number of its steps.
 
     One chain: the program of several vectorised ones takes twice as long to trace and
     compile, and their trajectories all take the steps of the longest.
@@ -285,13 +318,13 @@ def _nuts(
         _DRAWS,
         dense_mass=len(start) <= _DENSE,
         target_accept_prob=0.9,
-        max_tree_depth=6,
+        max_tree_depth=depth,
         rng_key=jax.random.key(seed),
     )
 
     def body(state: Any, _: None) -> Any:
         state = step(state)
-        return state, (state.z, state.diverging)
+        return state, (state.z, state.diverging, state.num_steps)
 
     # one loop for warmup and draws, because each would be compiled separately
     _, draws = jax.lax.scan(body, state, length=2 * _DRAWS)
@@ -305,4 +338,4 @@ def compile_nuts(problem: Problem, expansion: Expansion, start: np.ndarray) -> N
     :param expansion: the expansion of the surrogate, in working precision.
     :param start: a flat position.
     """
-    problem.compiled(_nuts).ahead(*_chain(problem, expansion, start, 0))
+    problem.compiled(_nuts, _DEPTH).ahead(*_chain(problem, expansion, start, 0))

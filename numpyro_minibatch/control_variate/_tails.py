@@ -237,7 +237,9 @@ def squares_inefficiency(log_surrogate: np.ndarray, log_weight: np.ndarray) -> f
     except np.linalg.LinAlgError:  # it never leaves a position
         return np.inf
     variance = target @ square**2
-    return float(2 * (target @ (square * solved)) / variance - 1)
+    with np.errstate(over="ignore", invalid="ignore"):
+        found = float(2 * (target @ (square * solved)) / variance - 1)
+    return found if np.isfinite(found) else np.inf
 
 
 def with_representatives(

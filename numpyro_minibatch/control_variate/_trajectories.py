@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -29,7 +30,15 @@ __all__ = ["Trajectories", "compile_trajectories", "trajectories"]
 
 # likelihoods of rows that all draws evaluate at a step, above which few are followed
 _COSTLY, _FEW_DRAWS = 20_000_000, POOL // 4
-_NUM_STEPS = (1, 2, 4, 8, 16, 32, 64)  # numbers of steps of a trajectory to try
+# numbers of steps of a trajectory to try; the last ones where NUTS needs as many
+_NUM_STEPS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+# More are tried from few draws only. If none suits, this number is preferred unless
+# chains stick at more than so many times as many draws.
+_MANY_STEPS, _HARDLY_MORE = 64, 2.0
+_BLOCK = 100  # draws from which trajectories are followed at once
+# share of a block at which chains stick, however short their steps, above which no
+# further draws are looked at
+_HOPELESS = 0.75
 # With more coordinates, trajectories are judged at draws that the covariance was not
 # computed from: the ends of trajectories of so many steps.
 _FEW_COORDINATES, _FRESH = 40, 8
@@ -85,13 +94,24 @@ def trajectories(problem: Problem, posterior: SurrogatePosterior) -> Trajectorie
     stretch = 1.0 + JITTER * rng.uniform(-1.0, 1.0, size=len(draws))
     ends = problem.compiled(_ends_of_trajectories)
 
+    def blocks(
+        num_steps: int, quarters: int, stretch: np.ndarray
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """The ends of the trajectories from as many draws as there are stretches."""
+        steps = quarters * TRAJECTORY_LENGTH / num_steps * stretch
+        for begin in range(0, len(steps), _BLOCK):
+            some = slice(begin, min(begin + _BLOCK, len(steps)))
+            at = location, root, draws[some], momenta[some]
+            given = _followed(problem, expansion, at, steps[some], num_steps)
+            accepted, z = ends(*given)
+            yield np.asarray(accepted, np.float64), np.asarray(z, np.float64)
+
     def followed(
         num_steps: int, quarters: int, stretch: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        steps = quarters * TRAJECTORY_LENGTH / num_steps * stretch
-        at = location, root, draws, momenta
-        accepted, z = ends(*_followed(problem, expansion, at, steps, num_steps))
-        return np.asarray(accepted, np.float64), np.asarray(z, np.float64)
+        parts = blocks(num_steps, quarters, stretch)
+        accepted, z = zip(*parts, strict=True)
+        return np.concatenate(accepted), np.concatenate(z)
 
     if draws.shape[1] > _FEW_COORDINATES:
         # The covariance has been fitted to these draws: with 100 coordinates, 96% of
@@ -100,16 +120,27 @@ def trajectories(problem: Problem, posterior: SurrogatePosterior) -> Trajectorie
         taken = rng.uniform(size=(len(draws), 1)) < accepted[:, None]
         draws, momenta = np.where(taken, z, draws), rng.normal(size=draws.shape)
     mean, sd = draws.mean(0), draws.std(0)
-    squares = np.square((draws - mean) / sd) - 1
-    weights = np.square(squares) / np.square(squares).sum(0)
+    squares = np.square(np.square((draws - mean) / sd) - 1)
 
+    def judged(num_steps: int, last: bool) -> tuple[bool, float, int]:
+        number = len(draws)
+        if num_steps > _MANY_STEPS:
+            number = min(number, _FEW_DRAWS)
+        quarter = blocks(num_steps, 1, np.ones(number))
+        return *_suit(quarter, number, squares[:number], last), number
+
+    most = _NUM_STEPS[-1]
     for num_steps in _NUM_STEPS:
-        accepted, _ = followed(num_steps, 1, np.ones(len(draws)))
-        stuck = float((accepted < _HELD).mean())
-        if stuck <= _STUCK and ((1 - accepted) @ weights).max() <= _LOST:
+        suits, stuck, number = judged(num_steps, num_steps == most)
+        if suits:
             break
     else:
-        return Trajectories(num_steps, False, stuck)
+        if most > _MANY_STEPS:
+            _, stuck_of_few, _ = judged(_MANY_STEPS, True)
+            if stuck_of_few <= _HARDLY_MORE * stuck:
+                return Trajectories(_MANY_STEPS, False, stuck_of_few)
+        return Trajectories(most, False, stuck)
+    draws, stretch = draws[:number], stretch[:number]
     accepted, z = followed(num_steps, 1, stretch)
     kept = _correlation_of_squares(draws, z, accepted)
     if kept > _SCREEN:
@@ -119,11 +150,46 @@ def trajectories(problem: Problem, posterior: SurrogatePosterior) -> Trajectorie
         )
         kept = _correlation_of_squares(begin, end, accepted)
     if kept > _KEPT:
-        accepted, _ = followed(LONGER * num_steps, LONGER, stretch)
-        stuck_of_long = float((accepted < _HELD).mean())
-        if stuck_of_long <= _STUCK:
+        longer = blocks(LONGER * num_steps, LONGER, stretch)
+        suits, stuck_of_long = _suit(longer, number)
+        if suits:
             return Trajectories(num_steps, True, max(stuck, stuck_of_long))
     return Trajectories(num_steps, False, stuck)
+
+
+def _suit(
+    blocks: Iterable[tuple[np.ndarray, np.ndarray]],
+    number: int,
+    squares: np.ndarray | None = None,
+    last: bool = False,
+) -> tuple[bool, float]:
+    """Whether trajectories are accepted from nearly all draws, and where they stick.
+
+    No block is looked at after the one that decides.
+
+    :param blocks: acceptance probabilities and ends, from some of the draws at a time.
+    :param number: the number of draws.
+    :param squares: the weights of the draws in the error of each parameter's variance,
+        ``(number, D)``; without them, only draws count at which chains stick.
+    :param last: whether there are no shorter steps, so that the share counts.
+    :return: the answer, and the share of the draws looked at from which trajectories
+        are rarely accepted.
+    """
+    done = stuck = 0
+    lost: Any = 0.0
+    total: Any = 1.0
+    if squares is not None:
+        total = squares.sum(0)
+    for accepted, _ in blocks:
+        if squares is not None:
+            weights = squares[done : done + len(accepted)] / total
+            lost = lost + (1 - accepted) @ weights
+        done += len(accepted)
+        stuck += int((accepted < _HELD).sum())
+        suits = stuck <= _STUCK * number and np.max(lost) <= _LOST
+        if stuck > _HOPELESS * done if last else not suits:
+            break
+    return bool(suits), stuck / done
 
 
 def _number_followed(problem: Problem, expansion: Expansion) -> int:
@@ -212,8 +278,7 @@ def _ends_of_trajectories(
         lost = jnp.minimum(jnp.nan_to_num(lost, nan=-jnp.inf), 0.0)
         return jnp.exp(lost), z_new
 
-    inputs = draws, momenta, steps
-    return jax.lax.map(lambda x: one(*x), inputs, batch_size=100)
+    return jax.vmap(one)(draws, momenta, steps)
 
 
 def compile_trajectories(
@@ -226,7 +291,7 @@ def compile_trajectories(
     :param start: a flat position.
     """
     dim = len(start)
-    zeros = np.zeros((_number_followed(problem, expansion), dim))
+    zeros = np.zeros((_BLOCK, dim))
     at = zeros[0], np.zeros((dim, dim)), zeros, zeros
     problem.compiled(_ends_of_trajectories).ahead(
         *_followed(problem, expansion, at, zeros[:, 0], 1)
