@@ -229,7 +229,10 @@ def _root_of_inverse(precision: np.ndarray) -> np.ndarray | None:
 
 
 def refined(
-    problem: Problem, posterior: SurrogatePosterior, expansion: Expansion
+    problem: Problem,
+    posterior: SurrogatePosterior,
+    expansion: Expansion,
+    resample: bool = True,
 ) -> SurrogatePosterior | None:
     """The posterior of a changed surrogate.
 
@@ -242,6 +245,7 @@ def refined(
     :param problem: the target and its coordinates.
     :param posterior: the posterior of the previous surrogate.
     :param expansion: the changed expansion, in double precision.
+    :param resample: whether draws may be resampled; otherwise NUTS makes new ones.
     :return: ``None`` if it cannot be sampled.
     """
     both = tuple(e.cast(problem.dtype) for e in (posterior.expansion, expansion))
@@ -256,7 +260,8 @@ def refined(
         logs = np.asarray(problem.compiled(_log_weights)(both, draws), np.float64)
     logs = np.where(np.isfinite(logs), logs, -np.inf)
     weights = np.exp(logs - max(logs.max(), np.finfo(float).min))
-    if weights.sum() ** 2 >= _FEW_DRAWS * np.square(weights).sum() > 0:
+    enough = weights.sum() ** 2 >= _FEW_DRAWS * np.square(weights).sum() > 0
+    if resample and enough:
         places = (np.arange(len(weights)) + rng.uniform()) / len(weights)
         found = np.searchsorted(np.cumsum(weights / weights.sum()), places)
         chosen = pool[np.minimum(found, len(weights) - 1)]

@@ -72,7 +72,6 @@ from numpyro_minibatch.control_variate._surrogate import (
 )
 from numpyro_minibatch.control_variate._tails import (
     MAX_INEFFICIENCY,
-    MAX_OF_FEW,
     Tails,
     may_represent,
     measure_tails,
@@ -92,12 +91,17 @@ __all__ = ["Plan", "Prepared", "Surrogate", "prepare"]
 _Result = TypeVar("_Result")
 
 _STARTS = 4  # searches for the mode
+_SOME = 8  # of so many draws one, for a mean that need not be precise
 _STAGES = 5
 # rows that cost no more than their representatives, whose far tails are only similar
 _HANDFUL = 100
 # Up to so many evaluations of rows replace batches if the residual is above this. At
 # 0.5 batches are better: on a hierarchy of 5,000 rows they accept 71% of the moves.
 _COARSE_ROWS, _TOO_COARSE = 10_000, 0.75
+_ROUGH = 0.2  # the same limit where the expansion alone was coarse
+# Residual of the expansion alone above which this is so from the start. With 32 exact
+# rows, which left 0.2, the ratio of two scales of 3,000 rows still lacked its tail.
+_FAR = 1.0
 _MANY = 40  # parameters above which exact rows are not tried before
 _DISAGREE = 1.2  # R-hat of chains of NUTS above which a model is rather refused
 _STUCK = 0.5  # largest share of draws that trajectories hardly leave
@@ -369,21 +373,35 @@ def _of_expansion(
     if not few:
         posterior, pilot = _recentred(problem, chosen, needs, center, posterior, pilot)
     tails, all_exact, expanded = None, None, posterior
+    crooked = problem.in_own_coordinates and pilot.residual_sd > COARSE
     may_read_all = _may_read_all(problem, chosen, needs)
     many = posterior.draws.shape[1] > _MANY
-    if may_read_all and many and pilot.residual_sd > _TOO_COARSE:
+    far = problem.in_own_coordinates and pilot.residual_sd > _FAR
+    if may_read_all and ((many and pilot.residual_sd > _TOO_COARSE) or far):
         # in many dimensions, a few rows hardly reduce the residual
-        all_exact = with_every_row(problem, expanded)
+        all_exact = with_every_row(problem, expanded, resample=not crooked)
     if all_exact is None and (needs.follows or (few and pilot.residual_sd > COARSE)):
         posterior, pilot, tails = _with_rows(problem, chosen, needs, posterior, pilot)
-        if may_read_all and pilot.residual_sd > _TOO_COARSE:
-            all_exact = with_every_row(problem, expanded)
+        if may_read_all and _too_coarse(pilot, tails, crooked):
+            all_exact = with_every_row(problem, expanded, resample=not crooked)
     if all_exact is not None:
         whole = _all_read(problem, chosen)
         posterior, pilot, tails = all_exact, Pilot.of_every_row(problem, whole), None
     check_residuals(problem, chosen.taylor, posterior, pilot)
     moves = _moves(problem, needs, posterior)
     return _outcome(problem, center.other_mode, posterior, moves, pilot, tails)
+
+
+def _too_coarse(pilot: Pilot, tails: Tails | None, crooked: bool) -> bool:
+    """Whether a surrogate with exact rows is worse than all rows, if they are few.
+
+    :param crooked: whether the expansion alone was coarse in the coordinates that are
+        sampled. The posterior then may have tails along curves, which the lines do not
+        show.
+    """
+    if pilot.residual_sd > (_ROUGH if crooked else _TOO_COARSE):
+        return True
+    return crooked and tails is not None and tails.inefficiency > MAX_INEFFICIENCY
 
 
 def _target_posterior(
@@ -400,10 +418,12 @@ def _target_posterior(
     starts = np.resize(positions[::-1], (CHAINS, positions.shape[1]))
     meanwhile = compile_trajectories if needs.follows else None
     try:
-        expansion = every_row(problem, problem.in_coordinates(positions)[0])
-        return sampled_posterior(problem, expansion, starts, None, meanwhile)
+        far = every_row(problem, problem.in_coordinates(positions)[0], near=False)
+        posterior = sampled_posterior(problem, far, starts, None, meanwhile)
     except Refused:
         return None
+    center = problem.in_coordinates(posterior.draws[::_SOME]).mean(0)
+    return posterior._replace(expansion=every_row(problem, center))
 
 
 def _of_all_rows(
@@ -532,17 +552,17 @@ def _with_rows(
     # few rows that are read anyway are all evaluated exactly, which settles the tails
     coarse = pilot.residual_sd > COARSE
     few = may_be_exact(problem, chosen, needs)
-    every, most = coarse and few, MAX_OF_FEW if few else MAX_INEFFICIENCY
+    every = coarse and few
     if may_represent(problem, taylor, pilot) and not every:
         tails = measure_tails(problem, pilot, posterior)
     best = posterior, pilot, tails
-    if tails is not None and tails.inefficiency > most:
+    if tails is not None and tails.inefficiency > MAX_INEFFICIENCY:
         handful = few and sum(problem.plates.values()) <= _HANDFUL
         found, after = posterior, tails
         all_exact = with_every_row(problem, posterior) if handful else None
         if all_exact is None:
             found, after = with_representatives(problem, pilot, posterior, tails)
-            if few and not handful and after.inefficiency > most:
+            if few and not handful and after.inefficiency > MAX_INEFFICIENCY:
                 all_exact = with_every_row(problem, posterior)
         if all_exact is not None:
             return all_exact, pilot.without_residuals(), tails
@@ -559,6 +579,8 @@ def _with_rows(
     if found is not posterior:
         measured = run_pilot(problem, chosen, needs, found, pilot)
         if best[0] is posterior or measured.residual_sd < best[1].residual_sd:
+            if tails is not None and measured.scores:
+                tails = measure_tails(problem, measured, found)
             best = found, measured, tails
     return best
 
@@ -582,7 +604,7 @@ def _recentred(
     for _ in range(_RECENTRED):
         if pilot.residual_sd <= COARSE:
             break
-        mean = problem.in_coordinates(posterior.draws[::8]).mean(0)
+        mean = problem.in_coordinates(posterior.draws[::_SOME]).mean(0)
         try:
             moved = surrogate_posterior(problem, center.about(mean), posterior.location)
             found = run_pilot(problem, chosen, needs, moved, pilot)

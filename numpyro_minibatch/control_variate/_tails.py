@@ -44,7 +44,6 @@ from numpyro_minibatch.control_variate._taylor import Taylor
 
 __all__ = [
     "MAX_INEFFICIENCY",
-    "MAX_OF_FEW",
     "Inside",
     "Tails",
     "everywhere",
@@ -55,9 +54,7 @@ __all__ = [
     "with_representatives",
 ]
 
-MAX_INEFFICIENCY = 1.5  # of squares; above it tails need representative rows
-# the same where all rows are read anyway, so that representative rows cost little
-MAX_OF_FEW = 1.2
+MAX_INEFFICIENCY = 1.2  # of squares; above it tails need representative rows
 # Standard deviation of the residual above which tails are measured. If it were a cubic
 # of one parameter, its skewness would be 0.08 there and the inefficiency 1.3.
 _CUBIC = 0.05

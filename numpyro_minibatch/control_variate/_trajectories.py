@@ -28,8 +28,9 @@ from numpyro_minibatch.proposal import (
 
 __all__ = ["Trajectories", "compile_trajectories", "trajectories"]
 
-# likelihoods of rows that all draws evaluate at a step, above which few are followed
-_COSTLY, _FEW_DRAWS = 20_000_000, POOL // 4
+# Likelihoods of rows that all draws evaluate at a step, above which half as many draws
+# are followed, or a quarter.
+_COSTLY, _FEW_DRAWS = 5_000_000, POOL // 4
 # numbers of steps of a trajectory to try; the last ones where NUTS needs as many
 _NUM_STEPS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 # More are tried from few draws only. If none suits, this number is preferred unless
@@ -194,8 +195,11 @@ def _suit(
 
 def _number_followed(problem: Problem, expansion: Expansion) -> int:
     """The number of draws from which trajectories start."""
-    cost = POOL * expansion.num_exact * problem.row_size
-    return POOL if cost <= _COSTLY else _FEW_DRAWS
+    number = POOL
+    cost_of_one = expansion.num_exact * problem.row_size
+    while number > _FEW_DRAWS and number * cost_of_one > _COSTLY:
+        number //= 2
+    return number
 
 
 def _followed(
