@@ -33,6 +33,7 @@ from numpyro_minibatch import (
 )
 from numpyro_minibatch.diagnostics import (
     _acceptance,
+    _run,
     log_ratio_rows,
     normal_error_bound,
     normality,
@@ -736,6 +737,23 @@ def test_a_start_that_was_given_is_named() -> None:
     facts = PENALTY | {"pilot": MEASURED | {"gaussian": False}, "start_given": True}
     text = advice(draws=still, facts=facts, acceptance_rate=0.0)
     assert "init_params" in text and "funnel" not in text
+
+
+def test_remedies_are_those_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Group effects are only named where there may be some."""
+    stuck = MEASURED | {"gaussian": False, "surrogate_stuck": 0.02, "exact_rows": 5}
+
+    def told(**pilot: Any) -> str:
+        return advice(facts=PENALTY | {"pilot": stuck | pilot}, log_ratio_variance=0.01)
+
+    assert "group effects" in told() and "group effects" in told(hierarchical=True)
+    plain = told(hierarchical=False)
+    assert "group effects" not in plain and "closer to a normal" in plain
+    assert "batch.full" not in plain, "the surrogate would not evaluate as many rows"
+    monkeypatch.setattr(_run, "_READ_ALL", N)
+    plain = told(hierarchical=False)
+    assert f"batch=batch.full(), which evaluates all {N} rows" in plain
+    assert "batch.full" not in told(hierarchical=False, exact_rows=N)
 
 
 def test_a_coarse_quadrature_is_named_with_what_suffices() -> None:

@@ -247,10 +247,14 @@ def latent_of_rows(
             if site.name in latents and size > 1 and size in (site.value_shape or ()):
                 return (
                     f"latent site {site.name!r} has {size} entries, as many as plate "
-                    f"{plate!r} has rows. If it has a value for each row, as a "
-                    "Gaussian process or a random walk has, there are no minibatches: "
-                    "sample with NUTS. If not, take the data inside the plate by its "
-                    "indices, y[idx]."
+                    f"{plate!r} has rows. If its values are independent effects of the "
+                    "rows, index it and the data inside the plate, "
+                    f"{site.name}[idx] and y[idx]; of many rows, sample it inside the "
+                    "plate and integrate it out: numpyro_minibatch.marginalize(model, "
+                    f'sites=["{site.name}"]). If the rows have no value of their own, '
+                    "index the data, y[idx]. If each value follows from others, as in "
+                    "a Gaussian process or a random walk, there are no minibatches: "
+                    "sample with NUTS."
                 )
     return ""
 

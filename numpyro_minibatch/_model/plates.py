@@ -505,9 +505,9 @@ def _local_latent(sites: list[Site], plate: str, everything: list[Site]) -> str:
     )
     if not shared and not site.endswith("_unobserved"):
         return (
-            f"{message} If it holds the observations, pass them: it got obs=None. "
-            "Otherwise the rows share no parameter, so each has a posterior of its "
-            "own, independent of all other rows. Sample it with NUTS."
+            f"{message} If {site!r} is meant to be observed, pass its data: it has "
+            "obs=None. Otherwise the rows share no parameter, so each has a posterior "
+            "of its own, independent of all other rows. Sample it with NUTS."
         )
     if site.endswith("_unobserved"):
         return (
@@ -524,8 +524,8 @@ def _local_latent(sites: list[Site], plate: str, everything: list[Site]) -> str:
             "yourself, as dist.MixtureSameFamily(dist.Categorical(weights), parts)."
         )
     return (
-        f"{message} If it holds the observations, pass them: it got obs=None. "
-        "Otherwise integrate it out of each row by "
+        f"{message} If {site!r} is meant to be observed, pass its data: it has "
+        "obs=None. Otherwise integrate it out of each row by "
         f"numpyro_minibatch.marginalize(model, sites=[{names}])."
     )
 

@@ -277,8 +277,9 @@ def _ridge(problem: Problem, taylor: Taylor) -> tuple[Any, Any]:
             draws = np.asarray(problem.compiled(_prior_of_phi)(np.int32(21)))
     except NotImplementedError:  # a prior that is improper says nothing of a scale
         return 0.0, _VAGUE
-    lower, middle, upper = np.quantile(draws, [0.25, 0.5, 0.75], axis=0)
-    scale = (upper - lower) / 1.349
+    with np.errstate(invalid="ignore"):  # a log of a number that underflows
+        lower, middle, upper = np.quantile(draws, [0.25, 0.5, 0.75], axis=0)
+        scale = (upper - lower) / 1.349
     known = np.isfinite(scale) & np.isfinite(middle) & (scale > 0)
     middle = np.where(known, middle, 0.0)
     return middle, np.where(known, np.where(known, scale, 1.0) ** -2.0, _VAGUE)

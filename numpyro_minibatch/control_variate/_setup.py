@@ -674,6 +674,7 @@ def _outcome(
         **pilot.report,
         "coordinates": coordinates,
         "gaussian": posterior.gaussian,
+        "hierarchical": not problem.in_own_coordinates,
         "surrogate_rhat": posterior.rhat,
         "surrogate_num_steps": moves.num_steps * (LONGER if moves.long else 1),
         "surrogate_long": moves.long,

@@ -12,7 +12,6 @@ from scipy.stats import norm
 from numpyro_minibatch.diagnostics._acceptance import Acceptance
 from numpyro_minibatch.diagnostics._convergence import mixes
 from numpyro_minibatch.diagnostics._run import (
-    REPARAMETRISE,
     Family,
     Numbers,
     Rule,
@@ -140,7 +139,7 @@ def _advise_surrogate(run: Run) -> Iterator[str]:
         yield (
             "the surrogate's posterior, the exact prior times the expanded likelihood, "
             f"was itself hard to sample (R-hat {rhat:.2f}): it is shaped like a funnel "
-            f"or a narrow ridge, and moves are scaled for its bulk. {REPARAMETRISE}"
+            f"or a narrow ridge, and moves are scaled for its bulk. {run.remedy}"
         )
 
 
@@ -150,7 +149,7 @@ def _advise_stuck(run: Run) -> Iterator[str]:
         yield (
             f"trajectories on the surrogate are rejected from {stuck:.1%} of its "
             "draws, however short their steps, so the chains hardly enter the tails "
-            f"and these come out too light. {REPARAMETRISE}"
+            f"and these come out too light. {run.remedy}"
         )
 
 

@@ -14,7 +14,6 @@ import xarray as xr
 from numpyro_minibatch.diagnostics._acceptance import is_frozen
 from numpyro_minibatch.diagnostics._effective import precision
 from numpyro_minibatch.diagnostics._run import (
-    REPARAMETRISE,
     Family,
     Numbers,
     Rule,
@@ -209,7 +208,7 @@ def _advise_still(run: Run) -> Iterator[str]:
         yield (
             f"{never}: moves have the scale of the bulk of the surrogate's "
             "posterior, and are rejected where it is much narrower, as in the neck "
-            f"of a funnel or on a ridge. {REPARAMETRISE}"
+            f"of a funnel or on a ridge. {run.remedy}"
         )
     else:
         yield (
@@ -243,7 +242,7 @@ def _advise_rhat(run: Run) -> Iterator[str]:
             "hardly enter."
         )
         if "quadrature_nodes" not in run.pilot:  # effects that are not integrated out
-            reason += f" {REPARAMETRISE}"
+            reason += f" {run.remedy}"
     elif run.pilot:
         reason = "they are in different modes."
     else:

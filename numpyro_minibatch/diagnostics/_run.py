@@ -35,6 +35,12 @@ REPARAMETRISE = (
     "keeps them away from zero. For other models, such as neural networks, write "
     "AMAGOLD(model)."
 )
+_TRANSFORM = (
+    "Change parameters so that the posterior is closer to a normal distribution: "
+    "sample the logarithm of a ratio, subtract means from columns of data, or give "
+    "parameters that the data hardly determine priors with lighter tails."
+)
+_READ_ALL = 2048  # rows up to which a surrogate evaluates all of them, if all are read
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,6 +142,23 @@ class Run:
     def pilot(self) -> Mapping[str, Any]:
         """The measurements of the control variate's set-up; empty without one."""
         return self.facts.get("pilot", {})
+
+    @property
+    def remedy(self) -> str:
+        """What to write where moves on the surrogate hardly reach a part of the target.
+
+        Without a hierarchy, the likelihood of the rows depends on each latent site.
+        """
+        if self.pilot.get("hierarchical", True):
+            return REPARAMETRISE
+        rows = sum(json.loads(self.attrs.get("plates", "{}")).values())
+        batches = self.decides_on_batches and rows <= _READ_ALL
+        if batches and self.pilot.get("exact_rows", rows) < rows:
+            return (
+                f"Write batch=batch.full(), which evaluates all {rows} rows exactly. "
+                f"{_TRANSFORM}"
+            )
+        return f"{_TRANSFORM} For a neural network, write AMAGOLD(model)."
 
     @property
     def quadrature(self) -> Mapping[str, Any]:
