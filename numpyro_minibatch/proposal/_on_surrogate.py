@@ -457,7 +457,7 @@ def surrogate_hmc(
 
     :param num_steps: the number of steps; each evaluates the surrogate's gradient, as
         does the start. By default it follows from ``step_size`` if that is given, and
-        otherwise from the set-up: none, or 1, 2, 4, ..., 64, or three times as many.
+        otherwise from the set-up: none, or 1, 2, 4, ..., 512, or three times as many.
     :param step_size: length of a step, in the whitened coordinates. By default the
         steps together make a quarter of a period, or up to three where scales vary and
         ``num_steps`` is not given.
