@@ -749,14 +749,15 @@ def test_a_tail_along_a_curve_makes_all_rows_exact() -> None:
 
 
 def test_what_makes_a_coarse_surrogate_give_way_to_all_rows() -> None:
-    def of(residual: float, inefficiency: float | None, crooked: bool) -> bool:
+    def of(residual: float, inefficiency: float | None, alone: float) -> bool:
         pilot: Any = SimpleNamespace(residual_sd=residual)
         tails: Any = inefficiency and SimpleNamespace(inefficiency=inefficiency)
-        return _setup._too_coarse(pilot, tails, crooked)
+        return _setup._too_coarse(pilot, tails, alone)
 
-    assert of(0.8, None, False) and not of(0.7, 9.0, False)
-    assert of(0.3, None, True) and of(0.1, 2.0, True)
-    assert not of(0.1, 1.1, True) and not of(0.1, None, True)
+    assert of(0.8, None, 0.0) and of(0.7, 9.0, 0.0) and not of(0.7, 1.5, 0.0)
+    assert of(0.3, None, 0.6) and of(0.1, 1.5, 0.6)
+    assert not of(0.1, 1.1, 0.6) and not of(0.1, None, 0.6)
+    assert of(0.1, 1.1, 1.4) and not of(0.01, 1.1, 1.4)
 
 
 @pytest.mark.parametrize(

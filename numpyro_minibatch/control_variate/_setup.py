@@ -99,9 +99,14 @@ _HANDFUL = 100
 # 0.5 batches are better: on a hierarchy of 5,000 rows they accept 71% of the moves.
 _COARSE_ROWS, _TOO_COARSE = 10_000, 0.75
 _ROUGH = 0.2  # the same limit where the expansion alone was coarse
-# Residual of the expansion alone above which this is so from the start. With 32 exact
-# rows, which left 0.2, the ratio of two scales of 3,000 rows still lacked its tail.
-_FAR = 1.0
+# Inefficiency of squares that exact rows may leave where it was not coarse. Effects of
+# 30 groups crossed with 40 others, on 3,000 rows, had an infinite one.
+_HEAVY = 2.0
+# Residual of the expansion alone above which exact rows must leave even less. With 32
+# of them, which left 0.2, the ratio of two scales of 3,000 rows still lacked its tail.
+# One row for each of eight kinds of rows leaves next to nothing.
+_FAR, _LEFT_OF_FAR = 1.0, 0.05
+_GROUPS = 3  # fewest values of a site that are called effects of groups
 _MANY = 40  # parameters above which exact rows are not tried before
 _DISAGREE = 1.2  # R-hat of chains of NUTS above which a model is rather refused
 _STUCK = 0.5  # largest share of draws that trajectories hardly leave
@@ -373,17 +378,16 @@ def _of_expansion(
     if not few:
         posterior, pilot = _recentred(problem, chosen, needs, center, posterior, pilot)
     tails, all_exact, expanded = None, None, posterior
-    crooked = problem.in_own_coordinates and pilot.residual_sd > COARSE
+    alone = pilot.residual_sd if problem.in_own_coordinates else 0.0
     may_read_all = _may_read_all(problem, chosen, needs)
     many = posterior.draws.shape[1] > _MANY
-    far = problem.in_own_coordinates and pilot.residual_sd > _FAR
-    if may_read_all and ((many and pilot.residual_sd > _TOO_COARSE) or far):
+    if may_read_all and many and pilot.residual_sd > _TOO_COARSE:
         # in many dimensions, a few rows hardly reduce the residual
-        all_exact = with_every_row(problem, expanded, resample=not crooked)
+        all_exact = with_every_row(problem, expanded, resample=alone <= COARSE)
     if all_exact is None and (needs.follows or (few and pilot.residual_sd > COARSE)):
         posterior, pilot, tails = _with_rows(problem, chosen, needs, posterior, pilot)
-        if may_read_all and _too_coarse(pilot, tails, crooked):
-            all_exact = with_every_row(problem, expanded, resample=not crooked)
+        if may_read_all and _too_coarse(pilot, tails, alone):
+            all_exact = with_every_row(problem, expanded, resample=alone <= COARSE)
     if all_exact is not None:
         whole = _all_read(problem, chosen)
         posterior, pilot, tails = all_exact, Pilot.of_every_row(problem, whole), None
@@ -392,16 +396,21 @@ def _of_expansion(
     return _outcome(problem, center.other_mode, posterior, moves, pilot, tails)
 
 
-def _too_coarse(pilot: Pilot, tails: Tails | None, crooked: bool) -> bool:
+def _too_coarse(pilot: Pilot, tails: Tails | None, alone: float) -> bool:
     """Whether a surrogate with exact rows is worse than all rows, if they are few.
 
-    :param crooked: whether the expansion alone was coarse in the coordinates that are
-        sampled. The posterior then may have tails along curves, which the lines do not
-        show.
+    :param pilot: what was measured with exact rows.
+    :param tails: the tails, if they were measured.
+    :param alone: the residual of the expansion alone, in the coordinates that are
+        sampled. If it is large, the posterior may have tails along curves, which the
+        lines do not show.
     """
-    if pilot.residual_sd > (_ROUGH if crooked else _TOO_COARSE):
+    most_left, most = _TOO_COARSE, _HEAVY
+    if alone > COARSE:
+        most_left, most = _LEFT_OF_FAR if alone > _FAR else _ROUGH, MAX_INEFFICIENCY
+    if pilot.residual_sd > most_left:
         return True
-    return crooked and tails is not None and tails.inefficiency > MAX_INEFFICIENCY
+    return tails is not None and tails.inefficiency > most
 
 
 def _target_posterior(
@@ -652,6 +661,12 @@ def _element(problem: Problem, which: int) -> str:
     raise AssertionError("an element of another position")
 
 
+def _may_have_groups(problem: Problem) -> bool:
+    """Whether some latent site may be the effects of groups."""
+    sizes = [np.size(x) for x in jax.tree.leaves(problem.example)]
+    return not problem.in_own_coordinates and max(sizes) >= _GROUPS
+
+
 def _outcome(
     problem: Problem,
     other_mode: float,
@@ -674,7 +689,7 @@ def _outcome(
         **pilot.report,
         "coordinates": coordinates,
         "gaussian": posterior.gaussian,
-        "hierarchical": not problem.in_own_coordinates,
+        "hierarchical": _may_have_groups(problem),
         "surrogate_rhat": posterior.rhat,
         "surrogate_num_steps": moves.num_steps * (LONGER if moves.long else 1),
         "surrogate_long": moves.long,

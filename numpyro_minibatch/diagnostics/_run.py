@@ -147,7 +147,7 @@ class Run:
     def remedy(self) -> str:
         """What to write where moves on the surrogate hardly reach a part of the target.
 
-        Without a hierarchy, the likelihood of the rows depends on each latent site.
+        Without a hierarchy, group effects are not named.
         """
         if self.pilot.get("hierarchical", True):
             return REPARAMETRISE
