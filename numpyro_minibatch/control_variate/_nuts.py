@@ -41,6 +41,8 @@ _DIVERGING = 0.1  # largest share of divergent trajectories
 # Doublings of a trajectory. If so large a share of them ended there, the chains go on
 # with longer ones: scale parameters and their 30 effects, on 480 rows, needed 8 to 9.
 _DEPTH, _DEEP, _CUT_SHORT = 6, 10, 0.5
+# Parameters up to which they do: with 770, of a horseshoe, a refusal took minutes more.
+_MOST_OF_DEEP = 100
 _SEED_OF_DEEP = 41
 _STEPS_TO_START = 100  # at most, to the starting point of NUTS
 _NEARLY = 0.1  # gain of the log density below which the steps end
@@ -255,6 +257,7 @@ def _mixed_from(
             found, rhat = more, better
     finite = np.isfinite(found.draws).all()
     cut_short = found.cut_short.mean() > _CUT_SHORT
+    cut_short = cut_short and found.draws.shape[-1] <= _MOST_OF_DEEP
     if rhat > MIXED and finite and cut_short and not integrates:
         ends = found.draws[:, -1]
         more, better = _nuts_from(problem, expansion, ends, _SEED_OF_DEEP, _DEEP)
