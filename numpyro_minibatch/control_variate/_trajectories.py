@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -87,80 +88,144 @@ def trajectories(problem: Problem, posterior: SurrogatePosterior) -> Trajectorie
     """
     if posterior.gaussian:
         return Trajectories(0, False, 0.0)
-    _, location, root, draws, *_ = posterior
-    expansion = posterior.expansion.cast(problem.dtype)
-    draws = draws[:: POOL // _number_followed(problem, expansion)]
-    rng = np.random.default_rng(33)
-    momenta = rng.normal(size=draws.shape)
-    stretch = 1.0 + JITTER * rng.uniform(-1.0, 1.0, size=len(draws))
-    ends = problem.compiled(_ends_of_trajectories)
-
-    def blocks(
-        num_steps: int, quarters: int, stretch: np.ndarray
-    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """The ends of the trajectories from as many draws as there are stretches."""
-        steps = quarters * TRAJECTORY_LENGTH / num_steps * stretch
-        for begin in range(0, len(steps), _BLOCK):
-            some = slice(begin, min(begin + _BLOCK, len(steps)))
-            at = location, root, draws[some], momenta[some]
-            given = _followed(problem, expansion, at, steps[some], num_steps)
-            accepted, z = ends(*given)
-            yield np.asarray(accepted, np.float64), np.asarray(z, np.float64)
-
-    def followed(
-        num_steps: int, quarters: int, stretch: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        parts = blocks(num_steps, quarters, stretch)
-        accepted, z = zip(*parts, strict=True)
-        return np.concatenate(accepted), np.concatenate(z)
-
-    if draws.shape[1] > _FEW_COORDINATES:
-        # The covariance has been fitted to these draws: with 100 coordinates, 96% of
-        # the moves from them were accepted, and 77% of those of a chain.
-        accepted, z = followed(_FRESH, 1, stretch)
-        taken = rng.uniform(size=(len(draws), 1)) < accepted[:, None]
-        draws, momenta = np.where(taken, z, draws), rng.normal(size=draws.shape)
-    mean, sd = draws.mean(0), draws.std(0)
-    squares = np.square(np.square((draws - mean) / sd) - 1)
-
-    def judged(num_steps: int, last: bool) -> tuple[bool, float, int]:
-        number = len(draws)
-        if num_steps > _MANY_STEPS:
-            number = min(number, _FEW_DRAWS)
-        quarter = blocks(num_steps, 1, np.ones(number))
-        return *_suit(quarter, number, squares[:number], last), number
-
-    most = _NUM_STEPS[-1]
-    for num_steps in _NUM_STEPS:
-        suits, stuck, number = judged(num_steps, num_steps == most)
-        if suits:
-            break
-    else:
-        if most > _MANY_STEPS:
-            _, stuck_of_few, _ = judged(_MANY_STEPS, True)
-            if stuck_of_few <= _HARDLY_MORE * stuck:
-                return Trajectories(_MANY_STEPS, False, stuck_of_few)
-        return Trajectories(most, False, stuck)
-    draws, stretch = draws[:number], stretch[:number]
-    accepted, z = followed(num_steps, 1, stretch)
-    kept = _correlation_of_squares(draws, z, accepted)
-    if kept > _SCREEN:
-        values = problem.compiled(_site_values)
-        begin, end = (
-            np.asarray(values(jnp.asarray(x, problem.dtype))) for x in (draws, z)
-        )
-        kept = _correlation_of_squares(begin, end, accepted)
-    if kept > _KEPT:
-        longer = blocks(LONGER * num_steps, LONGER, stretch)
-        suits, stuck_of_long = _suit(longer, number)
+    starts = _starts(problem, posterior)
+    num_steps, suits, stuck = _short_enough(starts)
+    if not suits:
+        return Trajectories(num_steps, False, stuck)
+    starts = starts.for_steps(num_steps)
+    if _squares_kept(starts, num_steps) > _KEPT:
+        suits, stuck_of_long = _suit(starts, LONGER * num_steps, LONGER)
         if suits:
             return Trajectories(num_steps, True, max(stuck, stuck_of_long))
     return Trajectories(num_steps, False, stuck)
 
 
+@dataclass(frozen=True)
+class _Starts:
+    """Draws of a surrogate's posterior from which trajectories are followed.
+
+    :param problem: the target and its coordinates.
+    :param expansion: that of the surrogate, in working precision.
+    :param location: about the mean of the posterior, ``(D,)``.
+    :param root: the transpose of a root of its approximate covariance, ``(D, D)``.
+    :param draws: the draws, ``(K, D)``.
+    :param momenta: a momentum for each, ``(K, D)``.
+    :param stretch: factors of the step size, of which each draw has its own, ``(K,)``.
+    """
+
+    problem: Problem
+    expansion: Expansion
+    location: np.ndarray
+    root: np.ndarray
+    draws: np.ndarray
+    momenta: np.ndarray
+    stretch: np.ndarray
+
+    def for_steps(self, num_steps: int) -> _Starts:
+        """The first of them if trajectories have many steps, and otherwise all.
+
+        :param num_steps: the number of steps.
+        """
+        number = _FEW_DRAWS if num_steps > _MANY_STEPS else len(self.draws)
+        return replace(
+            self,
+            draws=self.draws[:number],
+            momenta=self.momenta[:number],
+            stretch=self.stretch[:number],
+        )
+
+    def blocks(
+        self, num_steps: int, quarters: int, stretch: np.ndarray
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Acceptance probabilities and ends of trajectories, block by block.
+
+        :param num_steps: the number of steps.
+        :param quarters: their length together, in quarters of a period.
+        :param stretch: factors of the step size.
+        """
+        program = self.problem.compiled(_ends_of_trajectories)
+        steps = quarters * TRAJECTORY_LENGTH / num_steps * stretch
+        for begin in range(0, len(steps), _BLOCK):
+            some = slice(begin, begin + _BLOCK)
+            at = self.location, self.root, self.draws[some], self.momenta[some]
+            given = _followed(self.problem, self.expansion, at, steps[some], num_steps)
+            accepted, z = program(*given)
+            yield np.asarray(accepted, np.float64), np.asarray(z, np.float64)
+
+    def followed(self, num_steps: int) -> tuple[np.ndarray, np.ndarray]:
+        """Acceptance probabilities and ends of all, after a quarter of a period.
+
+        :param num_steps: the number of steps.
+        """
+        accepted, z = zip(*self.blocks(num_steps, 1, self.stretch), strict=True)
+        return np.concatenate(accepted), np.concatenate(z)
+
+
+def _starts(problem: Problem, posterior: SurrogatePosterior) -> _Starts:
+    """As many draws as can be followed in a short time."""
+    expansion = posterior.expansion.cast(problem.dtype)
+    draws = posterior.draws[:: POOL // _number_followed(problem, expansion)]
+    rng = np.random.default_rng(33)
+    momenta = rng.normal(size=draws.shape)
+    stretch = 1.0 + JITTER * rng.uniform(-1.0, 1.0, size=len(draws))
+    starts = _Starts(
+        problem,
+        expansion,
+        posterior.location,
+        posterior.root,
+        draws,
+        momenta,
+        stretch,
+    )
+    if draws.shape[1] <= _FEW_COORDINATES:
+        return starts
+    # The covariance has been fitted to these draws: with 100 coordinates, 96% of the
+    # moves from them were accepted, and 77% of those of a chain.
+    accepted, z = starts.followed(_FRESH)
+    taken = rng.uniform(size=(len(draws), 1)) < accepted[:, None]
+    draws, momenta = np.where(taken, z, draws), rng.normal(size=draws.shape)
+    return replace(starts, draws=draws, momenta=momenta)
+
+
+def _short_enough(starts: _Starts) -> tuple[int, bool, float]:
+    """The smallest number of steps that suits the tails.
+
+    :return: the number, whether it suits, and the share of the draws from which
+        trajectories are rarely accepted.
+    """
+    mean, sd = starts.draws.mean(0), starts.draws.std(0)
+    squares = np.square(np.square((starts.draws - mean) / sd) - 1)
+    most = _NUM_STEPS[-1]
+    for num_steps in _NUM_STEPS:
+        some = starts.for_steps(num_steps)
+        suits, stuck = _suit(some, num_steps, 1, squares, last=num_steps == most)
+        if suits:
+            return num_steps, True, stuck
+    if most > _MANY_STEPS:
+        _, stuck_of_few = _suit(starts, _MANY_STEPS, 1, squares, last=True)
+        if stuck_of_few <= _HARDLY_MORE * stuck:
+            return _MANY_STEPS, False, stuck_of_few
+    return most, False, stuck
+
+
+def _squares_kept(starts: _Starts, num_steps: int) -> float:
+    """The largest correlation of a site's squares after a quarter of a period."""
+    accepted, z = starts.followed(num_steps)
+    kept = _correlation_of_squares(starts.draws, z, accepted)
+    if kept <= _SCREEN:
+        return kept
+    problem = starts.problem
+    values = problem.compiled(_site_values)
+    begin, end = (
+        np.asarray(values(jnp.asarray(x, problem.dtype))) for x in (starts.draws, z)
+    )
+    return _correlation_of_squares(begin, end, accepted)
+
+
 def _suit(
-    blocks: Iterable[tuple[np.ndarray, np.ndarray]],
-    number: int,
+    starts: _Starts,
+    num_steps: int,
+    quarters: int,
     squares: np.ndarray | None = None,
     last: bool = False,
 ) -> tuple[bool, float]:
@@ -168,26 +233,26 @@ def _suit(
 
     No block is looked at after the one that decides.
 
-    :param blocks: acceptance probabilities and ends, from some of the draws at a time.
-    :param number: the number of draws.
+    :param starts: the draws. Lengths are those of a run only if there are no weights.
+    :param num_steps: the number of steps of a trajectory.
+    :param quarters: its length, in quarters of a period.
     :param squares: the weights of the draws in the error of each parameter's variance,
-        ``(number, D)``; without them, only draws count at which chains stick.
+        ``(K, D)``; without them, only draws count at which chains stick.
     :param last: whether there are no shorter steps, so that the share counts.
     :return: the answer, and the share of the draws looked at from which trajectories
         are rarely accepted.
     """
+    number = len(starts.draws)
+    stretch = starts.stretch if squares is None else np.ones(number)
+    weights = np.zeros((number, 1)) if squares is None else squares[:number]
+    total = np.maximum(weights.sum(0), np.finfo(float).tiny)
     done = stuck = 0
-    lost: Any = 0.0
-    total: Any = 1.0
-    if squares is not None:
-        total = squares.sum(0)
-    for accepted, _ in blocks:
-        if squares is not None:
-            weights = squares[done : done + len(accepted)] / total
-            lost = lost + (1 - accepted) @ weights
+    lost = np.zeros(weights.shape[1])
+    for accepted, _ in starts.blocks(num_steps, quarters, stretch):
+        lost += (1 - accepted) @ weights[done : done + len(accepted)] / total
         done += len(accepted)
         stuck += int((accepted < _HELD).sum())
-        suits = stuck <= _STUCK * number and np.max(lost) <= _LOST
+        suits = stuck <= _STUCK * number and lost.max() <= _LOST
         if stuck > _HOPELESS * done if last else not suits:
             break
     return bool(suits), stuck / done

@@ -14,7 +14,6 @@ import numpy as np
 import xarray as xr
 
 __all__ = [
-    "REPARAMETRISE",
     "Family",
     "Numbers",
     "Rule",
@@ -26,7 +25,7 @@ __all__ = [
 ]
 
 
-REPARAMETRISE = (
+_REPARAMETRISE = (
     "In a hierarchical model change how group effects are parametrised: non-centred "
     'where groups have few rows, numpyro.deterministic("theta", mu + tau * eta), and '
     'centred where they have many, numpyro.sample("theta", dist.Normal(mu, tau)). If '
@@ -150,7 +149,7 @@ class Run:
         Without a hierarchy, group effects are not named.
         """
         if self.pilot.get("hierarchical", True):
-            return REPARAMETRISE
+            return _REPARAMETRISE
         rows = sum(json.loads(self.attrs.get("plates", "{}")).values())
         batches = self.decides_on_batches and rows <= _READ_ALL
         if batches and self.pilot.get("exact_rows", rows) < rows:
