@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -23,6 +26,7 @@ from numpyro_minibatch import MinibatchMH, batch
 from numpyro_minibatch.control_variate import (
     _nuts,
     _posterior,
+    _problem,
     _setup,
     _surrogate,
     _tails,
@@ -119,6 +123,30 @@ def test_nuts_on_a_surrogate_goes_on_until_its_chains_agree(
     assert rhat == 1.01
     np.testing.assert_array_equal(starts[1], first[:, -1])
     np.testing.assert_array_equal(draws, second.reshape(-1, 2))
+
+
+def test_chains_of_nuts_on_threads_are_traced_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Threads do not have the caller's precision of products."""
+    traced = []
+
+    def chain(depth: int, arrays: Any, expansion: Any, start: Any, seed: Any) -> Any:
+        traced.append(threading.current_thread())
+        draws = random.normal(random.key(seed), (50, 2)) + start + arrays[0]
+        return draws, jnp.zeros(50, bool), jnp.zeros(50, int)
+
+    compiled = _problem._Compiled(jax.jit(partial(chain, 6)))
+    problem = SimpleNamespace(
+        compiled=lambda fn, depth: _problem.Program(compiled, [jnp.ones(2)]),
+        dtype=jnp.float32,
+    )
+    with jax.default_matmul_precision("highest"):
+        found, _ = _nuts._nuts_from(problem, None, np.zeros((4, 2)), 31)
+    assert traced == [threading.main_thread()]
+    means = found.draws.mean(1)
+    assert len(np.unique(means, axis=0)) == 4, "each chain has its seed"
+    assert abs(means - 1).max() < 5 / np.sqrt(50)
 
 
 # rows -------------------------------------------------------------------------------

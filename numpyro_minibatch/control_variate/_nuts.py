@@ -12,7 +12,6 @@ from jax import Array
 from jax.flatten_util import ravel_pytree
 from numpyro.infer.hmc import hmc
 
-from numpyro_minibatch._internal.threads import compilers
 from numpyro_minibatch.control_variate._center import not_definite
 from numpyro_minibatch.control_variate._expand import Expansion
 from numpyro_minibatch.control_variate._problem import (
@@ -274,14 +273,12 @@ def _nuts_from(
     depth: int = _DEPTH,
 ) -> tuple[_Chains, float]:
     """Draws of chains whose trajectories double ``depth`` times, and their R-hat."""
-    chain = problem.compiled(_nuts, depth)
     seeds = np.random.SeedSequence(seed).generate_state(len(starts))
     inputs = [
         _chain(problem, expansion, *of_chain)
         for of_chain in zip(starts, seeds, strict=True)
     ]
-    first = chain(*inputs[0])
-    parts = [first, *compilers().map(lambda of_chain: chain(*of_chain), inputs[1:])]
+    parts = problem.compiled(_nuts, depth).each(inputs)
     draws, diverging, steps = (np.stack(x) for x in zip(*parts, strict=True))
     draws = draws.astype(np.float64)
     found = _Chains(draws, diverging, steps >= 2**depth - 1)

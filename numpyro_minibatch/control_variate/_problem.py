@@ -7,7 +7,7 @@ returned; none of them changes.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -160,6 +160,20 @@ class Program:
         while self.compiled.pending:
             self.compiled.pending.pop().exception()
         return self.compiled.fn(self.arrays, *rest)
+
+    def each(self, inputs: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """The results for several arguments of the same shapes, on several threads.
+
+        The threads call an executable. Contexts of JAX, such as that of the precision
+        of products, belong to a thread: the function itself would be traced and
+        compiled once more by another one.
+        """
+        while self.compiled.pending:
+            self.compiled.pending.pop().exception()
+        executable = self.compiled.fn.lower(self.arrays, *inputs[0]).compile()
+        return list(
+            compilers().map(lambda rest: executable(self.arrays, *rest), inputs)
+        )
 
     def ahead(self, *rest: Any) -> None:
         """Compile the function for arguments of these shapes on another thread.

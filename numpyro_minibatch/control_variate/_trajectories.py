@@ -32,6 +32,7 @@ __all__ = ["Trajectories", "compile_trajectories", "trajectories"]
 # Likelihoods of rows that all draws evaluate at a step, above which half as many draws
 # are followed, or a quarter.
 _COSTLY, _FEW_DRAWS = 5_000_000, POOL // 4
+_SEARCH = 10  # likelihoods that the search for the mode of an integral evaluates
 # numbers of steps of a trajectory to try; the last ones where NUTS needs as many
 _NUM_STEPS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 # More are tried from few draws only. If none suits, this number is preferred unless
@@ -261,7 +262,8 @@ def _suit(
 def _number_followed(problem: Problem, expansion: Expansion) -> int:
     """The number of draws from which trajectories start."""
     number = POOL
-    cost_of_one = expansion.num_exact * problem.row_size
+    search = _SEARCH if problem.row_size > 1 else 0
+    cost_of_one = expansion.num_exact * (problem.row_size + search)
     while number > _FEW_DRAWS and number * cost_of_one > _COSTLY:
         number //= 2
     return number
