@@ -193,6 +193,35 @@ def groups(size: int) -> tuple[Any, tuple]:
     return marginalize(model), (jnp.asarray(X), jnp.asarray(y))
 
 
+def persons(size: int) -> tuple[Any, tuple]:
+    """Answers of persons to ten questions; `marginalize` integrates the abilities."""
+    import jax.numpy as jnp
+    import numpy as np
+    import numpyro
+    import numpyro.distributions as dist
+
+    from numpyro_minibatch import marginalize
+
+    questions = 10
+    rng = np.random.default_rng(5)
+    ability = rng.normal(size=(size, 1))
+    slopes, places = rng.lognormal(0, 0.3, questions), rng.normal(size=questions)
+    p = 1 / (1 + np.exp(-slopes * (ability - places)))
+    y = (rng.uniform(size=p.shape) < p).astype(np.float32)
+
+    def model(y: Any) -> None:
+        shape = [y.shape[1]]
+        slope = numpyro.sample("slope", dist.LogNormal(0, 0.5).expand(shape).to_event())
+        place = numpyro.sample("place", dist.Normal(0, 1.5).expand(shape).to_event())
+        with numpyro.plate("persons", len(y)) as i:
+            ability = numpyro.sample("ability", dist.Normal(0, 1))
+            logits = slope * (ability[:, None] - place)
+            answers = dist.Bernoulli(logits=logits).to_event(1)
+            numpyro.sample("y", answers, obs=y[i])
+
+    return marginalize(model), (jnp.asarray(y),)
+
+
 def hierarchy(size: int) -> tuple[Any, tuple]:
     """Effects of 40 groups, non-centred."""
     import jax.numpy as jnp
@@ -298,6 +327,7 @@ PROBLEMS = {
     "hierarchy": Problem(hierarchy, (5_000,)),
     "quadrature": Problem(quadrature, (10_000,)),
     "groups": Problem(groups, (10_000,)),
+    "persons": Problem(persons, (300, 3_000), ("ours", "latents")),
     "network": Problem(network, (1_000,), ("amagold", "sghmc", "nuts")),
     "two_modes": Problem(two_modes, (20_000,), ("ladder", "nuts4")),
 }
@@ -339,6 +369,13 @@ def _nuts(model: Any, data: tuple) -> Any:
     return NUTS(model)
 
 
+def _latents(model: Any, data: tuple) -> Any:
+    """NUTS on the model before its rows were marginalized."""
+    from numpyro.infer import NUTS
+
+    return NUTS(model.fn)
+
+
 def _hmcecs(model: Any, data: tuple) -> Any:
     """HMCECS with a Taylor proxy at the mode, which an optimiser finds from batches.
 
@@ -374,6 +411,7 @@ METHODS = {
     "ladder": Method(_ladder, 4, 500, 1000),
     "nuts": Method(_nuts, 1, 300, 500),
     "nuts4": Method(_nuts, 4, 300, 500),
+    "latents": Method(_latents, 1, 300, 500),
     "hmcecs": Method(_hmcecs, 1, 1000, 2000),
 }
 

@@ -605,6 +605,48 @@ def test_a_sum_in_double_precision_is_that_of_the_residuals():
         np.testing.assert_allclose(estimated, rounded, atol=1e-3)
 
 
+def test_residuals_that_are_not_kept_are_read_in_one_pass(monkeypatch):
+    """Sums, scatter and some rows, as with residuals that are kept."""
+
+    def model(x):
+        mu = numpyro.sample("mu", dist.Normal(0.0, 1.0))
+        with numpyro.plate("data", len(x)) as idx:
+            numpyro.sample("y", dist.StudentT(3.0, mu, 1.0), obs=x[idx])
+
+    x = jnp.asarray(np.random.default_rng(8).normal(0.4, 1.0, 230), jnp.float32)
+    monkeypatch.setattr(_residuals, "_WIDTH", 16)
+    problem = problem_of(model, x, example={"mu": np.zeros(())})
+    expansion = find_center(problem, np.zeros((1, 1)), Taylor(2)).expansion
+    draws = 0.4 + 0.2 * np.random.default_rng(9).normal(size=(8, 1))
+    some = Some({"data": jnp.arange(1, 230, 7)}, problem.plates)
+
+    def measured():
+        scan = ResidualScan(problem, 2, "direct", expansion)
+        (sums, _), scatter = scan.sums_and_scatter(draws)
+        return scan, sums, scatter["data"], scan.sums_of_some(draws, some)
+
+    kept, *right = measured()
+    assert kept._known and len(kept._blocks(8)) == 1
+    monkeypatch.setattr(_residuals, "_MOST_KEPT", 2 * 16 * 32)
+    evaluated = []
+    evaluate = ResidualScan._of_chunks
+
+    def note(scan, draws, rows, masks):
+        evaluated.append(int(masks["data"].sum()))
+        return evaluate(scan, draws, rows, masks)
+
+    monkeypatch.setattr(ResidualScan, "_of_chunks", note)
+    lost, *found = measured()
+    assert not lost._known and len(lost._blocks(8)) == 8
+    assert evaluated == [32] * 7 + [230 - 7 * 32, len(some.rows["data"])]
+    for a, b in zip(found, right, strict=True):
+        assert np.ptp(b) > 1e-3
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+    of_rows = Rows(np.zeros(230, int), np.arange(230))
+    scattered = kept.of_rows(draws, of_rows).std(0, ddof=1)
+    np.testing.assert_allclose(right[1], scattered, rtol=1e-3, atol=1e-5)
+
+
 @dataclass(frozen=True)
 class Reticent(type(proposal.surrogate_hmc())):
     """Trajectories that do not report the surrogate's ratio to the decision."""

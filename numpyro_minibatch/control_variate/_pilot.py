@@ -578,9 +578,9 @@ def _choose_form(
     errors, spread = [], 0.0
     for form in forms:
         scan = ResidualScan(problem, taylor.order, form, expansion)
-        found = scan.sums(draws)
+        found, scatter = scan.sums_and_scatter(draws)
         if np.isfinite(found[0]).all():
-            error = _rounding_of_some(scan, exact, expansion, draws)
+            error = _rounding_of_some(scan, exact, expansion, draws, scatter)
             if error <= FLOAT_ERROR:
                 return scan, found, error
         right = exact.residuals(taylor.order, expansion, few)
@@ -651,6 +651,7 @@ def _rounding_of_some(
     exact: RowSums,
     expansion: Expansion | Expansions,
     draws: np.ndarray,
+    scatter: Mapping[str, np.ndarray],
 ) -> float:
     """An upper estimate of the rounding error of a sum of all residuals, from some.
 
@@ -659,12 +660,13 @@ def _rounding_of_some(
     that rows do not share, which is harmless if they are small.
 
     :param expansion: in double precision.
-    :param draws: those of which the first are compared; all show the scatter.
+    :param draws: those of which the first are compared.
+    :param scatter: the standard deviation of each row's residual over all of them.
     """
     few = draws[:IN_DOUBLE]
     samples = [(exact.some, 1.0)]
     if not exact.some.are_all:
-        largest = exact.some.largest(scan.scatter(draws))
+        largest = exact.some.largest(scatter)
         samples.append((largest, 1 / min(largest.scales.values())))
     errors = []
     for some, share in samples:

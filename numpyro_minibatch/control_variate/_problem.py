@@ -170,7 +170,8 @@ class Program:
         """
         while self.compiled.pending:
             self.compiled.pending.pop().exception()
-        executable = self.compiled.fn.lower(self.arrays, *inputs[0]).compile()
+        function: Any = self.compiled.fn
+        executable = function.lower(self.arrays, *inputs[0]).compile()
         return list(
             compilers().map(lambda rest: executable(self.arrays, *rest), inputs)
         )

@@ -227,6 +227,9 @@ class ResidualScan:
             for n, r in rows.items()
         }
 
+    def _key(self, draws: np.ndarray) -> bytes:
+        return np.asarray(draws, self.dtype).tobytes()
+
     def _evaluated(
         self, draws: np.ndarray, numbers: np.ndarray
     ) -> dict[str, np.ndarray]:
@@ -234,8 +237,7 @@ class ResidualScan:
 
         If these are all rows, they are kept: the model is evaluated once at each draw.
         """
-        draws = np.asarray(draws, self.dtype)
-        key = draws.tobytes()
+        draws, key = np.asarray(draws, self.dtype), self._key(draws)
         if key in self._known:
             return self._known[key]
         rows = self._of_chunks(draws, *self._read(numbers))
@@ -431,8 +433,7 @@ class ResidualScan:
             n: np.linalg.eigh(np.nan_to_num(g))[1][:, -1].astype(self.dtype)
             for n, g in grams.items()
         }
-        scatter = {n: np.zeros(size, self.dtype) for n, size in plates.items()}
-        loading = {n: np.zeros(size, self.dtype) for n, size in plates.items()}
+        scatter, loading = self._of_each_row(), self._of_each_row()
         for name, rows, residual in self._pieces(draws):
             centred = residual - residual.mean(1, keepdims=True)
             scatter[name][rows] = _scatter(centred)
@@ -445,13 +446,32 @@ class ResidualScan:
         :return: the sums, ``(K,)``, and for each plate the variance over its rows of
             the difference between the draws of each pair, ``(K // 2,)``.
         """
+        return self._sums(draws, None)
+
+    def sums_and_scatter(
+        self, draws: np.ndarray
+    ) -> tuple[tuple[np.ndarray, dict[str, np.ndarray]], dict[str, np.ndarray]]:
+        """The same in one pass with the standard deviation of each row's residual.
+
+        :return: what :meth:`sums` returns, and the standard deviations over the draws,
+            by plate.
+        """
+        scatter = self._of_each_row()
+        return self._sums(draws, scatter), scatter
+
+    def _sums(
+        self, draws: np.ndarray, scatter: dict[str, np.ndarray] | None
+    ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         sums = np.zeros(len(draws))
         parts = {
             n: (np.zeros(len(draws) // 2), np.zeros(len(draws) // 2))
             for n in self.problem.plates
         }
         with np.errstate(invalid="ignore", over="ignore"):  # infinite sums are refused
-            for name, _, residual in self._pieces(draws):
+            for name, rows, residual in self._pieces(draws):
+                if scatter is not None:
+                    centred = residual - residual.mean(1, keepdims=True)
+                    scatter[name][rows] = _scatter(centred)
                 wide = residual.astype(np.float64)
                 sums += wide.sum(0)
                 pairs = wide[:, 1::2] - wide[:, :-1:2]
@@ -466,25 +486,28 @@ class ResidualScan:
             }
         return sums - self.of_surplus(draws), variances
 
-    def scatter(self, draws: np.ndarray) -> dict[str, np.ndarray]:
-        """The standard deviation over the draws of each row's residual, by plate."""
-        plates = self.problem.plates
-        scatter = {n: np.zeros(size, self.dtype) for n, size in plates.items()}
-        for name, rows, residual in self._pieces(draws):
-            scatter[name][rows] = _scatter(residual - residual.mean(1, keepdims=True))
-        return scatter
+    def _of_each_row(self) -> dict[str, np.ndarray]:
+        """A number for each row, by plate."""
+        return {n: np.zeros(N, self.dtype) for n, N in self.problem.plates.items()}
 
     def sums_of_some(self, draws: np.ndarray, some: Some) -> np.ndarray:
         """Estimates of the sums of all residuals from some rows, ``(K,)``.
 
-        :param some: the rows.
+        These rows are evaluated by the program for all rows, whose rounding errors they
+        have.
+
+        :param some: the rows, none of them exact.
         """
-        found, scales = np.zeros(len(draws)), some.scales
-        for name, rows, residual in self._pieces(draws):
-            chosen = np.asarray(some.rows[name])
-            first, last = np.searchsorted(chosen, (rows.start, rows.stop))
-            mine = residual[chosen[first:last] - rows.start].astype(np.float64)
-            found += scales[name] * mine.sum(0)
+        found, known = np.zeros(len(draws)), self._known.get(self._key(draws))
+        for name, chosen in some.rows.items():
+            rows = np.asarray(chosen)
+            if known is not None:
+                mine = known[name][rows]
+            else:
+                read = self._table(name, rows)
+                mine = self._of_chunks(np.asarray(draws, self.dtype), *read)[name]
+                mine = mine[: len(rows)]
+            found += some.scales[name] * mine.astype(np.float64).sum(0)
         return found
 
     def of_surplus(self, draws: np.ndarray) -> np.ndarray:
