@@ -1989,9 +1989,10 @@ def test_the_rounding_of_one_row_of_many_is_found(monkeypatch):
         draws = expansion.center + 0.016 * rng.normal(size=(32, 1))
         scan = ResidualScan(problem, 2, "direct", expansion)
         exact = RowSums.of(problem, Taylor(2), 1)
-        found = _pilot._rounding_of_some(scan, exact, expansion, draws)
+        (sums, _), scatter = scan.sums_and_scatter(draws)
+        found = _pilot._rounding_of_some(scan, exact, expansion, draws, scatter)
         right = exact.residuals(2, expansion, draws[:8])
-        whole = (scan.sums(draws)[0][:8] - right).std(ddof=1)
+        whole = (sums[:8] - right).std(ddof=1)
         return found, whole, np.asarray(exact.some.rows["data"])
 
     found, whole, chosen = rounding_of(x)
