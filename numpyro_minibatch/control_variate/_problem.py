@@ -157,9 +157,13 @@ class Program:
 
     def __call__(self, *rest: Any) -> Any:
         """Call the function, after any compilation in progress has finished."""
+        self._finish()
+        return self.compiled.fn(self.arrays, *rest)
+
+    def _finish(self) -> None:
+        """Wait for any compilation in progress."""
         while self.compiled.pending:
             self.compiled.pending.pop().exception()
-        return self.compiled.fn(self.arrays, *rest)
 
     def each(self, inputs: Sequence[tuple[Any, ...]]) -> list[Any]:
         """The results for several arguments of the same shapes, on several threads.
@@ -168,8 +172,7 @@ class Program:
         of products, belong to a thread: the function itself would be traced and
         compiled once more by another one.
         """
-        while self.compiled.pending:
-            self.compiled.pending.pop().exception()
+        self._finish()
         function: Any = self.compiled.fn
         executable = function.lower(self.arrays, *inputs[0]).compile()
         return list(
