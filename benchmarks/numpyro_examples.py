@@ -140,7 +140,7 @@ def _data_sets(rng: Any) -> dict[str, Callable[[], Any]]:
     def angles() -> Any:
         modes = np.array([[-1.5, 2.5], [-1.2, -0.6], [1.0, 0.5]])
         some = modes[rng.integers(0, 3, 300)] + 0.3 * rng.normal(size=(300, 2))
-        return dict.fromkeys("SPG", some)
+        return dict.fromkeys("SPG", (some + np.pi) % (2 * np.pi) - np.pi)
 
     def mortality() -> Any:
         a, s, t = (x.ravel() for x in np.indices((6, 10, 8)))

@@ -1000,6 +1000,18 @@ def primitives(jaxpr: Any, inside: str | None = None) -> list[str]:
     return found
 
 
+def outputs(jaxpr: Any, name: str) -> list[Any]:
+    """The abstract results of all operations of a name, also inside of others."""
+    found: list[Any] = []
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == name:
+            found += [x.aval for x in eqn.outvars]
+        inner = [getattr(x, "jaxpr", x) for x in eqn.params.values()]
+        for part in (x for x in inner if hasattr(x, "eqns")):
+            found += outputs(part, name)
+    return found
+
+
 def regression(X: Any, y: Any) -> None:
     b = numpyro.sample("b", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
     s = numpyro.sample("s", dist.LogNormal(0.0, 1.0))
@@ -1022,6 +1034,82 @@ def test_what_does_not_depend_on_the_latent_variable_is_computed_once() -> None:
     in_search = set(primitives(closed.jaxpr, inside="while"))
     assert "exp" in in_search
     assert not once & in_search
+
+
+def of_states(use: Callable) -> Callable:
+    """A model whose observations have the mean ``use(z, group, means)``."""
+
+    def model(group: Any, y: Any) -> None:
+        means = numpyro.sample("mu", dist.Normal(0.0, 3.0).expand([2]).to_event(1))
+        with numpyro.plate("data", len(y)):
+            z = numpyro.sample("z", dist.Bernoulli(0.3))
+            b = numpyro.sample("b", dist.Categorical(jnp.array([[0.2, 0.8]] * 2)[z]))
+            mean = use(z, group, means) + b
+            numpyro.sample("y", dist.Normal(mean, 1.0 + b), obs=y)
+
+    return model
+
+
+STATES = {  # and whether the rows can share one value of a state
+    "an index": (lambda z, group, means: means[z], True),
+    "beside a column": (lambda z, group, means: group * means[z], True),
+    "one hot": (lambda z, group, means: jax.nn.one_hot(z, 2) @ means, True),
+    "a column": (lambda z, group, means: means[z.reshape(-1, 1)][:, 0], True),
+    "for each row": (lambda z, group, means: jax.vmap(lambda i: means[i])(z), True),
+    "beside another": (
+        lambda z, group, means: jax.vmap(lambda i, g: g * means[i])(z, group),
+        False,
+    ),
+    "of known length": (lambda z, group, means: means[z.reshape(len(group))], False),
+    "at its place": (lambda z, group, means: means[z[jnp.arange(len(group))]], False),
+    "taken": (
+        lambda z, group, means: jnp.take(means[z], jnp.arange(len(group))),
+        False,
+    ),
+    "written": (
+        lambda z, group, means: (
+            jnp.zeros(z.shape).at[jnp.arange(len(group))].set(means[z])
+        ),
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize(("use", "shared"), STATES.values(), ids=STATES)
+def test_rows_share_the_value_of_a_state_if_the_model_allows_it(
+    use: Callable, shared: bool
+) -> None:
+    group, y = jnp.array([1.0, 2.0, 0.5]), jnp.array([0.3, -2.0, 4.0])
+    model = marginalize(of_states(use))
+    means = jnp.array([-1.0, 2.0])
+    (level,) = model.levels((group, y), {})
+    assert level.broadcasts == shared
+    expected = []
+    for g, x in zip(np.asarray(group), np.asarray(y), strict=True):
+        by_state = [
+            np.log([0.7, 0.3][z] * [0.2, 0.8][b])
+            + scipy.stats.norm.logpdf(
+                x, float(use(jnp.array([z]), jnp.array([g]), means)[0]) + b, 1.0 + b
+            )
+            for z, b in itertools.product(range(2), repeat=2)
+        ]
+        expected.append(scipy.special.logsumexp(by_state))
+    found = log_rows(model, {"mu": means}, group, y)
+    np.testing.assert_allclose(found, expected, rtol=2e-6)
+
+
+def test_what_depends_on_the_state_alone_is_computed_for_each_state() -> None:
+    def model(y: Any) -> None:
+        scale = numpyro.sample("s", dist.HalfNormal(1.0).expand([4]).to_event(1))
+        with numpyro.plate("data", len(y)):
+            z = numpyro.sample("z", dist.Categorical(jnp.full(4, 0.25)))
+            numpyro.sample("y", dist.Gamma(2.0 * scale[z], 1.0), obs=y)
+
+    y = jnp.arange(1.0, 8.0)
+    values = {"s": jnp.arange(1.0, 5.0)}
+    closed = jax.make_jaxpr(lambda v: log_rows(marginalize(model), v, y))(values)
+    sizes = [x.size for x in outputs(closed.jaxpr, "lgamma")]
+    assert sizes and max(sizes) == 4  # and not 4 * 7
 
 
 def test_parts_that_use_no_rows_do_not_integrate_them() -> None:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 __all__ = [
     "Findings",
+    "indexes_one_element",
     "inputs_used",
     "inspect_flow",
     "needed_equations",
@@ -264,6 +265,31 @@ def _follow_smooth(jaxpr: Any, smooth: set[Any]) -> list[bool]:
             if yes and "float" in str(getattr(var.aval, "dtype", "")):
                 smooth.add(var)
     return [not _is_literal(v) and v in smooth for v in jaxpr.outvars]
+
+
+def indexes_one_element(jaxpr: Any) -> bool:
+    """Whether a jaxpr indexes an axis of one element.
+
+    An axis of one element can stand for many equal ones in all operations but this: an
+    index may be beyond its end.
+
+    :param jaxpr: a jaxpr, closed or open.
+    """
+    for eqn in getattr(jaxpr, "jaxpr", jaxpr).eqns:
+        numbers = eqn.params.get("dimension_numbers")
+        axes: Sequence[int] = ()
+        if eqn.primitive.name == "gather":
+            axes = numbers.start_index_map
+        elif eqn.primitive.name.startswith("scatter"):
+            axes = numbers.scatter_dims_to_operand_dims
+        if any(eqn.invars[0].aval.shape[axis] == 1 for axis in axes):
+            return True
+        for value in eqn.params.values():
+            for inner in value if isinstance(value, tuple) else (value,):
+                if hasattr(getattr(inner, "jaxpr", inner), "eqns"):
+                    if indexes_one_element(inner):
+                        return True
+    return False
 
 
 def needed_equations(jaxpr: Any) -> list[Any]:

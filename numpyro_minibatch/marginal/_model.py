@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 from weakref import WeakKeyDictionary
@@ -20,7 +20,11 @@ from numpyro.primitives import CondIndepStackFrame, Messenger
 
 from numpyro_minibatch._internal.precision import full_precision, in_this_precision
 from numpyro_minibatch._internal.static import Static
-from numpyro_minibatch._model.dataflow import inputs_used, smooth_inputs
+from numpyro_minibatch._model.dataflow import (
+    indexes_one_element,
+    inputs_used,
+    smooth_inputs,
+)
 from numpyro_minibatch.marginal._chain import ChainModel
 from numpyro_minibatch.marginal._find_chains import find_chains
 from numpyro_minibatch.marginal._quadrature import (
@@ -290,7 +294,11 @@ class _Fill(Messenger):
             msg["args"] = (size, len(indices))
             msg["stop"] = True
         elif kind == "sample" and name in self.states:
-            msg["value"] = self.states[name].reshape(msg["fn"].shape())
+            value, fn = self.states[name], msg["fn"]
+            batch = fn.batch_shape
+            if value.ndim == len(fn.event_shape):  # one for all rows
+                batch = (1,) * len(batch)
+            msg["value"] = value.reshape(batch + fn.event_shape)
         elif kind == "sample" and name in self.free:
             fn = msg["fn"]
             transform = biject_to(fn.support)
@@ -443,7 +451,35 @@ class LevelModel:
                 "likelihood for each row."
             )
         self._check_smooth(args, kwargs)
-        return self.level._replace(hidden=tuple(depends))
+        level = self.level._replace(hidden=tuple(depends))
+        broadcasts = replace(self, level=level)._broadcasts(args, kwargs)
+        return level._replace(broadcasts=broadcasts)
+
+    def _broadcasts(self, args: tuple, kwargs: Mapping[str, Any]) -> bool:
+        """Whether the rows can share one value of each discrete site.
+
+        What depends on a state but not on the row, such as the normalising constant of
+        a component, is then computed for each state and not for each row and state.
+        Enumeration in NumPyro asks this of a model; models that need a value for each
+        row, in ``jax.vmap`` for instance, raise an error here.
+        """
+        sites = self.level.sites
+        if self.level.states == 1 or any(site.fills for site in sites):
+            return False
+        shared = replace(self, level=self.level._replace(broadcasts=True))
+
+        def run(state: Array) -> Array:
+            seen = shared.observer()
+            run_hidden(seen, args, kwargs)
+            rows = shared.rows(seen, args, kwargs)
+            return rows.log_joint(state, rows.start() if rows.continuous else None)
+
+        state = jnp.zeros(sum(site.discrete for site in sites), jnp.int32)
+        try:
+            closed = jax.make_jaxpr(run)(state)
+        except Exception:  # whatever the user's code raises
+            return False
+        return not indexes_one_element(closed)
 
     def _check_smooth(self, args: tuple, kwargs: Mapping[str, Any]) -> None:
         """Refuse latent numbers on which the density of a row depends by jumps.
@@ -636,9 +672,10 @@ class Rows:
         values = {}
         for k, site in enumerate(self.discrete):
             fn = self.fns[site.name]
-            values[site.name] = jnp.broadcast_to(
-                states_of(fn)[state[..., k]], self.shape + fn.event_shape
-            )
+            value = states_of(fn)[state[..., k]]
+            if state.ndim > 1 or not self.model.level.broadcasts:
+                value = jnp.broadcast_to(value, self.shape + fn.event_shape)
+            values[site.name] = value
         return values
 
     def free_values(self, u: Array) -> dict[str, Array]:

@@ -92,12 +92,15 @@ class Level(NamedTuple):
     :param hidden: deterministic sites outside of the plates that depend on these sites.
         They have no value in the marginalized model.
     :param chain: the scan that the sites are in; ``None`` outside of scans.
+    :param broadcasts: whether a state that is the same in all rows may be given to the
+        model as one value, with axes of length one in place of the plates.
     """
 
     plates: tuple[str, ...]
     sites: tuple[Local, ...]
     hidden: tuple[str, ...] = ()
     chain: Chain | None = None
+    broadcasts: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:
