@@ -392,6 +392,66 @@ def test_an_exponential_tail_is_integrated_with_few_nodes(shape: float) -> None:
         assert np.isfinite(found)
 
 
+def of_kinked(make: Callable) -> Callable:
+    """A model of three observations a group, with a latent number ``make(m, s)``."""
+
+    def model(y: Any) -> None:
+        m = numpyro.sample("m", dist.Normal(0.0, 2.0))
+        s = numpyro.sample("s", dist.HalfNormal(1.0))
+        with numpyro.plate("groups", len(y), dim=-2):
+            a = numpyro.sample("a", make(m, s))
+            with numpyro.plate("within", y.shape[1], dim=-1):
+                numpyro.sample("y", dist.Normal(a, 1.5), obs=y)
+
+    return model
+
+
+KINKED = {
+    "laplace": lambda m, s: dist.Laplace(m, s),
+    "asymmetric": lambda m, s: dist.AsymmetricLaplace(m, s, 1.4),
+    "of a quantile": lambda m, s: dist.AsymmetricLaplaceQuantile(m, s, 0.3),
+}
+
+
+@pytest.mark.parametrize("make", KINKED.values(), ids=KINKED)
+def test_a_density_with_a_kink_is_integrated_on_both_sides(make: Callable) -> None:
+    """As accurately, and with derivatives, as one without a kink."""
+    y = jnp.array([[0.1, -0.5, 0.2], [3.0, 4.5, 5.5], [-1.0, -2.0, -7.0]])
+
+    def dense_rows(m: Any, s: Any) -> Any:  # the kink is a point of the grid
+        a = (m + jnp.linspace(-15.0, 15.0, 6001))[:, None]
+        log_p = make(m, s).log_prob(a)
+        log_p += dist.Normal(a[..., None], 1.5).log_prob(y).sum(-1)
+        return jax.scipy.special.logsumexp(log_p, axis=0) + jnp.log(30.0 / 6000)
+
+    def found(m: Any, s: Any, num_nodes: int = 21) -> Any:
+        model = marginalize(of_kinked(make), sites=["a"], num_nodes=num_nodes)
+        return log_rows(model, {"m": m, "s": s}, y)
+
+    with double():
+        for m, s in [(0.3, 0.7), (-2.0, 2.5)]:
+            at = jnp.asarray(m), jnp.asarray(s)
+            np.testing.assert_allclose(found(*at, 11), dense_rows(*at), atol=6e-3)
+            np.testing.assert_allclose(found(*at), dense_rows(*at), atol=5e-5)
+            for derive in (jax.grad, jax.hessian):
+                both = [
+                    derive(lambda x, f=f: f(*x).sum())(jnp.stack(at))
+                    for f in (found, dense_rows)
+                ]
+                np.testing.assert_allclose(*both, rtol=1e-3, atol=1e-3)
+
+
+def test_a_site_in_two_parts_keeps_its_name() -> None:
+    y = jnp.zeros((3, 2))
+    plain = of_kinked(KINKED["laplace"])
+    (level,) = marginalize(plain, sites=["a"]).levels((y,), {})
+    assert level.written == ("a",)
+    assert set(level.names) == {"a_side", "a_score"}
+    given = handlers.condition(marginalize(plain), data={"a": jnp.zeros((3, 1))})
+    with pytest.raises(ValueError, match="no effect on 'a', which is integrated"):
+        log_rows(given, {"m": 0.0, "s": 1.0}, y)
+
+
 def test_nearly_collinear_numbers_are_integrated() -> None:
     """Two effects of which the observation determines the sum, to 0.003."""
 

@@ -98,6 +98,35 @@ def normal_of_rows(y: Any) -> None:
             numpyro.sample("y", dist.Normal(a, 2.0), obs=y)
 
 
+@pytest.mark.parametrize("skew", [None, 1.6])
+def test_a_number_with_a_kink_has_its_conditional_distribution(skew: Any) -> None:
+    """Under its own name, although it is integrated as a side and a distance."""
+
+    def prior(tau: Any) -> Any:
+        if skew is None:
+            return dist.Laplace(0.5, tau)
+        return dist.AsymmetricLaplace(0.5, tau, skew)
+
+    def model(y: Any) -> None:
+        tau = numpyro.sample("tau", dist.LogNormal(0.0, 1.0))
+        with numpyro.plate("groups", len(y)) as idx:
+            a = numpyro.sample("a", prior(tau))
+            numpyro.sample("y", dist.Normal(a, 2.0), obs=y[idx])
+
+    y, tau, count = jnp.array([0.4, 6.0, -3.0]), 1.5, 4000
+    found = recover_marginals(marginalize(model), run_at(count, tau=tau), y)
+    posterior = get_group(found, "posterior")
+    assert posterior is not None
+    assert set(posterior.data_vars) == {"tau", "a"}
+    a, grid = drawn(found, "a"), np.linspace(-60.0, 60.0, 200_001)
+    log_p = np.asarray(prior(tau).log_prob(grid), np.float64)
+    for row in range(3):
+        weight = np.exp(log_p + scipy.stats.norm.logpdf(float(y[row]), grid, 2.0))
+        below = np.cumsum(weight) / weight.sum()
+        uniform = np.interp(a[:, row], grid, below)
+        assert scipy.stats.kstest(uniform, "uniform").pvalue > 1e-4
+
+
 @pytest.mark.parametrize(
     "model", [normal, pytest.param(normal_of_rows, marks=pytest.mark.slow)]
 )
@@ -826,10 +855,14 @@ def test_the_error_after_a_run_is_measured_where_it_is_largest(
     assert found.row == 1_234 and found.largest > 1e-4
 
 
+class Peaked(dist.Laplace):
+    """A distribution whose kink is not known, as it may be of a user's own."""
+
+
 def kinked(y: Any) -> None:
     g = numpyro.sample("g", dist.HalfNormal(2.0))
     with numpyro.plate("data", len(y)) as idx:
-        u = numpyro.sample("u", dist.Laplace(0.0, g))
+        u = numpyro.sample("u", Peaked(0.0, g))
         numpyro.sample("y", dist.Normal(u, 1.0), obs=y[idx])
 
 

@@ -30,8 +30,9 @@ def draw_latents(rows: Rows, keys: Array) -> tuple[dict[str, Array], dict[str, A
 
     :param rows: the rows.
     :param keys: a PRNG key for each row, of the shape of the rows.
-    :return: values of the sites, rows first; and for each discrete site the
-        probabilities of its states, shape ``rows + (states,)``.
+    :return: values of the sites, and of those that some of them are parts of, rows
+        first; and for each discrete site the probabilities of its states, shape
+        ``rows + (states,)``.
     """
     of_state, of_rest = _split(keys)
     by_state = (  # (states,) + rows; one state has no alternative
@@ -59,6 +60,10 @@ def draw_latents(rows: Rows, keys: Array) -> tuple[dict[str, Array], dict[str, A
         value = transform(free.reshape(transform.inverse_shape(fn.shape())))
         values[name] = value.reshape(rows.shape + fn.event_shape)
     for site in rows.continuous:
+        if site.part_of and site.part_of not in values:
+            whole = jnp.asarray(trace[site.part_of]["value"])
+            event = rows.fns[site.name].event_shape
+            values[site.part_of] = whole.reshape(rows.shape + event)
         if site.fills:  # the observed values, where they are not missing
             value = trace[site.fills]["value"]
             values[site.name] = value.reshape(values[site.name].shape)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
@@ -27,6 +27,12 @@ from numpyro_minibatch._model.dataflow import (
 )
 from numpyro_minibatch.marginal._chain import ChainModel
 from numpyro_minibatch.marginal._find_chains import find_chains
+from numpyro_minibatch.marginal._kinks import (
+    TwoSides,
+    kinked_sites,
+    parts_of,
+    with_wholes,
+)
 from numpyro_minibatch.marginal._quadrature import (
     NODES,
     Place,
@@ -136,11 +142,17 @@ class RowsMarginalized:
             for level in levels:
                 model = ChainModel(model, level)
         sites = self.sites
-        if levels:
+        kinked = kinked_sites(found, sites)
+        if kinked:
+            model = _in_parts(model, kinked)
+        if levels or kinked:
             found = find_sites(model, args, kwargs)
             names = {name for level in levels for name in level.names}
-            sites = None if sites is None else tuple(set(sites) - names)
+            names |= set(kinked)
+            parts = {part for name in kinked for part in parts_of(name)}
+            sites = None if sites is None else tuple(set(sites) - names | parts)
         for level in find_levels(found, sites, more=not levels):
+            level = with_wholes(level, kinked)
             one = LevelModel(model, level, self.num_nodes)
             one = LevelModel(model, one.checked(args, kwargs), self.num_nodes)
             levels.append(one.level)
@@ -161,13 +173,22 @@ class RowsMarginalized:
     ) -> list[LevelModel | ChainModel]:
         """The model with all levels integrated out, one after the other."""
         models: list[LevelModel | ChainModel] = []
-        for level in self.levels(args, kwargs):
-            below = models[-1] if models else self.fn
+        levels = self.levels(args, kwargs)
+        kinked = {x.part_of for level in levels for x in level.sites if x.part_of}
+        for level in levels:
+            below = models[-1] if models else _in_parts(self.fn, kinked)
             if level.chain is None:
                 models.append(LevelModel(below, level, self.num_nodes))
             else:
                 models.append(ChainModel(below, level))
         return models
+
+
+def _in_parts(model: Callable, kinked: Collection[str]) -> Callable:
+    """The model with each of these sites in two parts, without a kink."""
+    if not kinked:
+        return model
+    return numpyro.handlers.reparam(model, config=dict.fromkeys(kinked, TwoSides()))
 
 
 def _check_not_given(models: Sequence[LevelModel | ChainModel]) -> None:
@@ -180,7 +201,7 @@ def _check_not_given(models: Sequence[LevelModel | ChainModel]) -> None:
     for handler in numpyro.primitives._PYRO_STACK:
         if isinstance(handler, numpyro.handlers.condition):
             given.update(handler.data or ())
-    hidden = sorted(given & {n for model in models for n in model.level.names})
+    hidden = sorted(given & {n for model in models for n in model.level.written})
     if hidden:
         names = ", ".join(map(repr, hidden))
         raise ValueError(

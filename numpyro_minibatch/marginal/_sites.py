@@ -55,6 +55,7 @@ class Local(NamedTuple):
     :param fills: the site whose missing values these are, if ``obs_mask=`` made this
         one; otherwise empty.
     :param circular: whether it is an angle.
+    :param part_of: the site of the user's model that it is a part of, if it is one.
     """
 
     name: str
@@ -64,6 +65,7 @@ class Local(NamedTuple):
     improper: bool = False
     fills: str = ""
     circular: bool = False
+    part_of: str = ""
 
 
 class Chain(NamedTuple):
@@ -106,6 +108,11 @@ class Level(NamedTuple):
     def names(self) -> tuple[str, ...]:
         """The names of the sites."""
         return tuple(site.name for site in self.sites)
+
+    @property
+    def written(self) -> tuple[str, ...]:
+        """The names in the user's model, where some sites may be one."""
+        return tuple(dict.fromkeys(site.part_of or site.name for site in self.sites))
 
     @property
     def dimensions(self) -> int:

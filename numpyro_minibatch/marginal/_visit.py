@@ -78,8 +78,11 @@ class _Visit:
                 values, probabilities = rows.draw(keys)
             else:
                 values, probabilities = draw_latents(rows, keys)
-                for name, value in values.items():
-                    known[name] = value.reshape(rows.fns[name].shape())
+                for name, fn in rows.fns.items():
+                    known[name] = values[name].reshape(fn.shape())
+            shown = model.level.written
+            values = {name: values[name] for name in shown}
+            probabilities = {n: p for n, p in probabilities.items() if n in shown}
             axis = model.level.plates.index(self.plate)
             found = self.look(rows, values, probabilities)
             drawn |= {name: jnp.moveaxis(x, axis, 0) for name, x in found.items()}
@@ -192,7 +195,7 @@ class RowsAt:
         sites = {
             name: (plate, *(p for p in level.plates if p != plate))
             for level in levels
-            for name in level.names
+            for name in level.written
         }
         return cls(model, target, tuple(levels), plate, sites, layout.latents, cost)
 
