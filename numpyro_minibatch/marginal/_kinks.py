@@ -32,7 +32,7 @@ _KINKED = (dist.Laplace, dist.AsymmetricLaplace, dist.AsymmetricLaplaceQuantile)
 
 
 class TwoSides(Reparam):
-    """Write a Laplace variable as a side of its location and a score of its distance."""
+    """Write a Laplace variable as a side of its location and a score of distance."""
 
     def __call__(self, name: str, fn: Any, obs: Any) -> tuple[Any, Any]:
         """Sample both parts.
