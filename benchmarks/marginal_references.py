@@ -283,8 +283,8 @@ z is a difference over its Monte Carlo error: root mean square and the largest. 
 brackets are the values that Monte Carlo errors alone exceed once in twenty runs: many
 numbers that are functions of few parameters have nearly the same error, so that the
 root mean square is not always close to one. The last column is the largest error of a
-row's log likelihood at draws of the run, by `quadrature_error`. Processor seconds include
-compilation; other jobs shared the machine's two cores.
+row's log likelihood at draws of the run, by `quadrature_error`. Processor seconds
+include compilation; other jobs shared the machine's two cores.
 
 """
 

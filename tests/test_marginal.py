@@ -35,6 +35,7 @@ from numpyro_minibatch._internal.precision import double
 from numpyro_minibatch._model import batch_comparison
 from numpyro_minibatch._model.independence import check_rows
 from numpyro_minibatch._model.preflight import inspect_model
+from numpyro_minibatch.marginal._kinks import _Score
 from numpyro_minibatch.marginal._quadrature import find_place
 from numpyro_minibatch.target import ModelTarget
 
@@ -439,6 +440,18 @@ def test_a_density_with_a_kink_is_integrated_on_both_sides(make: Callable) -> No
                     for f in (found, dense_rows)
                 ]
                 np.testing.assert_allclose(*both, rtol=1e-3, atol=1e-3)
+
+
+def test_the_score_of_a_distance_has_its_density_and_is_nearly_normal() -> None:
+    score, grid = _Score(), np.linspace(-10.0, 10.0, 20_001)
+    with double():
+        density = np.exp(np.asarray(score.log_prob(jnp.asarray(grid))))
+        draws = np.asarray(score.sample(jax.random.key(0), (20_000,)))
+    below = np.cumsum(density) * (grid[1] - grid[0])
+    assert abs(below[-1] - 1.0) < 1e-6
+    assert np.abs(below - scipy.stats.norm.cdf(grid)).max() < 5e-4
+    uniform = np.interp(draws, grid, below)
+    assert scipy.stats.kstest(uniform, "uniform").pvalue > 1e-4
 
 
 def test_a_site_in_two_parts_keeps_its_name() -> None:

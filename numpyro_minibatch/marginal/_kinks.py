@@ -29,6 +29,7 @@ from numpyro_minibatch.marginal._sites import Found, Level
 __all__ = ["TwoSides", "kinked_sites", "parts_of", "with_wholes"]
 
 _KINKED = (dist.Laplace, dist.AsymmetricLaplace, dist.AsymmetricLaplaceQuantile)
+_LINEAR, _CUBIC = 1.5976, 0.070566  # of the normal distribution function's logit
 
 
 class TwoSides(Reparam):
@@ -55,9 +56,6 @@ class TwoSides(Reparam):
         )
         distance = jax.nn.softplus(_logit(score))
         return None, base.loc + jnp.where(side == 1, right, -left) * distance
-
-
-_LINEAR, _CUBIC = 1.5976, 0.070566
 
 
 def _logit(score: Any) -> Any:
