@@ -1198,6 +1198,28 @@ def test_parts_that_use_no_rows_do_not_integrate_them() -> None:
     np.testing.assert_allclose(target.constrain(z)["s"], 1.0)
 
 
+@pytest.mark.parametrize(
+    ("fn", "bounded"),
+    [
+        (dist.Normal(0.0, 1.0), False),
+        (dist.Normal(0.0, 1.0).expand([2]).to_event(1), False),
+        (dist.MultivariateNormal(jnp.zeros(2), jnp.eye(2)), False),
+        (dist.Beta(2.0, 2.0), True),
+        (dist.Beta(2.0, 2.0).expand([2]).to_event(1), True),
+    ],
+)
+def test_events_of_unbounded_numbers_are_not_bounded(fn: Any, bounded: bool) -> None:
+    """Only bounded ones are evaluated once more, in double precision."""
+
+    def model(y: Any) -> None:
+        with numpyro.plate("data", len(y)):
+            u = numpyro.sample("u", fn)
+            numpyro.sample("y", dist.Normal(u.reshape(len(y), -1)[:, 0], 1.0), obs=y)
+
+    (level,) = marginalize(model).levels((jnp.zeros(3),), {})
+    assert level.sites[0].bounded == bounded
+
+
 def test_the_size_of_a_row_counts_all_nodes_and_states() -> None:
     def model(y: Any) -> None:
         s = numpyro.sample("s", dist.HalfNormal(1.0))

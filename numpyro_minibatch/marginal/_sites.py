@@ -565,7 +565,7 @@ def _local(name: str, fn: Any, free_shape: tuple[int, ...], fills: str = "") -> 
             "observed sites only."
         )
     support = fn.support
-    while isinstance(support, type(constraints.real_vector)):
+    while isinstance(support, constraints.independent):
         support = support.base_constraint
     size = math.prod(free_shape) // max(extra, 1)
     return Local(
