@@ -57,6 +57,8 @@ __all__ = ["MinibatchMH"]
 
 _OF_MODES = "mode", "mode_moves_tried", "mode_moves_made"  # fields
 _FEWEST = 16  # the smallest batch that the pilot chooses; fewer rows save no time
+# row likelihoods that the checks of a warmup evaluate, and the fewest checks
+_CHECKED_EVALUATIONS, _FEWEST_CHECKS = 40_000_000, 32
 
 
 class MinibatchMH(SteppedKernel, AdaptedKernel, MinibatchKernel):
@@ -109,8 +111,9 @@ class MinibatchMH(SteppedKernel, AdaptedKernel, MinibatchKernel):
         Coordinates are whitened by its covariance, and no mass matrix adapts.
         :attr:`pilot` holds the measurements.
     :param exact_checks: with a control variate, repeat about a hundred decisions of the
-        warmup (over all vectorised chains together), and a few afterwards, on all rows,
-        to check the noise that the batches reported.
+        warmup (over all vectorised chains together; down to 32 with more than 400,000
+        rows, or fewer where rows are integrals), and a few afterwards, on all rows, to
+        check the noise that the batches reported.
     :param fallback: ``"exact"`` to make those decisions on all rows whose noise is
         outside the test's domain.
     :param init_strategy: a per-site initialisation function of NumPyro.
@@ -358,14 +361,17 @@ class MinibatchMH(SteppedKernel, AdaptedKernel, MinibatchKernel):
         )
 
     def _is_check(self, reader: Reader, i: Array) -> Array:
-        """Whether to check a decision: a hundred in warmup, and few afterwards.
+        """Whether to check a decision: up to a hundred in warmup, and few afterwards.
 
-        The hundred decisions are those of all vectorised chains together.
+        The decisions are those of all vectorised chains together. Of 32, the root mean
+        square of errors in units of the noise is known to about an eighth.
         """
         if not self._may_check(reader):
             return jnp.array(False)
         warmup = max(self.num_warmup, 1)
-        often = max(warmup * self._run.num_chains // 100, 1)
+        evaluations = sum(reader.plates.values()) * reader.row_size
+        checks = min(max(_CHECKED_EVALUATIONS // evaluations, _FEWEST_CHECKS), 100)
+        often = max(warmup * self._run.num_chains // checks, 1)
         # batches of a hundred rows read at least a tenth of the number of rows of the
         # data between two checks, so that checks add little to the cost
         rarely = max(1000, sum(reader.plates.values()) // 10)
