@@ -1682,6 +1682,22 @@ def posterior_of(kernel, data, **settings):
     return diagnose(to_inference_data(mcmc))
 
 
+@pytest.mark.parametrize(
+    ("rows", "row_size", "checks"),
+    [(1_000, 1, 100), (300_000, 1, 100), (800_000, 1, 50), (10**7, 1, 32)]
+    + [(100_000, 11, 36)],
+)
+def test_fewer_decisions_are_checked_where_all_rows_are_many(
+    rows: int, row_size: int, checks: int
+) -> None:
+    kernel = MinibatchMH(lambda y: None, control_variate="taylor2")
+    kernel._run = replace(kernel._run, num_warmup=8_000)
+    reader = SimpleNamespace(plates={"data": rows}, row_size=row_size)
+    kernel._may_check = lambda reader: True
+    checked = kernel._is_check(reader, jnp.arange(kernel.num_warmup)).sum()
+    assert abs(int(checked) - checks) <= 1
+
+
 @slow
 def test_overconfident_batches_are_reported():
     x, y = rare_data()

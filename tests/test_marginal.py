@@ -21,6 +21,7 @@ import scipy.special
 import scipy.stats
 from jax import Array
 from numpyro import handlers
+from numpyro.contrib.control_flow import scan
 from numpyro.infer import MCMC, Predictive, init_to_value
 
 from numpyro_minibatch import (
@@ -409,7 +410,7 @@ def of_kinked(make: Callable) -> Callable:
 
 KINKED = {
     "laplace": lambda m, s: dist.Laplace(m, s),
-    "asymmetric": lambda m, s: dist.AsymmetricLaplace(m, s, 1.4),
+    "asymmetric": lambda m, s: dist.AsymmetricLaplace(m, s, 0.7 + s / 2),
     "of a quantile": lambda m, s: dist.AsymmetricLaplaceQuantile(m, s, 0.3),
 }
 
@@ -452,6 +453,39 @@ def test_the_score_of_a_distance_has_its_density_and_is_nearly_normal() -> None:
     assert np.abs(below - scipy.stats.norm.cdf(grid)).max() < 5e-4
     uniform = np.interp(draws, grid, below)
     assert scipy.stats.kstest(uniform, "uniform").pvalue > 1e-4
+
+
+def test_a_number_with_a_kink_may_be_that_of_a_chain_of_states() -> None:
+    y = jnp.array([[0.3, 1.5, -2.0], [2.0, 2.5, 3.5]])
+    stay = np.array([[0.8, 0.2], [0.3, 0.7]])
+
+    def model(y: Any) -> None:
+        s = numpyro.sample("s", dist.HalfNormal(1.0))
+        with numpyro.plate("rows", len(y)):
+            a = numpyro.sample("a", dist.Laplace(0.5, s))
+
+        def step(state: Any, now: Any) -> Any:
+            with numpyro.plate("rows", len(y)):
+                probs = jnp.asarray(stay)[state]
+                state = numpyro.sample("state", dist.Categorical(probs))
+                numpyro.sample("y", dist.Normal(a + 2.0 * state, 1.0), obs=now)
+            return state, None
+
+        scan(step, jnp.zeros(len(y), jnp.int32), y.T)
+
+    grid = 0.5 + np.linspace(-12.0, 12.0, 4001)[:, None]
+    total: Any = 0.0
+    for path in itertools.product(range(2), repeat=3):
+        steps = zip((0, *path), path, strict=False)
+        chance = np.prod([stay[before, now] for before, now in steps])
+        log_p = scipy.stats.laplace.logpdf(grid, 0.5, 0.8)
+        for t, state in enumerate(path):
+            mean = grid + 2.0 * state
+            log_p = log_p + scipy.stats.norm.logpdf(np.asarray(y)[:, t], mean, 1.0)
+        total = total + chance * np.exp(log_p).sum(0) * (grid[1] - grid[0])
+    for sites in (None, ["a", "state"]):
+        found = log_rows(marginalize(model, sites, num_nodes=31), {"s": 0.8}, y)
+        np.testing.assert_allclose(found, np.log(total), atol=1e-4)
 
 
 def test_a_site_in_two_parts_keeps_its_name() -> None:

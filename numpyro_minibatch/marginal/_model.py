@@ -134,23 +134,23 @@ class RowsMarginalized:
         return known[key]
 
     def _find_levels(self, args: tuple, kwargs: Mapping[str, Any]) -> tuple[Level, ...]:
-        model: Callable = self.fn
-        found = find_sites(model, args, kwargs)
+        sites = self.sites
+        found = find_sites(self.fn, args, kwargs)
+        kinked = kinked_sites(found, sites)
+        model = _in_parts(self.fn, kinked)
+        if kinked:
+            found = find_sites(model, args, kwargs)
+            parts = {part for name in kinked for part in parts_of(name)}
+            sites = None if sites is None else tuple(set(sites) - set(kinked) | parts)
         levels: list[Level] = []
         if any(s.in_scan and s.plates and not s.observed for s in found):
-            levels += find_chains(model, args, kwargs, self.sites)
+            levels += find_chains(model, args, kwargs, sites)
             for level in levels:
                 model = ChainModel(model, level)
-        sites = self.sites
-        kinked = kinked_sites(found, sites)
-        if kinked:
-            model = _in_parts(model, kinked)
-        if levels or kinked:
+        if levels:
             found = find_sites(model, args, kwargs)
             names = {name for level in levels for name in level.names}
-            names |= set(kinked)
-            parts = {part for name in kinked for part in parts_of(name)}
-            sites = None if sites is None else tuple(set(sites) - names | parts)
+            sites = None if sites is None else tuple(set(sites) - names)
         for level in find_levels(found, sites, more=not levels):
             level = with_wholes(level, kinked)
             one = LevelModel(model, level, self.num_nodes)
