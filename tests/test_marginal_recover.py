@@ -488,6 +488,32 @@ def test_the_second_set_up_searches_from_the_first_posterior(
     np.testing.assert_array_equal(positions, asked[1:])
 
 
+def test_a_measurement_is_compiled_before_its_draws_are_known() -> None:
+    traced = []
+
+    def model(y: Any) -> None:
+        s = numpyro.sample("s", dist.HalfNormal(1.0))
+        with numpyro.plate("rows", len(y)) as idx:
+            a = numpyro.sample("a", dist.Normal(0.0, s))
+            traced.append(len(idx))
+            numpyro.sample("y", dist.Poisson(jnp.exp(a)), obs=y[idx])
+
+    marginal = marginalize(model)
+    y = jnp.asarray(np.random.default_rng(2).poisson(1.5, 2_300))  # more than measured
+    draws = {"s": np.linspace(0.5, 1.5, 8)}
+    later = marginal.approximation((y,), {})
+    expected = later(draws, marginal)
+    assert expected["quadrature_error"] > 0
+    ahead = marginal.approximation((y,), {})
+    ahead.ahead({"s": np.zeros(8)}, marginal)
+    seen = len(traced)
+    assert ahead(draws, marginal) == expected
+    assert len(traced) == seen
+    another = marginal.approximation((y,), {})  # the check can fail
+    another(draws, marginal)
+    assert len(traced) > seen
+
+
 def test_a_coarse_quadrature_is_refined_before_anything_is_sampled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -21,6 +21,7 @@ from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import ArrayLike
 
+from numpyro_minibatch._internal.xla import used_rarely
 from numpyro_minibatch.host_rows import map_rows
 
 __all__ = [
@@ -202,6 +203,8 @@ class Chunks(NamedTuple):
         numbers = jnp.arange(self.number, dtype=jnp.int32)
         if until is None:
             return scan_shared(lambda _, i: (None, of_chunk(i)), None, numbers)[1]
+        # the shapes and the loop use one trace, which takes long for derivatives
+        of_chunk = jax.jit(of_chunk, inline=True)
         shapes = jax.eval_shape(of_chunk, numbers[0])
 
         def zeros(i: Array) -> Any:
@@ -292,11 +295,12 @@ def shared(fn: Callable, mesh: Mesh | None) -> Callable:
     :return: the function; with a mesh it returns NumPy arrays.
     """
     if mesh is None:
-        return jax.jit(fn)
+        return jax.jit(fn, compiler_options=used_rarely())
     # all devices have all arrays, and compute the same result
     whole = PartitionSpec()
     on_each = jax.jit(
-        jax.shard_map(fn, mesh=mesh, in_specs=whole, out_specs=whole, check_vma=False)
+        jax.shard_map(fn, mesh=mesh, in_specs=whole, out_specs=whole, check_vma=False),
+        compiler_options=used_rarely(),
     )
 
     def call(arrays: Any, *rest: Any) -> Any:

@@ -1,21 +1,26 @@
-"""An error of the compiler that the package avoids."""
+"""Options of the compiler: an error to avoid, and programs that compile sooner."""
 
 from __future__ import annotations
 
 import os
 import warnings
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 import jax
 from jax._src import xla_bridge
 from numpyro.util import find_stack_level
 
-__all__ = ["avoid_wrong_sums"]
+__all__ = ["avoid_wrong_sums", "used_rarely"]
 
 # XLA ends the process at a flag that it does not know, so that it is set for the
 # versions that need it and no others
 _WRONG = frozenset({"0.10.2"})
 _OPTION = "xla_cpu_experimental_ynn_fusion_type"
+# The emitters of fusions that are newer take up to twice as long to compile: 2.7 s
+# instead of 1.4 s for the derivatives of integrals. Later versions have no others.
+_SOONER: dict[str, Any] = {"xla_cpu_use_fusion_emitters": False}
 
 
 def avoid_wrong_sums() -> None:
@@ -50,6 +55,22 @@ def avoid_wrong_sums() -> None:
             UserWarning,
             stacklevel=find_stack_level(),
         )
+
+
+@cache
+def used_rarely() -> dict[str, Any]:
+    """Options of ``jax.jit`` for programs that a run calls a few times only.
+
+    Their compilation is what a user waits for. The options depend on the version of
+    JAX, which refuses those that it does not know.
+    """
+    if jax.default_backend() != "cpu":
+        return {}
+    try:
+        jax.jit(lambda: 0, compiler_options=_SOONER)()
+    except Exception:  # the class depends on the version, too
+        return {}
+    return _SOONER
 
 
 def _jaxlib() -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -19,6 +20,8 @@ from jax import Array
 from numpyro.infer import init_to_uniform, log_likelihood
 
 from numpyro_minibatch._internal.precision import full_precision, is_double
+from numpyro_minibatch._internal.threads import compilers
+from numpyro_minibatch._internal.xla import used_rarely
 from numpyro_minibatch._model.dataflow import inputs_used
 from numpyro_minibatch.host_rows import HostRows, find_rows, map_rows
 from numpyro_minibatch.target import AllRows, ModelTarget, Target
@@ -129,22 +132,37 @@ class Program:
 
         self._plain = partial(fn, target)
         self._with_arrays = with_arrays
-        self._compiled = jax.jit(with_arrays)
+        self._compiled = jax.jit(with_arrays, compiler_options=used_rarely())
         self._arrays = [leaves[place] for place in places]
         self._on_device: dict[bool, list[Array]] = {}
+        self._pending: list[Future] = []
 
     @full_precision
     def __call__(self, *inputs: Any) -> Any:
         """The value of ``fn`` at ``inputs``."""
-        arrays = self._on_device.get(is_double())
-        if arrays is None:
-            arrays = [_in_this_precision(x) for x in self._arrays]
-            self._on_device[is_double()] = arrays
+        while self._pending:
+            self._pending.pop().exception()
         try:
-            return self._compiled(arrays, *inputs)
+            return self._compiled(self._arrays_on_device(), *inputs)
         except jax.errors.JAXTypeError:
             # a model may take its shapes from the values of its data
             return self._plain(*inputs)
+
+    @full_precision
+    def ahead(self, *inputs: Any) -> None:
+        """Compile for inputs of these shapes on another thread."""
+        try:
+            lowered = self._compiled.lower(self._arrays_on_device(), *inputs)
+        except jax.errors.JAXTypeError:
+            return
+        self._pending.append(compilers().submit(lowered.compile))
+
+    def _arrays_on_device(self) -> list[Array]:
+        """The model's arrays in the present precision."""
+        if is_double() not in self._on_device:
+            arrays = [_in_this_precision(x) for x in self._arrays]
+            self._on_device[is_double()] = arrays
+        return self._on_device[is_double()]
 
     def trace(self, *inputs: Any) -> None:
         """Run ``fn`` only for its side effects, without any arithmetic."""

@@ -41,7 +41,7 @@ _NEWTON_DIM = 32  # above this a Hessian costs more than a program without one
 _MAX_DIM = 2_000  # above this a Hessian is too large to keep and to factorise
 _PRIOR_DRAWS = 400  # whose quartiles give the ridge its width
 _VAGUE = 1e-4  # precision of the ridge where the prior has no scale
-_NEAR = 1e-8  # gain of a last step, a ten-thousandth of a posterior sd
+_NEAR = 1e-6  # gain of a last step, a thousandth of a posterior sd
 # The same on a part of the rows. If rows are integrals, steps converge linearly at the
 # end, because the gradient is not that of the quadrature, and each takes long.
 _NEAR_OF_SOME = 1e-2

@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +30,7 @@ from numpyro_minibatch.estimate import Weights
 from numpyro_minibatch.target import Target, without_integrals
 
 __all__ = [
+    "Better",
     "Chosen",
     "HeavyTails",
     "Needs",
@@ -193,6 +194,24 @@ class Program:
         self.compiled.pending.append(compilers().submit(lowered.compile))
 
 
+class Better(Protocol):
+    """A likelihood that is an approximation, for which there may be a better one."""
+
+    def ahead(self, positions: Any) -> None:
+        """Compile on other threads what the call needs.
+
+        :param positions: any positions, with a leading axis.
+        """
+        ...
+
+    def __call__(self, positions: Any) -> Any:
+        """A better approximation if this one is too coarse, otherwise ``None``.
+
+        :param positions: where it is to be good enough, with a leading axis.
+        """
+        ...
+
+
 _PROGRAMS: OrderedDict[Hashable, dict[Hashable, _Compiled]] = OrderedDict()
 _MOST_PROBLEMS = 8
 
@@ -214,8 +233,7 @@ class Problem:
     :param on_host: whether rows stay in host memory or in files.
     :param near: a flat position near the mode, known from another set-up, from which
         the search for the mode starts; ``None`` for several starts.
-    :param better: if the likelihood is an approximation, a function of positions
-        that returns a better approximation if this one is too coarse there.
+    :param better: if the likelihood is an approximation, what finds a better one.
     :param identity: a key for everything but the data, so that compiled programs are
         found again for other data of the same shapes; ``None`` if there is no such key.
     """
@@ -231,7 +249,7 @@ class Problem:
     placed: list[Any] | None = None
     on_host: bool = False
     near: np.ndarray | None = None
-    better: Callable[[Any], Any] | None = None
+    better: Better | None = None
     identity: Hashable = None
 
     def over_rows(self, fn: Callable, *static: Hashable) -> Program:

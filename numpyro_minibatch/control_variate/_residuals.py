@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -32,7 +32,8 @@ __all__ = [
 ]
 
 _WIDTH = 2**13  # rows per chunk of the program, for as many draws as it takes
-_DRAWS = 32
+# if rows are integrals, draws are evaluated one by one, so that few at a time suffice
+_DRAWS, _DRAWS_OF_INTEGRALS = 32, 8
 _MOST_KEPT = 2**25  # largest number of residuals (rows times draws) kept in memory
 _KEPT = 2  # sets of draws: one scores the rows, the other judges the design
 _GRAM = 16 * _WIDTH  # about as many rows show the directions of the residuals
@@ -137,7 +138,8 @@ class ResidualScan:
         :param dim: the dimension of a position.
         """
         read = self._read(self._blocks(_DRAWS)[0][: self._at_once])
-        self._program.ahead(*self._arguments(np.zeros((_DRAWS, dim)), *read))
+        draws = np.zeros((self._draws, dim))
+        self._program.ahead(*self._arguments(draws, *read))
 
     @property
     def _program(self) -> Program:
@@ -161,6 +163,11 @@ class ResidualScan:
         of_chunk = max(num_draws, _DRAWS) * sum(widths.values())
         each = min(number, max(1, _MOST_KEPT // of_chunk))
         return [np.arange(k, k + each, dtype=np.int32) for k in range(0, number, each)]
+
+    @property
+    def _draws(self) -> int:
+        """The number of draws that a call of the program evaluates."""
+        return _DRAWS_OF_INTEGRALS if self.integrals else _DRAWS
 
     @property
     def _at_once(self) -> int:
@@ -205,9 +212,9 @@ class ResidualScan:
         """
         number, each = len(next(iter(rows.values()))), self._at_once
         by_draws = []
-        for first in range(0, len(draws), _DRAWS):
-            some = draws[first : first + _DRAWS]
-            padded = some[np.minimum(np.arange(_DRAWS), len(some) - 1)]
+        for first in range(0, len(draws), self._draws):
+            some = draws[first : first + self._draws]
+            padded = some[np.minimum(np.arange(self._draws), len(some) - 1)]
             parts = []
             for left in range(0, number, each):
                 place = np.arange(left, left + each)
@@ -327,7 +334,7 @@ class ResidualScan:
         """
         few = max(1, _WIDTH * _DRAWS // max(num_rows, 1))
         if self.integrals:
-            few = min(few, _DRAWS)
+            few = min(few, self._draws)
         else:
             few = -(-len(draws) // -(-len(draws) // few))
         place = np.arange(-(-len(draws) // few) * few)
@@ -622,6 +629,7 @@ def _every(
 ) -> dict[str, Array]:
     """The residuals of chunks of rows, ``(n * width, K)`` by plate."""
 
+    @partial(jax.jit, inline=True)  # one trace for the shapes and for the loop
     def evaluated(read: Any) -> dict[str, Array]:
         found = residuals(problem, order, form, arrays, expansion, {}, draws, *read)
         return {n: r.T for n, r in found.items()}

@@ -210,6 +210,8 @@ def _centred(
         def meanwhile() -> None:
             if not (at_once and problem.in_own_coordinates):
                 compile_pilot(problem, taylor, phi.shape[1])
+                if problem.better is not None:
+                    problem.better.ahead(_starts(problem, positions))
                 return
             expansion = compile_every_row(problem, phi[0]).cast(problem.dtype)
             compile_log_surrogate(problem, expansion, positions[0])

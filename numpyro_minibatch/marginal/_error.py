@@ -160,32 +160,45 @@ class SetUpError:
 
     :param args: positional arguments of the model.
     :param kwargs: keyword arguments of the model.
+    :param accuracy: the largest acceptable error of a row.
     """
 
-    def __init__(self, args: tuple, kwargs: Mapping[str, Any]) -> None:
-        self._args, self._kwargs = args, kwargs
+    def __init__(self, args: tuple, kwargs: Mapping[str, Any], accuracy: float) -> None:
+        self._args, self._kwargs, self._accuracy = args, kwargs, accuracy
         self._compared: dict[Any, list[_Compared]] = {}
         self._screens: dict[Any, Screen] = {}
 
+    def ahead(self, draws: Mapping[str, Any], model: RowsMarginalized) -> None:
+        """Compile the programs of a measurement on other threads.
+
+        :param draws: constrained values of the parameters, along a first axis; only
+            their shapes and precisions matter.
+        :param model: the marginalized model.
+        """
+        for compared in self._comparisons(model, draws):
+            at, look, rules = compared.at, compared.look, compared.rules_for(model)
+            with double():
+                if at.size > look.most:
+                    self._screen(at, rules).ahead(draws)
+                look.at.ahead(draws, np.arange(min(look.most, at.size)))
+
     def __call__(
-        self, model: RowsMarginalized, draws: Mapping[str, Any], accuracy: float
+        self, draws: Mapping[str, Any], model: RowsMarginalized
     ) -> dict[str, float]:
         """Measure the error at some draws, on the rows where it is largest and others.
 
         See :class:`~numpyro_minibatch.marginal._screen.Screen` for the choice of rows.
 
-        :param model: the marginalized model; others differ in ``num_nodes`` only.
         :param draws: constrained values of the parameters, along a first axis.
-        :param accuracy: the largest acceptable error of a row.
+        :param model: the marginalized model; others differ in ``num_nodes`` only.
+        :return: numbers by name, none without quadrature.
         :raises ValueError: the error shifts the posterior too far, and the user chose
             the number of nodes.
         """
+        accuracy = self._accuracy
         errors, measured, plates, own, most, screened = [], [], [], 0, 0, 1.0
-        for at, rules, look in self._comparisons(model, draws):
-            rules = {
-                names: rule._replace(own=_own_nodes(model, at.levels[rule.number]))
-                for names, rule in rules.items()
-            }
+        for compared in self._comparisons(model, draws):
+            at, look, rules = compared.at, compared.look, compared.rules_for(model)
             with double():
                 sample = self._sample(at, rules, draws, look.most)
                 numbers, weights = sample.numbers, sample.weights
@@ -234,10 +247,13 @@ class SetUpError:
         """The rows of a plate to measure, so many at most."""
         if at.size <= most:
             return Sample(np.arange(at.size), np.ones(at.size), at.size)
+        return self._screen(at, rules).sample(draws, most)
+
+    def _screen(self, at: RowsAt, rules: Rules) -> Screen:
         key = at.plate, *(rule.own for rule in rules.values())
         if key not in self._screens:  # its program depends on the model's own nodes
             self._screens[key] = Screen(at, rules)
-        return self._screens[key].sample(draws, most)
+        return self._screens[key]
 
     def _comparisons(
         self, model: RowsMarginalized, draws: Mapping[str, Any]
@@ -268,6 +284,13 @@ class _Compared(NamedTuple):
     at: RowsAt
     rules: Rules
     look: Look
+
+    def rules_for(self, model: RowsMarginalized) -> Rules:
+        """The rules, with this model's own nodes."""
+        return {
+            names: rule._replace(own=_own_nodes(model, self.at.levels[rule.number]))
+            for names, rule in self.rules.items()
+        }
 
 
 def _own_nodes(model: RowsMarginalized, level: Level) -> int:

@@ -190,21 +190,13 @@ class Marginalized(RowsMarginalized):
             return None
         return replace(self, num_nodes=_MANY_NODES[dimensions])
 
-    def approximation(
-        self, args: tuple, kwargs: Mapping[str, Any]
-    ) -> Callable[[Mapping[str, Any], Marginalized], dict[str, float]]:
-        """A function that measures the error of the quadrature, for set-ups.
-
-        It takes constrained values of the parameters, along a first axis, and this
-        model or one of :meth:`refined`, and returns numbers by name, none without
-        quadrature. It raises ValueError if the error shifts the posterior too far and
-        the user chose the number of nodes.
+    def approximation(self, args: tuple, kwargs: Mapping[str, Any]) -> SetUpError:
+        """The measurement of the quadrature's error, for set-ups.
 
         :param args: positional arguments of the model.
         :param kwargs: keyword arguments of the model.
         """
-        measure = SetUpError(args, kwargs)
-        return lambda draws, model: measure(model, draws, model.accuracy)
+        return SetUpError(args, kwargs, self.accuracy)
 
     def refined(
         self, report: Mapping[str, float], late: bool = False

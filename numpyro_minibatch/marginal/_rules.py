@@ -23,7 +23,7 @@ from numpyro_minibatch.marginal._quadrature import (
     log_sum_exp,
 )
 from numpyro_minibatch.marginal._split import Split
-from numpyro_minibatch.marginal._visit import RowsAt
+from numpyro_minibatch.marginal._visit import Looker, RowsAt
 
 __all__ = [
     "ELSEWHERE",
@@ -186,7 +186,7 @@ class Look(NamedTuple):
     """
 
     most: int
-    at: Callable[..., dict[str, np.ndarray]]
+    at: Looker
 
 
 def looks_of(at: RowsAt, count: int, rules: Rules) -> Look:

@@ -97,6 +97,16 @@ class Screen:
             inside = each * (1 if rule is None else rule.own**d)
         return max(total, 1)
 
+    def ahead(self, draws: Mapping[str, Any]) -> None:
+        """Compile the program on another thread.
+
+        :param draws: values as those of :meth:`sample`.
+        """
+        self._look.ahead(self._some(draws), np.arange(self._at.size))
+
+    def _some(self, draws: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: x[: self._draws] for name, x in draws.items()}
+
     def sample(self, draws: Mapping[str, Any], most: int) -> Sample:
         """The rows to measure.
 
@@ -109,8 +119,7 @@ class Screen:
             random = np.random.default_rng(0)
             number = max(self._most, most)
             screened = np.sort(random.choice(size, number, replace=False))
-        some = {name: x[: self._draws] for name, x in draws.items()}
-        found = self._look(some, screened)
+        found = self._look(self._some(draws), screened)
         # a row without a finite value is one of the worst
         off = [
             np.nan_to_num(np.abs(x), nan=_LARGE, posinf=_LARGE) for x in found.values()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ from numpyro_minibatch.marginal._quadrature import NODES
 from numpyro_minibatch.marginal._sites import Level, indexable, run_hidden
 from numpyro_minibatch.target import ModelTarget, with_bound_arguments
 
-__all__ = ["RowsAt", "check_marginalized"]
+__all__ = ["Looker", "RowsAt", "check_marginalized"]
 
 _MARK = "_marginal_"  # prefix of the sites that hold the results of ``look``
 # evaluations of a row that draw its continuous sites, by the number of dimensions
@@ -204,12 +204,13 @@ class RowsAt:
         """The number of rows."""
         return self.target.sizes[self.plate]
 
-    def _most_rows(self, rows: int) -> int:
+    def most_rows(self, rows: int) -> int:
+        """The number of so many rows that are computed together."""
         return min(rows, max(1, _MOST_EVALUATIONS // self.cost))
 
     def most_draws(self, rows: int) -> int:
         """The number of draws that are computed together for so many rows."""
-        return max(1, _MOST_EVALUATIONS // self._most_rows(rows))
+        return max(1, _MOST_EVALUATIONS // self.most_rows(rows))
 
     def looker(
         self,
@@ -217,12 +218,8 @@ class RowsAt:
         look: Callable[[Rows | ChainRows, Any, Any], dict[str, Array]],
         width: int | None = None,
         height: int | None = None,
-    ) -> Callable[..., dict[str, np.ndarray]]:
+    ) -> Looker:
         """A function of draws of the parameters and of the indices of rows.
-
-        It returns the results of ``look``, arrays of shape ``(draws, rows) + ...`` with
-        other plates after the rows, and compiles once for each size of its chunks. A
-        third argument is the number of the first of the draws, which decides its key.
 
         :param key: PRNG key.
         :param look: ``look(rows, values, probabilities)``, arrays with the rows first.
@@ -246,30 +243,62 @@ class RowsAt:
 
             return jax.lax.map(lambda x: one(*x), (draws, numbers))
 
-        program = Program(self.target, chunk)
+        return Looker(self, Program(self.target, chunk), width, height)
 
-        def found(
-            draws: Mapping[str, np.ndarray], rows: np.ndarray, first: int = 0
-        ) -> dict[str, np.ndarray]:
-            count = len(next(iter(draws.values())))
-            wide = width or self._most_rows(len(rows))
-            high = height or min(count, self.most_draws(wide))
-            return self._in_chunks(program, draws, rows, first, wide, high)
 
-        return found
+class Looker(NamedTuple):
+    """What :meth:`RowsAt.looker` returns; compiled once for each size of its chunks.
 
-    def _in_chunks(
-        self,
-        program: Program,
-        draws: Mapping[str, np.ndarray],
-        rows: np.ndarray,
-        first: int,
-        width: int,
-        height: int,
+    :param at: the rows.
+    :param program: the results for a chunk of draws and rows.
+    :param width: the number of rows in a chunk, ``None`` for as many as fit.
+    :param height: the number of draws in a chunk, ``None`` for as many as fit.
+    """
+
+    at: RowsAt
+    program: Program
+    width: int | None
+    height: int | None
+
+    def ahead(self, draws: Mapping[str, Any], rows: np.ndarray) -> None:
+        """Compile the program on another thread.
+
+        :param draws: values of the parameters as those of the call.
+        :param rows: as many indices of rows.
+        """
+        _, _, inputs = next(self._chunks(draws, rows, 0))
+        self.program.ahead(*inputs)
+
+    def __call__(
+        self, draws: Mapping[str, Any], rows: np.ndarray, first: int = 0
     ) -> dict[str, np.ndarray]:
-        draws = {name: np.asarray(draws[name]) for name in self.latents}
+        """Arrays of shape ``(draws, rows) + ...``, with other plates after the rows.
+
+        :param draws: values of the parameters, along a first axis.
+        :param rows: indices of rows.
+        :param first: the number of the first of the draws, which decides its key.
+        """
         count = len(next(iter(draws.values())))
         out: dict[str, np.ndarray] = {}
+        for top, left, inputs in self._chunks(draws, rows, first):
+            for marked, value in self.program(*inputs).items():
+                name, value = marked.removeprefix(_MARK), np.asarray(value)
+                if name not in out:
+                    shape = (count, len(rows), *value.shape[2:])
+                    out[name] = np.empty(shape, value.dtype)
+                height, width = value.shape[:2]
+                part = out[name][top : top + height, left : left + width]
+                part[:] = value[: part.shape[0], : part.shape[1]]
+        return out
+
+    def _chunks(
+        self, draws: Mapping[str, Any], rows: np.ndarray, first: int
+    ) -> Iterator[tuple[int, int, tuple[Any, ...]]]:
+        """The first draw and row of each chunk, and the arguments of the program."""
+        draws = {name: np.asarray(draws[name]) for name in self.at.latents}
+        count = len(next(iter(draws.values())))
+        width = self.width or self.at.most_rows(len(rows))
+        height = self.height or min(count, self.at.most_draws(width))
         for top in range(0, count, height):
             # the last chunks repeat a draw or a row, so that all have one shape and
             # compile once
@@ -277,16 +306,8 @@ class RowsAt:
             some = {name: x[which] for name, x in draws.items()}
             for left in range(0, len(rows), width):
                 place = np.minimum(np.arange(left, left + width), len(rows) - 1)
-                numbers = jnp.asarray(first + which)
-                found = program(some, numbers, jnp.asarray(rows[place]))
-                for marked, value in found.items():
-                    name, value = marked.removeprefix(_MARK), np.asarray(value)
-                    if name not in out:
-                        shape = (count, len(rows), *value.shape[2:])
-                        out[name] = np.empty(shape, value.dtype)
-                    part = out[name][top : top + height, left : left + width]
-                    part[:] = value[: part.shape[0], : part.shape[1]]
-        return out
+                indices = jax.device_put((first + which, rows[place]))
+                yield top, left, (some, *indices)
 
 
 def _separate(levels: list[Level]) -> list[list[Level]]:

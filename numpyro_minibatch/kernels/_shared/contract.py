@@ -103,6 +103,29 @@ class KernelState(NamedTuple):
         )
 
 
+class Measurement(Protocol):
+    """The measurement of an approximation's error."""
+
+    def ahead(self, draws: Mapping[str, Any], model: Any) -> None:
+        """Compile the programs of a measurement on other threads.
+
+        :param draws: constrained values of the parameters, along a first axis; only
+            their shapes and precisions matter.
+        :param model: the model, or a better one.
+        """
+        ...
+
+    def __call__(self, draws: Mapping[str, Any], model: Any) -> dict[str, float]:
+        """The error of the approximation, numbers by name.
+
+        :param draws: constrained values of the parameters, along a first axis.
+        :param model: the model, or a better one.
+        :raises ValueError: it is not good enough, and :meth:`Approximated.refined` has
+            no better one.
+        """
+        ...
+
+
 @runtime_checkable
 class Approximated(Protocol):
     """A model whose log likelihood is an approximation with a measurable error.
@@ -128,14 +151,8 @@ class Approximated(Protocol):
         """
         ...
 
-    def approximation(
-        self, args: tuple, kwargs: Mapping[str, Any]
-    ) -> Callable[[Mapping[str, Any], Any], dict[str, float]]:
-        """A function that measures the error of the approximation, for set-ups.
-
-        It takes constrained values of the parameters, along a first axis, and this
-        model or a better one. It raises ValueError if the approximation is not good
-        enough, and :meth:`refined` has no better one.
+    def approximation(self, args: tuple, kwargs: Mapping[str, Any]) -> Measurement:
+        """The measurement of the approximation's error, for set-ups.
 
         :param args: positional arguments of the model.
         :param kwargs: keyword arguments of the model.

@@ -8,7 +8,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -20,10 +20,12 @@ from numpyro.util import find_stack_level
 from numpyro_minibatch._internal import passes
 from numpyro_minibatch._internal.precision import full_precision
 from numpyro_minibatch._internal.static import Seen, Static
+from numpyro_minibatch._internal.xla import used_rarely
 from numpyro_minibatch._model.content import content_of, known_content
 from numpyro_minibatch._model.start import find_nan
 from numpyro_minibatch.batch import full
 from numpyro_minibatch.control_variate._problem import (
+    Better,
     Chosen,
     NeverFinite,
     NoExpansion,
@@ -139,7 +141,20 @@ class _Approximation:
         self._measure = kernel._prepared_model.approximation(args, kwargs)
         self._found: dict[str, float] = {}
 
-    def better(self, positions: Any) -> Any:
+    def ahead(self, positions: Any) -> None:
+        """Compile the measurement on other threads.
+
+        :param positions: any positions, with a leading axis.
+        """
+        some = jax.tree.map(lambda x: np.resize(x, (_LOOKS, *x.shape[1:])), positions)
+        shapes = jax.eval_shape(self._constrain, some)
+        draws = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
+        try:
+            self._measure.ahead(draws, self._kernel._sampled_model)
+        except ValueError:  # a refusal waits for the measurement
+            return
+
+    def __call__(self, positions: Any) -> Any:
         """The approximation to use instead of a coarse one, or ``None``.
 
         :param positions: draws of the surrogate's posterior, with a leading axis.
@@ -164,13 +179,18 @@ class _Approximation:
     def _error(self, positions: Any) -> dict[str, float]:
         """The error at unconstrained positions with a leading axis."""
         kernel = self._kernel
-        constrain = kernel.make_target(self._args, self._kwargs).constrain
-        some = jax.tree.map(lambda x: jnp.asarray(x[:_LOOKS]), positions)
-        draws = jax.tree.map(np.asarray, jax.jit(jax.vmap(constrain))(some))
+        some = jax.tree.map(lambda x: x[:_LOOKS], positions)
+        draws = jax.tree.map(np.asarray, self._constrain(jax.device_put(some)))
         try:
             return self._measure(draws, kernel._sampled_model)
         except ValueError as error:
             raise ValueError(f"{kernel._who}: {error}") from None
+
+    @cached_property
+    def _constrain(self) -> Callable[[Any], Any]:
+        """Values of the parameters at unconstrained positions."""
+        constrain = self._kernel.make_target(self._args, self._kwargs).constrain
+        return jax.jit(jax.vmap(constrain), compiler_options=used_rarely())
 
     def _other(self, error: dict[str, float], late: bool = False) -> Any:
         better = self._kernel._prepared_model.refined(error, late)
@@ -189,8 +209,7 @@ def _refined(kernel: Any, static: Static, arrays: list[Any], init: Any) -> Any:
     other: dict[str, Any] = {}
     try:
         try:
-            better = approximation.better
-            prepared = _surveyed(kernel, static, arrays, init, better=better)
+            prepared = _surveyed(kernel, static, arrays, init, better=approximation)
         except TooCoarse as coarse:
             kernel._learn(refined=coarse.better)
             other["other_mode"] = coarse.other_mode
@@ -226,13 +245,12 @@ def _surveyed(
     arrays: list[Any],
     init: Any,
     near: np.ndarray | None = None,
-    better: Callable[[Any], Any] | None = None,
+    better: Better | None = None,
 ) -> Any:
     """The result of one set-up with the current approximation of the model.
 
     :param near: where the search for the mode starts, in the middle of the posterior.
-    :param better: a function of positions that returns the approximation to use
-        instead, or ``None``.
+    :param better: what finds an approximation to use instead.
     :raises TooCoarse: there is such a one.
     """
     try:
