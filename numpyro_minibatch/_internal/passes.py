@@ -21,7 +21,6 @@ from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import ArrayLike
 
-from numpyro_minibatch._internal.xla import used_rarely
 from numpyro_minibatch.host_rows import map_rows
 
 __all__ = [
@@ -287,20 +286,23 @@ def everywhere(arguments: Any, mesh: Mesh) -> tuple[Any, Any]:
     return jax.tree.map(on_first, placed), placed
 
 
-def shared(fn: Callable, mesh: Mesh | None) -> Callable:
+def shared(
+    fn: Callable, mesh: Mesh | None, options: dict[str, Any] | None = None
+) -> Callable:
     """Compile a function whose passes are divided among some devices.
 
     :param fn: a function of trees of arrays; the first one is on every device.
     :param mesh: the devices; ``None`` for the default device.
+    :param options: those of the compiler.
     :return: the function; with a mesh it returns NumPy arrays.
     """
     if mesh is None:
-        return jax.jit(fn, compiler_options=used_rarely())
+        return jax.jit(fn, compiler_options=options)
     # all devices have all arrays, and compute the same result
     whole = PartitionSpec()
     on_each = jax.jit(
         jax.shard_map(fn, mesh=mesh, in_specs=whole, out_specs=whole, check_vma=False),
-        compiler_options=used_rarely(),
+        compiler_options=options,
     )
 
     def call(arrays: Any, *rest: Any) -> Any:

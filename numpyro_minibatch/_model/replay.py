@@ -21,7 +21,6 @@ from numpyro.infer import init_to_uniform, log_likelihood
 
 from numpyro_minibatch._internal.precision import full_precision, is_double
 from numpyro_minibatch._internal.threads import compilers
-from numpyro_minibatch._internal.xla import used_rarely
 from numpyro_minibatch._model.dataflow import inputs_used
 from numpyro_minibatch.host_rows import HostRows, find_rows, map_rows
 from numpyro_minibatch.target import AllRows, ModelTarget, Target
@@ -117,9 +116,15 @@ class Program:
 
     :param target: the model with its arguments.
     :param fn: ``fn(target, *inputs)``.
+    :param options: those of the compiler.
     """
 
-    def __init__(self, target: ModelTarget, fn: Callable[..., Any]) -> None:
+    def __init__(
+        self,
+        target: ModelTarget,
+        fn: Callable[..., Any],
+        options: dict[str, Any] | None = None,
+    ) -> None:
         leaves, treedef = jax.tree.flatten((target.args, dict(target.kwargs)))
         places = [i for i, leaf in enumerate(leaves) if _is_numeric(leaf)]
 
@@ -132,7 +137,7 @@ class Program:
 
         self._plain = partial(fn, target)
         self._with_arrays = with_arrays
-        self._compiled = jax.jit(with_arrays, compiler_options=used_rarely())
+        self._compiled = jax.jit(with_arrays, compiler_options=options)
         self._arrays = [leaves[place] for place in places]
         self._on_device: dict[bool, list[Array]] = {}
         self._pending: list[Future] = []

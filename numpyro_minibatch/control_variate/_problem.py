@@ -23,6 +23,7 @@ from jax.sharding import Mesh
 from numpyro_minibatch._internal import passes
 from numpyro_minibatch._internal.precision import double
 from numpyro_minibatch._internal.threads import compilers
+from numpyro_minibatch._internal.xla import older_emitters
 from numpyro_minibatch.batch import Scheme
 from numpyro_minibatch.control_variate._expand import Coordinates
 from numpyro_minibatch.control_variate._taylor import Taylor
@@ -260,7 +261,8 @@ class Problem:
         :return: a function of what follows ``arrays``.
         """
         arrays = self.arrays if self.placed is None else self.placed
-        return Program(self._program(fn, static, self.mesh), arrays)
+        options = older_emitters() if self.row_size > 1 else None
+        return Program(self._program(fn, static, self.mesh, options), arrays)
 
     @cached_property
     def shapes(self) -> Any:
@@ -299,13 +301,17 @@ class Problem:
         return lambda *rest: compiled(arrays, *rest)
 
     def _program(
-        self, fn: Callable, static: tuple[Hashable, ...], mesh: Mesh | None
+        self,
+        fn: Callable,
+        static: tuple[Hashable, ...],
+        mesh: Mesh | None,
+        options: dict[str, Any] | None = None,
     ) -> _Compiled:
         key = fn, static, mesh
         if key not in self._programs:
             # without the data, which the stored program would keep in memory
             bare = replace(self, arrays=[], placed=None, near=None, better=None)
-            shared = passes.shared(partial(fn, bare, *static), mesh)
+            shared = passes.shared(partial(fn, bare, *static), mesh, options)
             self._programs[key] = _Compiled(shared)
         return self._programs[key]
 

@@ -13,6 +13,7 @@ import numpyro
 from jax import Array
 
 from numpyro_minibatch._internal.checks import describe
+from numpyro_minibatch._internal.xla import older_emitters
 from numpyro_minibatch._model.preflight import inspect_model
 from numpyro_minibatch._model.replay import Program
 from numpyro_minibatch.marginal._chain import ChainRows
@@ -243,7 +244,8 @@ class RowsAt:
 
             return jax.lax.map(lambda x: one(*x), (draws, numbers))
 
-        return Looker(self, Program(self.target, chunk), width, height)
+        program = Program(self.target, chunk, older_emitters())
+        return Looker(self, program, width, height)
 
 
 class Looker(NamedTuple):

@@ -20,7 +20,6 @@ from numpyro.util import find_stack_level
 from numpyro_minibatch._internal import passes
 from numpyro_minibatch._internal.precision import full_precision
 from numpyro_minibatch._internal.static import Seen, Static
-from numpyro_minibatch._internal.xla import used_rarely
 from numpyro_minibatch._model.content import content_of, known_content
 from numpyro_minibatch._model.start import find_nan
 from numpyro_minibatch.batch import full
@@ -190,7 +189,7 @@ class _Approximation:
     def _constrain(self) -> Callable[[Any], Any]:
         """Values of the parameters at unconstrained positions."""
         constrain = self._kernel.make_target(self._args, self._kwargs).constrain
-        return jax.jit(jax.vmap(constrain), compiler_options=used_rarely())
+        return jax.jit(jax.vmap(constrain))
 
     def _other(self, error: dict[str, float], late: bool = False) -> Any:
         better = self._kernel._prepared_model.refined(error, late)
