@@ -68,6 +68,7 @@ def well_draws(kernel, num_samples=120, chains=1000):
 
 
 @slow
+@pytest.mark.long_runs
 def test_double_well():
     """A hundred thousand draws, on bins of equal probability, against SGHMC's.
 
@@ -547,7 +548,11 @@ def all_scales(size=1000):
     "settings",
     [
         pytest.param({}, id="all rows"),
-        pytest.param({"batch_size": 200, "dense_mass": True}, id="batches", marks=slow),
+        pytest.param(
+            {"batch_size": 200, "dense_mass": True},
+            id="batches",
+            marks=(slow, pytest.mark.long_runs),
+        ),
     ],
 )
 def test_default_settings_need_no_tuning(settings):
