@@ -49,7 +49,7 @@ from numpyro_minibatch.inference_data import (
     to_inference_data,
 )
 from numpyro_minibatch.kernels._shared import survey
-from numpyro_minibatch.marginal import _error, _screen, quadrature_error
+from numpyro_minibatch.marginal import _error, _screen, _visit, quadrature_error
 from numpyro_minibatch.marginal._quadrature import find_place, find_reach
 from numpyro_minibatch.marginal._recover import _with_nodes
 from numpyro_minibatch.marginal._rules import Rule
@@ -512,6 +512,42 @@ def test_a_measurement_is_compiled_before_its_draws_are_known() -> None:
     another = marginal.approximation((y,), {})  # the check can fail
     another(draws, marginal)
     assert len(traced) > seen
+
+
+def test_the_search_for_the_mode_compiles_the_measurement(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    traced, before, called = [], [], []
+    look, better = _visit.Looker.__call__, survey._Approximation.__call__
+
+    def model(y: Any) -> None:
+        s = numpyro.sample("s", dist.HalfNormal(1.0))
+        with numpyro.plate("rows", len(y)) as idx:
+            a = numpyro.sample("a", dist.Normal(0.0, s))
+            traced.append(len(idx))
+            numpyro.sample("y", dist.Poisson(jnp.exp(a)), obs=y[idx])
+
+    def looked(self: Any, *args: Any) -> Any:
+        before.append(len(traced))
+        found = look(self, *args)
+        called.append(len(traced))
+        return found
+
+    class MeasuredError(Exception):
+        pass
+
+    def measured(self: Any, positions: Any) -> Any:
+        better(self, positions)
+        raise MeasuredError  # all that follows would take long
+
+    monkeypatch.setattr(_visit.Looker, "__call__", looked)
+    monkeypatch.setattr(survey._Approximation, "__call__", measured)
+    y = jnp.asarray(np.random.default_rng(2).poisson(1.5, 2_300))  # more than measured
+    kernel = MinibatchMH(marginalize(model), control_variate="taylor2")
+    with pytest.raises(MeasuredError):
+        kernel.init(jax.random.key(0), 0, None, (y,), {})
+    assert len(called) == 2  # the rows to measure, and their errors
+    assert called == before, "the measurement traces nothing"
 
 
 def test_a_coarse_quadrature_is_refined_before_anything_is_sampled(

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from numpyro_minibatch._internal.xla import older_emitters
 from numpyro_minibatch.marginal._chain import ChainRows
 from numpyro_minibatch.marginal._model import Rows
 from numpyro_minibatch.marginal._quadrature import (
@@ -199,7 +200,8 @@ def looks_of(at: RowsAt, count: int, rules: Rules) -> Look:
         nodes += states * sum(n**d for n in (*rule.tried, rule.fine, WIDE[d][0]))
     most = max(_FEWEST_ROWS, min(_MOST_ROWS, _MOST // (nodes * count)))
     width = min(most, at.size)
-    return Look(most, at.looker(jax.random.key(0), look_by(rules), width, height=1))
+    key, look, options = jax.random.key(0), look_by(rules), older_emitters()
+    return Look(most, at.looker(key, look, width, height=1, options=options))
 
 
 def with_more_nodes(

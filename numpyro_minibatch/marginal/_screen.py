@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from numpyro_minibatch._internal.xla import older_emitters
 from numpyro_minibatch.marginal._chain import ChainRows
 from numpyro_minibatch.marginal._model import Rows
 from numpyro_minibatch.marginal._quadrature import (
@@ -77,7 +78,8 @@ class Screen:
         self._draws = 2 if cost * at.size <= _FEW else 1
         width = min(at.size, max(1, _AT_ONCE // cost))
         look = _differences(rules, finer)
-        self._look = at.looker(jax.random.key(0), look, width, height=1)
+        key, options = jax.random.key(0), older_emitters()
+        self._look = at.looker(key, look, width, height=1, options=options)
 
     def _cost(self, rules: Rules, finer: Mapping[Any, int | None]) -> int:
         """Evaluations of the likelihood for a row of the plate and a draw."""

@@ -13,7 +13,6 @@ import numpyro
 from jax import Array
 
 from numpyro_minibatch._internal.checks import describe
-from numpyro_minibatch._internal.xla import older_emitters
 from numpyro_minibatch._model.preflight import inspect_model
 from numpyro_minibatch._model.replay import Program
 from numpyro_minibatch.marginal._chain import ChainRows
@@ -219,6 +218,7 @@ class RowsAt:
         look: Callable[[Rows | ChainRows, Any, Any], dict[str, Array]],
         width: int | None = None,
         height: int | None = None,
+        options: dict[str, Any] | None = None,
     ) -> Looker:
         """A function of draws of the parameters and of the indices of rows.
 
@@ -226,6 +226,7 @@ class RowsAt:
         :param look: ``look(rows, values, probabilities)``, arrays with the rows first.
         :param width: the number of rows in a chunk; by default as many as fit.
         :param height: the number of draws in a chunk; by default as many as fit.
+        :param options: those of the compiler.
         """
         few = {n: jnp.zeros(1, jnp.int32) for n in self.target.sizes}
 
@@ -244,8 +245,7 @@ class RowsAt:
 
             return jax.lax.map(lambda x: one(*x), (draws, numbers))
 
-        program = Program(self.target, chunk, older_emitters())
-        return Looker(self, program, width, height)
+        return Looker(self, Program(self.target, chunk, options), width, height)
 
 
 class Looker(NamedTuple):
