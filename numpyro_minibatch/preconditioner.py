@@ -16,7 +16,48 @@ from jax.scipy.linalg import solve_triangular
 
 from numpyro_minibatch._internal.checks import check_positive, describe
 
-__all__ = ["Preconditioner", "ScaleState", "Whitening", "rmsprop"]
+__all__ = ["Preconditioner", "ScaleState", "Scales", "Whitening", "rmsprop"]
+
+
+class Scales(NamedTuple):
+    """Coordinates whose scales depend on other coordinates, as in a funnel.
+
+    ``x = exp(slopes @ d) * r + shifts @ d`` with ``d = drivers @ r``. Rows of
+    ``slopes`` and ``shifts`` are zero for the drivers themselves, so that ``d`` is also
+    ``drivers @ x`` and the map has an inverse.
+
+    :param drivers: selects the coordinates that scales depend on, ``(k, D)``.
+    :param slopes: derivatives of the logarithms of the scales, ``(D, k)``.
+    :param shifts: derivatives of the locations, ``(D, k)``.
+    """
+
+    drivers: Array
+    slopes: Array
+    shifts: Array
+
+    def apply(self, r: Array) -> Array:
+        """``x``, of ``r``."""
+        d = self.drivers @ r
+        return jnp.exp(self.slopes @ d) * r + self.shifts @ d
+
+    def undo(self, x: Array) -> Array:
+        """The inverse of :meth:`apply`."""
+        d = self.drivers @ x
+        return jnp.exp(-(self.slopes @ d)) * (x - self.shifts @ d)
+
+    def log_volume(self, r: Array) -> Array:
+        """The logarithm of the determinant of the derivative of :meth:`apply`."""
+        return self.slopes.sum(0) @ (self.drivers @ r)
+
+    def pull_back(self, gradient: Array, r: Array) -> Array:
+        """The gradient with respect to ``r`` of a log density of ``r``.
+
+        :param gradient: that of the log density of ``x`` with respect to ``x``.
+        :param r: where it was evaluated.
+        """
+        direct = jnp.exp(self.slopes @ (self.drivers @ r)) * gradient
+        of_scales = self.slopes.T @ (direct * r + 1.0)
+        return direct + self.drivers.T @ (of_scales + self.shifts.T @ gradient)
 
 
 class Whitening(NamedTuple):
@@ -25,26 +66,45 @@ class Whitening(NamedTuple):
     :param root: ``C``'s transpose, shape ``(D, D)``, upper triangular, or its
         diagonal, ``(D,)``.
     :param inverse: the inverse of a root that is not triangular, ``(D, D)``.
+    :param scales: further changes ``C @ w``, whose coordinates have scales that vary.
     """
 
     root: Array
     inverse: Array | None = None
+    scales: Scales | None = None
 
     def color(self, w: Array) -> Array:
         """``C @ w``: a displacement in the coordinates of the position."""
+        r = self._linear(w)
+        return r if self.scales is None else self.scales.apply(r)
+
+    def _linear(self, w: Array) -> Array:
         return self.root.T @ w if self.root.ndim == 2 else self.root * w
 
     def whiten(self, displacement: Array) -> Array:
         """The inverse of :meth:`color`."""
+        if self.scales is not None:
+            displacement = self.scales.undo(displacement)
         if self.inverse is not None:
             return self.inverse.T @ displacement
         if self.root.ndim == 2:
             return solve_triangular(self.root, displacement, trans=1)
         return displacement / self.root
 
-    def whiten_gradient(self, gradient: Array) -> Array:
-        """``C.T @ gradient``: the gradient with respect to ``w``."""
+    def whiten_gradient(self, gradient: Array, w: Array | None = None) -> Array:
+        """The gradient of the log density of ``w``: without scales ``C.T @ gradient``.
+
+        :param gradient: that of the log density of the position.
+        :param w: where; only needed with scales.
+        """
+        if self.scales is not None:
+            assert w is not None  # the caller knows that there may be scales
+            gradient = self.scales.pull_back(gradient, self._linear(w))
         return self.root @ gradient if self.root.ndim == 2 else self.root * gradient
+
+    def log_volume(self, w: Array) -> Array | float:
+        """The log determinant of the derivative of :meth:`color`, up to a constant."""
+        return 0.0 if self.scales is None else self.scales.log_volume(self._linear(w))
 
 
 class ScaleState(NamedTuple):

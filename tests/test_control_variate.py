@@ -1235,15 +1235,30 @@ def wide_scales(y):
         numpyro.sample("obs", dist.Normal(m, s), obs=y[idx])
 
 
+def one_wide_scale(y):
+    s = numpyro.sample("s", dist.HalfCauchy(5.0))
+    with numpyro.plate("data", len(y)) as idx:
+        numpyro.sample("obs", dist.Normal(0.0, s), obs=y[idx])
+
+
 @pytest.mark.filterwarnings("ignore:.*a minibatch does not pay")
-@pytest.mark.parametrize(("rows", "long"), [(5, True), (100, False)])
-def test_trajectories_are_longer_where_scales_vary(rows, long):
-    """With five rows the scale of the mean varies with ``s``, with 100 hardly."""
+@pytest.mark.parametrize(
+    ("model", "rows", "long", "drivers"),
+    [
+        # the scale of the mean varies with ``s``, with 100 rows hardly
+        (wide_scales, 5, False, "s"),
+        (wide_scales, 100, False, ""),
+        # no coordinate explains a tail of its own
+        (one_wide_scale, 5, True, ""),
+    ],
+)
+def test_trajectories_where_scales_vary(model, rows, long, drivers):
     y = np.random.default_rng(3).normal(size=rows).astype(np.float32)
-    kernel = MinibatchMH(wide_scales, control_variate="taylor2")
+    kernel = MinibatchMH(model, control_variate="taylor2")
     kernel.init(random.key(0), 0, None, (y,), {})
     pilot = kernel.pilot
     assert not pilot["gaussian"] and pilot["surrogate_long"] == long
+    assert pilot["surrogate_drivers"] == drivers
 
 
 @slow

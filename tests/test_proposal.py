@@ -17,9 +17,11 @@ from scipy import stats
 
 from numpyro_minibatch import proposal
 from numpyro_minibatch.proposal import (
+    Bent,
     Proposal,
     ProposalContext,
     Proposed,
+    Scales,
     Whitening,
     _on_surrogate,
     follow,
@@ -89,6 +91,28 @@ class WithSetUp(Proposal):
         return proposal.surrogate_hmc().propose(key, z, step_size, at)
 
 
+# the scales of the second and third coordinates depend on the first one
+SCALES = Scales(
+    jnp.array([[0.8, 0.0, 0.0], [0.0, 0.0, 0.0]]),
+    jnp.array([[0.0, 0.0], [0.4, 0.0], [0.3, 0.0]]),
+    jnp.array([[0.0, 0.0], [0.5, 0.0], [-0.2, 0.0]]),
+)
+
+
+@dataclass(frozen=True)
+class Bends(Proposal):
+    """The move of ``surrogate_hmc`` in coordinates whose scales vary."""
+
+    independent: float
+    uses_surrogate = True
+    adapts_step_size = False
+
+    def propose(self, key: Any, z: Any, step_size: Any, context: Any) -> Proposed:
+        bent = Bent(CENTER - 0.2, Whitening(ROOT, scales=SCALES))
+        move = proposal.surrogate_hmc(3, 0.7, independent=self.independent)
+        return move.propose(key, z, step_size, context._replace(bent=bent))
+
+
 ONE_TURN = WithSetUp((("num_steps", 0), ("over_relaxed", True)))
 LONGER = WithSetUp((("num_steps", 2), ("long", True)))
 PROPOSALS = {
@@ -102,6 +126,8 @@ PROPOSALS = {
         123.0,
     ),
     "surrogate_hmc, longer": (LONGER, 123.0),
+    "surrogate_hmc, bent": (Bends(0.0), 123.0),
+    "surrogate_hmc, bent, half of them draws": (Bends(0.5), 123.0),
     "delayed_random_walk": (proposal.delayed_random_walk(), 0.8),
     "independence": (proposal.independence(), 123.0),
     "student_t": (proposal.student_t(), 123.0),
@@ -240,6 +266,15 @@ def test_a_forgotten_ratio_is_noticed(name: str) -> None:
 
     choice, step_size = PROPOSALS[name]
     assert imbalance(Altered(choice, forget), step_size) > 8
+
+
+@pytest.mark.parametrize("independent", [0.0, 1.0 - 1e-6])
+def test_a_forgotten_volume_is_noticed(
+    independent: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Coordinates whose scales vary change the volume along the way."""
+    monkeypatch.setattr(Whitening, "log_volume", lambda self, w: 0.0)
+    assert imbalance(Bends(independent), 123.0) > 8
 
 
 def test_a_reversed_ratio_is_noticed() -> None:
@@ -383,10 +418,10 @@ START = jnp.array([0.2, 1.5, -1.0]), jnp.array([-0.4, 0.8, 1.2])
 @pytest.mark.parametrize("num_steps", [1, 4])
 def test_a_trajectory_goes_back_the_way_it_came(num_steps: int, root: str) -> None:
     at = context(root)
-    z, momentum, logs = follow(*START, jnp.asarray(0.4), num_steps, at)
+    z, momentum, logs, _ = follow(*START, jnp.asarray(0.4), num_steps, at)
     assert np.abs(z - START[0]).max() > 0.1
     np.testing.assert_allclose(logs, [log_surrogate(START[0]), log_surrogate(z)], 1e-6)
-    back, momentum, _ = follow(z, -momentum, jnp.asarray(0.4), num_steps, at)
+    back, momentum, *_ = follow(z, -momentum, jnp.asarray(0.4), num_steps, at)
     tolerance = 1e-12 if X64 else 1e-5
     np.testing.assert_allclose(back, START[0], tolerance, tolerance)
     np.testing.assert_allclose(-momentum, START[1], tolerance, tolerance)
@@ -394,7 +429,7 @@ def test_a_trajectory_goes_back_the_way_it_came(num_steps: int, root: str) -> No
 
 def test_a_trajectory_preserves_volume() -> None:
     def flow(state: jax.Array) -> jax.Array:
-        z, momentum, _ = follow(state[:3], state[3:], jnp.asarray(0.4), 4, context())
+        z, momentum, *_ = follow(state[:3], state[3:], jnp.asarray(0.4), 4, context())
         return jnp.concatenate([z, momentum])
 
     jacobian = jax.jacfwd(flow)(jnp.concatenate(START))
@@ -403,7 +438,7 @@ def test_a_trajectory_preserves_volume() -> None:
 
 def test_a_trajectory_is_of_second_order() -> None:
     def error(num_steps: int) -> float:
-        z, momentum, logs = follow(
+        z, momentum, logs, _ = follow(
             *START, jnp.asarray(1.6 / num_steps), num_steps, context()
         )
         kinetic = 0.5 * (jnp.square(momentum) - jnp.square(START[1])).sum()
@@ -418,8 +453,8 @@ def test_a_trajectory_is_exact_on_a_normal_surrogate(step: float) -> None:
     """The trajectory is exact for any length of its steps."""
     normal = dist.MultivariateNormal(CENTER, scale_tril=ROOT.T).log_prob
     at = context()._replace(log_surrogate=normal)
-    z, momentum, logs = follow(*START, jnp.asarray(step), 3, at)
-    lost = proposal.log_metropolis_ratio(START[1], momentum, logs)
+    z, momentum, logs, grown = follow(*START, jnp.asarray(step), 3, at)
+    lost = proposal.log_metropolis_ratio(START[1], momentum, logs, grown)
     assert abs(float(lost)) < (1e-12 if X64 else 1e-5)
     white = np.linalg.solve(np.asarray(ROOT).T, np.asarray(START[0] - CENTER))
     there = np.cos(3 * step) * white + np.sin(3 * step) * np.asarray(START[1])
@@ -521,7 +556,7 @@ def test_the_step_sizes_of_trajectories_are_uniform(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def record(z: Any, momentum: Any, step: Any, *rest: Any) -> Any:
-        return jnp.full_like(z, step), momentum, jnp.zeros(2)
+        return jnp.full_like(z, step), momentum, jnp.zeros(2), 0.0
 
     monkeypatch.setattr(_on_surrogate, "follow", record)
     choice = proposal.surrogate_hmc(step_size=0.5, jitter=0.2, independent=0.0)
@@ -682,6 +717,33 @@ def test_only_what_was_announced_is_used(name: str) -> None:
     step_size = jaxpr.invars[0]
     used = any(step_size is x for equation in jaxpr.eqns for x in equation.invars)
     assert used == choice.adapts_step_size
+
+
+def test_the_derivatives_of_coordinates_whose_scales_vary() -> None:
+    whitening = Whitening(ROOT, scales=SCALES)
+    w = jnp.array([0.6, -1.1, 0.8])
+    tolerance = 1e-10 if X64 else 1e-4
+    np.testing.assert_allclose(
+        whitening.whiten(whitening.color(w)), w, tolerance, tolerance
+    )
+
+    def grown(w: jax.Array) -> jax.Array:
+        return jnp.linalg.slogdet(jax.jacfwd(whitening.color)(w))[1]
+
+    difference = whitening.log_volume(w) - whitening.log_volume(0 * w)
+    np.testing.assert_allclose(difference, grown(w) - grown(0 * w), rtol=tolerance)
+    assert abs(difference) > 0.01
+
+    def log_density(w: jax.Array) -> jax.Array:
+        return log_surrogate(CENTER + whitening.color(w)) + grown(w)
+
+    gradient = jax.grad(log_surrogate)(CENTER + whitening.color(w))
+    np.testing.assert_allclose(
+        whitening.whiten_gradient(gradient, w),
+        jax.grad(log_density)(w),
+        tolerance,
+        tolerance,
+    )
 
 
 def test_whitening_is_undone_by_coloring() -> None:

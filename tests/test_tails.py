@@ -20,7 +20,7 @@ from numpyro.contrib.hsgp.approximation import hsgp_squared_exponential
 from numpyro.diagnostics import gelman_rubin
 from numpyro.infer import MCMC
 from scipy.optimize import nnls
-from scipy.stats import kstest, multivariate_t, t
+from scipy.stats import kstest, kurtosis, multivariate_t, t
 
 from numpyro_minibatch import MinibatchMH, batch
 from numpyro_minibatch.control_variate import (
@@ -32,6 +32,7 @@ from numpyro_minibatch.control_variate import (
     _tails,
     _trajectories,
 )
+from numpyro_minibatch.control_variate._bent import fit_scales
 from numpyro_minibatch.control_variate._tails import (
     nonnegative_fit,
     squares_inefficiency,
@@ -363,7 +364,7 @@ def trajectories(
     """
     programs = {
         _trajectories._ends_of_trajectories: lambda *args: ends(
-            np.asarray(args[3]), int(args[-1])
+            np.asarray(args[2]), int(args[-1])
         ),
         _trajectories._site_values: lambda x: site(np.asarray(x)),
     }
@@ -389,7 +390,7 @@ def test_trajectories_are_longer_where_squares_are_correlated(
     """Each number is the correlation of the squares of a parameter."""
     draws, z = correlated_squares(np.array(kept))
     found = trajectories(draws, ending_at(draws, z))
-    assert found == (1, long, 0.0)
+    assert found == (1, long, 0.0, None)
 
 
 def ending_at(
@@ -707,9 +708,9 @@ def test_long_trajectories_that_stick_are_not_used() -> None:
         return np.where(stick, 0.0, 1.0), draws
 
     limit = np.sort(draws[:, 0])[-20]
-    assert trajectories(draws, ends) == (1, False, 0.0)
+    assert trajectories(draws, ends) == (1, False, 0.0, None)
     limit = np.inf
-    assert trajectories(draws, ends) == (1, True, 0.0)
+    assert trajectories(draws, ends) == (1, True, 0.0, None)
 
 
 @slow
@@ -741,7 +742,7 @@ def test_nuts_on_all_rows_keeps_its_digits_where_chains_start_far_away() -> None
     nuts = _nuts._nuts_from
 
     def counted(*args: Any) -> Any:
-        begun.append(args[3])
+        begun.append(args[2])
         return nuts(*args)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -833,3 +834,87 @@ def test_few_rows_are_all_exact_where_representatives_do_not_suffice() -> None:
     kernel.init(random.key(0), 10, None, (y.astype(np.float32),), {})
     assert kernel.pilot["exact_rows"] == 200
     assert kernel.pilot["residual_sd"] == 0
+
+
+def funnel(rng: np.random.Generator, number: int) -> np.ndarray:
+    """A scale, two effects whose scale it is, and a parameter apart from them."""
+    log_scale, *effects, other = rng.normal(size=(4, number))
+    wide = np.exp(0.8 * log_scale) * np.array(effects) + 0.5 * log_scale
+    return np.column_stack([wide[0], 2 * log_scale + 1, wide[1], 3 * other - 2])
+
+
+def test_scales_that_vary_are_found_with_their_driver() -> None:
+    draws = funnel(np.random.default_rng(5), 2000)
+    found = fit_scales(draws, np.float64)
+    assert found is not None and found.whitening.scales is not None
+    scales = found.whitening.scales
+    which = np.nonzero(np.asarray(scales.drivers))[1]
+    assert list(which) == [1]
+    # in units of the driver's standard deviation; a slope has an error of 0.016
+    np.testing.assert_allclose(
+        np.asarray(scales.slopes)[:, 0], [0.8, 0.0, 0.8, 0.0], atol=0.08
+    )
+    np.testing.assert_allclose(
+        np.asarray(scales.shifts)[[1, 3], 0], [0.0, 0.0], atol=0.3
+    )
+    with jax.enable_x64(True):
+        whiten = jax.vmap(lambda z: found.whitening.whiten(z - found.center))
+        white = np.asarray(whiten(jnp.asarray(draws)))
+    assert np.abs(white.mean(0)).max() < 0.1
+    np.testing.assert_allclose(np.cov(white.T), np.eye(4), atol=0.12)
+    # linear coordinates leave heavy tails: the kurtosis of a normal variable is 3
+    assert kurtosis(draws[:, 0], fisher=False) > 8
+    assert np.abs(kurtosis(white, fisher=False) - 3).max() < 1
+
+
+def test_scales_that_do_not_vary_are_left_alone() -> None:
+    rng = np.random.default_rng(6)
+    for dim in (2, 5, 40):
+        for heavy in (False, True):
+            draws = rng.normal(size=(2000, dim))
+            if heavy:  # all scales vary together, but with none of the coordinates
+                draws *= np.sqrt(5 / rng.chisquare(5, size=(2000, 1)))
+            assert fit_scales(draws, np.float64) is None
+    assert fit_scales(funnel(rng, 2000)[:, :1], np.float64) is None
+    assert fit_scales(np.ones((2000, 3)), np.float64) is None
+
+
+@pytest.mark.filterwarnings("ignore:.*a minibatch does not pay")
+def test_the_mean_of_few_rows_is_sampled_beside_their_scale() -> None:
+    """The scale of the mean is that of the rows."""
+    y = np.array([0.9, -0.3, 0.2, -1.1, 0.6], np.float32)
+
+    def few(y: Any) -> None:
+        m = numpyro.sample("m", dist.Normal(0.0, 10.0))
+        s = numpyro.sample("s", dist.HalfCauchy(5.0))
+        with numpyro.plate("data", len(y)) as i:
+            numpyro.sample("obs", dist.Normal(m, s), obs=y[i])
+
+    kernel = MinibatchMH(few, control_variate="taylor2")
+    mcmc = MCMC(
+        kernel,
+        num_warmup=200,
+        num_samples=1000,
+        num_chains=40,
+        chain_method="vectorized",
+        progress_bar=False,
+    )
+    mcmc.run(random.key(1), y)
+    assert kernel.pilot["surrogate_drivers"] == "s"
+    m = np.asarray(mcmc.get_samples(group_by_chain=True)["m"], np.float64)
+    # in linear coordinates squares have a correlation of 0.6
+    far = np.square(m - m.mean())
+    far = np.minimum(far, np.quantile(far, 0.999))
+    off = far - far.mean()
+    assert (off[:, 1:] * off[:, :-1]).mean() / np.square(off).mean() < 0.3
+    # a location and a scale by quadrature
+    at = np.linspace(-60, 60, 6001)
+    log_s = np.linspace(-4, 7, 1001)
+    s = np.exp(log_s)[:, None]
+    logs = log_s[:, None] - np.log1p(np.square(s / 5)) - 5 * np.log(s)
+    squares = np.square(np.asarray(y, float)[:, None] - at).sum(0)
+    density = np.exp(logs - 0.5 * squares / s**2 - 0.5 * np.square(at / 10))
+    mass = density.sum(0) / density.sum()
+    inside = (np.abs(m) < 1.0).mean(1)
+    known = mass[np.abs(at) < 1.0].sum()
+    assert abs(inside.mean() - known) < 5 * inside.std(ddof=1) / np.sqrt(len(inside))

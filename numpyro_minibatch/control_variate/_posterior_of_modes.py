@@ -80,7 +80,7 @@ class PosteriorOfModes(NamedTuple):
 
     def trajectories(self, problem: Problem) -> Trajectories:
         """The trajectories that suit the surrogates of all modes."""
-        each = [trajectories(problem, part) for part in self.parts]
+        each = [trajectories(problem, part, bend=False) for part in self.parts]
         return Trajectories(
             max(of_mode.num_steps for of_mode in each),
             False,  # moves within a mode have one length

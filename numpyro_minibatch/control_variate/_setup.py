@@ -83,7 +83,7 @@ from numpyro_minibatch.control_variate._trajectories import (
     compile_trajectories,
     trajectories,
 )
-from numpyro_minibatch.proposal import LONGER
+from numpyro_minibatch.proposal import LONGER, Bent
 from numpyro_minibatch.target import ModelTarget
 
 __all__ = ["Plan", "Prepared", "Surrogate", "prepare"]
@@ -124,12 +124,14 @@ class Surrogate(NamedTuple):
     :param location: about the mean of the surrogate's posterior, ``(D,)``.
     :param root: transpose of a root of about its covariance, ``(D, D)``.
     :param designs: how the rows of a batch are drawn, by plate.
+    :param bent: coordinates of trajectories, if they differ from those of the root.
     """
 
     expansion: Expansion | Expansions
     location: Array
     root: Array
     designs: dict[str, Any]
+    bent: Bent | None = None
 
 
 class Plan(NamedTuple):
@@ -663,6 +665,14 @@ def _element(problem: Problem, which: int) -> str:
     raise AssertionError("an element of another position")
 
 
+def _drivers(problem: Problem, bent: Bent | None) -> str:
+    """The coordinates that scales depend on, for the report."""
+    if bent is None or bent.whitening.scales is None:
+        return ""
+    _, which = np.nonzero(bent.whitening.scales.drivers)
+    return ", ".join(_element(problem, int(k)) for k in which)
+
+
 def _may_have_groups(problem: Problem) -> bool:
     """Whether some latent site may be the effects of groups."""
     sizes = [np.size(x) for x in jax.tree.leaves(problem.example)]
@@ -684,6 +694,7 @@ def _outcome(
         location=jax.device_put(np.asarray(posterior.location, dtype)),
         root=jax.device_put(np.asarray(posterior.root, dtype)),
         designs=pilot.designs,
+        bent=jax.device_put(moves.bent),
     )
     # in tails that a chain hardly leaves, the other side is the wrong place to look
     over_relaxed = posterior.gaussian and pilot.importance_ess >= _ENOUGH_DRAWS
@@ -696,6 +707,7 @@ def _outcome(
         "surrogate_num_steps": moves.num_steps * (LONGER if moves.long else 1),
         "surrogate_long": moves.long,
         "surrogate_stuck": moves.stuck,
+        "surrogate_drivers": _drivers(problem, moves.bent),
         "over_relaxed": over_relaxed,
         "other_mode": other_mode,
         "exact_rows": posterior.expansion.num_exact,

@@ -13,6 +13,7 @@ import numpy as np
 from jax import Array
 from jax.flatten_util import ravel_pytree
 
+from numpyro_minibatch.control_variate._bent import fit_scales, straight
 from numpyro_minibatch.control_variate._expand import Expansion
 from numpyro_minibatch.control_variate._posterior import POOL, SurrogatePosterior
 from numpyro_minibatch.control_variate._problem import Problem
@@ -21,8 +22,8 @@ from numpyro_minibatch.proposal import (
     JITTER,
     LONGER,
     TRAJECTORY_LENGTH,
+    Bent,
     ProposalContext,
-    Whitening,
     follow,
     log_metropolis_ratio,
 )
@@ -64,14 +65,18 @@ class Trajectories(NamedTuple):
         if it is normal.
     :param long: whether trajectories should be longer than that.
     :param stuck: the share of its draws from which trajectories are rarely accepted.
+    :param bent: coordinates in which scales vary less; ``None`` for linear ones.
     """
 
     num_steps: int
     long: bool
     stuck: float
+    bent: Bent | None = None
 
 
-def trajectories(problem: Problem, posterior: SurrogatePosterior) -> Trajectories:
+def trajectories(
+    problem: Problem, posterior: SurrogatePosterior, bend: bool = True
+) -> Trajectories:
     """Steps short enough for the tails, and trajectories long enough for them.
 
     In a tail, steps that are too long are rejected. The chain is reversible, so it also
@@ -84,12 +89,31 @@ def trajectories(problem: Problem, posterior: SurrogatePosterior) -> Trajectorie
     Such tails are those of the sites that a user reads. A wide tail of a logarithm
     towards minus infinity is no tail of the scale itself.
 
+    Where scales depend on other coordinates, trajectories follow the surrogate in
+    coordinates in which they do not.
+
     :param problem: the target and its coordinates.
     :param posterior: that of the surrogate.
+    :param bend: whether such coordinates may be used.
     """
     if posterior.gaussian:
         return Trajectories(0, False, 0.0)
-    starts = _starts(problem, posterior)
+    bent = fit_scales(posterior.draws, problem.dtype) if bend else None
+    linear = straight(posterior.location, posterior.root, problem.dtype)
+    found = _in_coordinates(problem, posterior, bent or linear)
+    if bent is None:
+        return found
+    if found.stuck > _STUCK:
+        other = _in_coordinates(problem, posterior, linear)
+        if other.stuck < found.stuck:
+            return other
+    return found._replace(bent=bent)
+
+
+def _in_coordinates(
+    problem: Problem, posterior: SurrogatePosterior, bent: Bent
+) -> Trajectories:
+    starts = _starts(problem, posterior, bent)
     num_steps, suits, stuck = _short_enough(starts)
     if not suits:
         return Trajectories(num_steps, False, stuck)
@@ -107,8 +131,7 @@ class _Starts:
 
     :param problem: the target and its coordinates.
     :param expansion: that of the surrogate, in working precision.
-    :param location: about the mean of the posterior, ``(D,)``.
-    :param root: the transpose of a root of its approximate covariance, ``(D, D)``.
+    :param bent: the coordinates of the trajectories.
     :param draws: the draws, ``(K, D)``.
     :param momenta: a momentum for each, ``(K, D)``.
     :param stretch: factors of the step size, of which each draw has its own, ``(K,)``.
@@ -116,8 +139,7 @@ class _Starts:
 
     problem: Problem
     expansion: Expansion
-    location: np.ndarray
-    root: np.ndarray
+    bent: Bent
     draws: np.ndarray
     momenta: np.ndarray
     stretch: np.ndarray
@@ -148,8 +170,8 @@ class _Starts:
         steps = quarters * TRAJECTORY_LENGTH / num_steps * stretch
         for begin in range(0, len(steps), _BLOCK):
             some = slice(begin, begin + _BLOCK)
-            at = self.location, self.root, self.draws[some], self.momenta[some]
-            given = _followed(self.problem, self.expansion, at, steps[some], num_steps)
+            at = self.draws[some], self.momenta[some], steps[some]
+            given = _followed(self.problem, self.expansion, self.bent, at, num_steps)
             accepted, z = program(*given)
             yield np.asarray(accepted, np.float64), np.asarray(z, np.float64)
 
@@ -162,22 +184,14 @@ class _Starts:
         return np.concatenate(accepted), np.concatenate(z)
 
 
-def _starts(problem: Problem, posterior: SurrogatePosterior) -> _Starts:
+def _starts(problem: Problem, posterior: SurrogatePosterior, bent: Bent) -> _Starts:
     """As many draws as can be followed in a short time."""
     expansion = posterior.expansion.cast(problem.dtype)
     draws = posterior.draws[:: POOL // _number_followed(problem, expansion)]
     rng = np.random.default_rng(33)
     momenta = rng.normal(size=draws.shape)
     stretch = 1.0 + JITTER * rng.uniform(-1.0, 1.0, size=len(draws))
-    starts = _Starts(
-        problem,
-        expansion,
-        posterior.location,
-        posterior.root,
-        draws,
-        momenta,
-        stretch,
-    )
+    starts = _Starts(problem, expansion, bent, draws, momenta, stretch)
     if draws.shape[1] <= _FEW_COORDINATES:
         return starts
     # The covariance has been fitted to these draws: with 100 coordinates, 96% of the
@@ -272,17 +286,16 @@ def _number_followed(problem: Problem, expansion: Expansion) -> int:
 def _followed(
     problem: Problem,
     expansion: Expansion,
+    bent: Bent,
     at: tuple[np.ndarray, ...],
-    steps: np.ndarray,
     num_steps: int,
 ) -> tuple[Any, ...]:
     """The arguments of :func:`_ends_of_trajectories`.
 
-    :param at: the location, the root, the draws, and a momentum for each.
-    :param steps: a step size for each draw.
+    :param at: the draws, and a momentum and a step size for each.
     """
-    arrays = [jnp.asarray(x, problem.dtype) for x in (*at, steps)]
-    return expansion, *arrays, np.int32(num_steps)
+    arrays = [jnp.asarray(x, problem.dtype) for x in at]
+    return expansion, bent, *arrays, np.int32(num_steps)
 
 
 def _correlation_of_squares(
@@ -324,8 +337,7 @@ def _ends_of_trajectories(
     problem: Problem,
     arrays: list[Any],
     expansion: Expansion,
-    location: Array,
-    root: Array,
+    bent: Bent,
     draws: Array,
     momenta: Array,
     steps: Array,
@@ -338,14 +350,14 @@ def _ends_of_trajectories(
 
     context = ProposalContext(
         unread,
-        Whitening(root),
-        location,
+        bent.whitening,
+        bent.center,
         log_surrogate=partial(log_density, problem, arrays, expansion),
     )
 
     def one(z: Array, momentum: Array, step: Array) -> tuple[Array, Array]:
-        z_new, after, logs = follow(z, momentum, step, num_steps, context)
-        lost = log_metropolis_ratio(momentum, after, logs)
+        z_new, after, logs, grown = follow(z, momentum, step, num_steps, context)
+        lost = log_metropolis_ratio(momentum, after, logs, grown)
         lost = jnp.minimum(jnp.nan_to_num(lost, nan=-jnp.inf), 0.0)
         return jnp.exp(lost), z_new
 
@@ -363,7 +375,8 @@ def compile_trajectories(
     """
     dim = len(start)
     zeros = np.zeros((_BLOCK, dim))
-    at = zeros[0], np.zeros((dim, dim)), zeros, zeros
+    bent = straight(zeros[0], np.zeros((dim, dim)), problem.dtype)
+    at = zeros, zeros, zeros[:, 0]
     problem.compiled(_ends_of_trajectories).ahead(
-        *_followed(problem, expansion, at, zeros[:, 0], 1)
+        *_followed(problem, expansion, bent, at, 1)
     )

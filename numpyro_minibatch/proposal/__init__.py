@@ -11,7 +11,9 @@ move was made, and the minibatch decides only on the error of the surrogate.
 import warnings
 from typing import Any
 
+from numpyro_minibatch.preconditioner import Scales as Scales
 from numpyro_minibatch.preconditioner import Whitening
+from numpyro_minibatch.proposal._contract import Bent as Bent
 from numpyro_minibatch.proposal._contract import Proposal, ProposalContext, Proposed
 from numpyro_minibatch.proposal._local import langevin, random_walk
 from numpyro_minibatch.proposal._mixture import mixture

@@ -15,7 +15,18 @@ from jax.typing import ArrayLike
 from numpyro_minibatch.preconditioner import Whitening
 from numpyro_minibatch.proposal._normals import Modes
 
-__all__ = ["ProposalContext", "Proposal", "Proposed"]
+__all__ = ["Bent", "ProposalContext", "Proposal", "Proposed"]
+
+
+class Bent(NamedTuple):
+    """Whitened coordinates in which scales vary less than in linear ones.
+
+    :param center: the position where they are zero, ``(D,)``.
+    :param whitening: the coordinates about it.
+    """
+
+    center: Array
+    whitening: Whitening
 
 
 class ProposalContext(NamedTuple):
@@ -38,6 +49,8 @@ class ProposalContext(NamedTuple):
         as well.
     :param num_rows: rows of data that an evaluation of the surrogate reads.
     :param modes: the modes of the surrogate if there are several; ``None`` with one.
+    :param bent: the centre and coordinates in which trajectories follow the surrogate,
+        if scales vary there in those of ``whitening``; ``None`` if they do not.
     :param log_surrogate_in: a function from a mode to the log density of its own
         surrogate, which is smooth everywhere; only with several modes.
     """
@@ -51,6 +64,7 @@ class ProposalContext(NamedTuple):
     over_relaxed: bool = False
     num_rows: int = 0
     modes: Modes | None = None
+    bent: Bent | None = None
     log_surrogate_in: Callable[[Array], Callable[[Array], Array]] | None = None
 
 

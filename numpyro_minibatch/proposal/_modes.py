@@ -131,7 +131,8 @@ class _AcrossModes(Proposal):
             center=modes.location[mode],
             log_surrogate=context.log_surrogate_in(mode),
         )
-        z_new, after, _ = follow(z, momentum, length * (1.0 + jitter), num_steps, here)
+        step = length * (1.0 + jitter)
+        z_new, after, _, _ = follow(z, momentum, step, num_steps, here)
         return z_new, 0.5 * (jnp.square(momentum) - jnp.square(after)).sum()
 
 

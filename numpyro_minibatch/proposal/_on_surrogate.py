@@ -106,7 +106,7 @@ def follow(
     num_steps: ArrayLike,
     context: ProposalContext,
     instead: tuple[Array, Array] | None = None,
-) -> tuple[Array, Array, Array]:
+) -> tuple[Array, Array, Array, Array | float]:
     """Follow the surrogate's dynamics.
 
     The exact dynamics of the normal distribution with the surrogate's mean and
@@ -118,7 +118,8 @@ def follow(
     :param step: time of a step; a rotation by ``pi / 2`` is a quarter of a period.
     :param instead: whether the end is another position, and this position. The loop
         evaluates the surrogate there, so that the program contains it no more often.
-    :return: position and momentum at the end, and the log surrogate at both ends.
+    :return: position and momentum at the end, the log surrogate at both ends, and by
+        how much the volume of the coordinates grew, as a logarithm.
     """
     density = _surrogate(context)
     whitening = context.whitening
@@ -139,7 +140,9 @@ def follow(
             position,
         )
         kick = jnp.where(at_end, 0.5 * step, step)
-        momentum = momentum + kick * (whitening.whiten_gradient(gradient) + white)
+        momentum = momentum + kick * (
+            whitening.whiten_gradient(gradient, white) + white
+        )
         ends = i == num_steps
         rotated = cos * white + sin * momentum
         momentum = jnp.where(ends, momentum, cos * momentum - sin * white)
@@ -147,22 +150,29 @@ def follow(
         if instead is not None:
             moved = jnp.where(instead[0], instead[1], moved)
         position = jnp.where(ends, position, moved)
-        return position, rotated, momentum, jnp.where(i == 0, value, first), value
+        white = jnp.where(ends, white, rotated)
+        return position, white, momentum, jnp.where(i == 0, value, first), value
 
     zero = jnp.zeros((), z.dtype)
-    z, _, momentum, first, last = jax.lax.fori_loop(
+    z, end, momentum, first, last = jax.lax.fori_loop(
         0, num_steps + 1, kick_and_rotate, (z, white, momentum, zero, zero)
     )
-    return z, momentum, jnp.stack([first, last])
+    grown = whitening.log_volume(end) - whitening.log_volume(white)
+    return z, momentum, jnp.stack([first, last]), grown
 
 
-def log_metropolis_ratio(momentum: Array, momentum_new: Array, logs: Array) -> Array:
+def log_metropolis_ratio(
+    momentum: Array, momentum_new: Array, logs: Array, grown: Array | float
+) -> Array:
     """The energy that a trajectory lost, the log of its acceptance ratio.
 
     :param logs: log surrogate at both ends.
+    :param grown: the logarithm of the ratio of volumes at the ends; the momentum is
+        that of the whitened coordinates, in which the density is that of positions
+        times the volume.
     """
     kinetic = 0.5 * (jnp.square(momentum) - jnp.square(momentum_new)).sum()
-    return logs[1] - logs[0] + kinetic
+    return logs[1] - logs[0] + kinetic + grown
 
 
 # Of trajectories, the share that independent draws replace, and the largest number of
@@ -259,6 +269,10 @@ class _SurrogateHMC(Proposal):
                 math.sqrt(1.0 - OVERRELAXATION_COSINE**2),
                 context,
             )
+        if context.bent is not None:
+            context = context._replace(
+                center=context.bent.center, whitening=context.bent.whitening
+            )
         share = self.independent
         if share is None:
             share = _INDEPENDENT if z.size <= _MOST_FOR_INDEPENDENT else 0.0
@@ -276,8 +290,8 @@ class _SurrogateHMC(Proposal):
         if longer:
             step = jnp.where(_uniform(noise[-1]) < _FINE, step / LONGER, step)
         if not share:
-            z_new, after, logs = follow(z, momentum, step, num_steps, context)
-            log_ratio = log_metropolis_ratio(momentum, after, logs)
+            z_new, after, logs, grown = follow(z, momentum, step, num_steps, context)
+            log_ratio = log_metropolis_ratio(momentum, after, logs, grown)
             return accept_on_surrogate(z, z_new, logs, log_ratio, for_accept)
         # the choice does not depend on the position: a mixture of two kernels that are
         # reversible with respect to the surrogate
@@ -285,13 +299,13 @@ class _SurrogateHMC(Proposal):
         drawn, log_q_ratio = _student_t(
             z, momentum, jnp.square(for_draw[1:]).sum(), HEAVY_DF, context
         )
-        z_new, after, logs = follow(
+        z_new, after, logs, grown = follow(
             z, momentum, step, num_steps, context, (draws, drawn)
         )
         log_ratio = jnp.where(
             draws,
             logs[1] - logs[0] + log_q_ratio,
-            log_metropolis_ratio(momentum, after, logs),
+            log_metropolis_ratio(momentum, after, logs, grown),
         )
         return accept_on_surrogate(z, z_new, logs, log_ratio, for_accept)
 
@@ -314,6 +328,8 @@ def _student_t(
     white_new = noise * jnp.sqrt(df / chi_squared)
     logs = jnp.log1p(jnp.square(jnp.stack([white_new, white])).sum(-1) / df)
     log_q_ratio = 0.5 * (df + z.size) * (logs[0] - logs[1])
+    volume = context.whitening.log_volume
+    log_q_ratio = log_q_ratio + (volume(white_new) - volume(white))
     return center + context.whitening.color(white_new), log_q_ratio
 
 
@@ -433,6 +449,10 @@ def surrogate_hmc(
     surrogate is too far from the target for trajectories to pay,
     :func:`delayed_random_walk` is the better choice.
 
+    Where scales of some parameters depend on others, as in a funnel, trajectories
+    follow the surrogate in coordinates in which they do not, which the set-up fits to
+    its draws. It is the non-centred parametrisation [5].
+
     Where the set-up finds the surrogate normal, there is neither a trajectory nor a
     first stage. One rotation is the exact flow, and the minibatch decides on the whole
     difference between the target and the normal. If the target is close to it, the
@@ -483,6 +503,9 @@ def surrogate_hmc(
        Hamiltonian Monte Carlo*, Statistics and Computing 24(3).
     4. Stephen L. Adler (1981), *Over-relaxation method for the Monte Carlo evaluation
        of the partition function for multiquadratic actions*, Physical Review D 23(12).
+    5. Omiros Papaspiliopoulos, Gareth O. Roberts, Martin Sköld (2007), *A general
+       framework for the parametrization of hierarchical models*, Statistical Science
+       22(1).
 
     **Example**
 

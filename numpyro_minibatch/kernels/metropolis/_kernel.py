@@ -551,6 +551,7 @@ class MinibatchMH(SteppedKernel, AdaptedKernel, MinibatchKernel):
             over_relaxed=self._run.plan.over_relaxed,
             num_rows=expansion.num_exact,
             modes=expansion.modes if several else None,
+            bent=state.surrogate.bent,
             log_surrogate_in=(lambda mode: surrogate(expansion.of_mode(mode)))
             if several
             else None,
