@@ -109,6 +109,7 @@ class Bends(Proposal):
 
     def propose(self, key: Any, z: Any, step_size: Any, context: Any) -> Proposed:
         bent = Bent(CENTER - 0.2, Whitening(ROOT, scales=SCALES))
+        bent = jax.tree.map(lambda x: x.astype(z.dtype), bent)
         move = proposal.surrogate_hmc(3, 0.7, independent=self.independent)
         return move.propose(key, z, step_size, context._replace(bent=bent))
 
