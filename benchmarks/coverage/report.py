@@ -178,17 +178,15 @@ NumPyro's `NUTS(model)`. NumPyro's result has fewer statistics, so some advice c
 given for NUTS. Families without a row in a table have no result yet.
 
 For MinibatchMH, 3 to 6% of the intervals of level 95% miss over all families, in each
-of three data sets. Of the 240 single shares, 11 are above 8% and none above 12%; with
-100 runs, about 15 would be by chance if every share were 5%. The only family that
-stands out is that of the five normal rows, with 9 and 11% for standard deviations (NUTS
-14%). The errors of standard deviations have since allowed for heavier tails, and only
-the first data set was run again by MinibatchMH: its share was 12% before. Both
-densities of this family fall with about the sixth power, so the error of a standard
-deviation, a fourth moment, is hard to estimate from any draws. For this family and for
-the hierarchy (at most 8%; NUTS 44%), reported effective sample sizes of squares are up
-to four times the true ones: excursions into a tail are so rare that most runs have
-none. For all others the ratio is at most 1.38. Intervals of means are too wide where
-trajectories make successive draws negatively correlated.
+of three data sets. Of the 240 single shares, 9 are above 8% and none above 11%; with
+100 runs, about 15 would be by chance if every share were 5%. Reported effective sample
+sizes of squares are at most 1.57 times the true ones, and in 6 of the 60 cases more
+than 1.25 times: for the hierarchy, the Cauchy and Student-t locations, the standard
+deviation of 8 rows and the five normal rows. Before trajectories used coordinates whose
+scales vary less ([decision
+51](decisions/0051-trajectories-in-coordinates-whose-scales-vary.md)), the ratio was up
+to 4 for the hierarchy and 2.4 for the five normal rows. Intervals of means are too wide
+where trajectories make successive draws negatively correlated.
 
 At these lengths the hierarchy is too hard for AMAGOLD and NUTS, and nearly all of their
 runs give advice: large standard deviations of the groups are visited too rarely. On the
