@@ -742,7 +742,7 @@ def test_nuts_on_all_rows_keeps_its_digits_where_chains_start_far_away() -> None
     nuts = _nuts._nuts_from
 
     def counted(*args: Any) -> Any:
-        begun.append(args[2])
+        begun.append(args[3])
         return nuts(*args)
 
     with pytest.MonkeyPatch.context() as patch:
