@@ -24,6 +24,7 @@ from scipy.stats import kstest, kurtosis, multivariate_t, t
 
 from numpyro_minibatch import MinibatchMH, batch
 from numpyro_minibatch.control_variate import (
+    _bent,
     _nuts,
     _posterior,
     _problem,
@@ -877,6 +878,19 @@ def test_scales_that_do_not_vary_are_left_alone() -> None:
             assert fit_scales(draws, np.float64) is None
     assert fit_scales(funnel(rng, 2000)[:, :1], np.float64) is None
     assert fit_scales(np.ones((2000, 3)), np.float64) is None
+
+
+def test_scales_that_cannot_be_fitted_are_left_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    draws = funnel(np.random.default_rng(5), 2000)
+    bent = fit_scales(draws, np.float64)
+    monkeypatch.setattr(
+        _bent, "_fit", lambda *_: bent and bent._replace(center=np.full(4, np.nan))
+    )
+    assert fit_scales(draws, np.float64) is None
+    monkeypatch.setattr(_bent, "_fit", lambda *_: np.linalg.cholesky(-np.eye(2)))
+    assert fit_scales(draws, np.float64) is None
 
 
 @pytest.mark.filterwarnings("ignore:.*a minibatch does not pay")

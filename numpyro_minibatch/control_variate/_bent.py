@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from numpyro_minibatch.proposal import Bent, Scales, Whitening
@@ -57,8 +58,18 @@ def fit_scales(draws: np.ndarray, dtype: Any) -> Bent | None:
 
     :param draws: of a surrogate's posterior, ``(K, D)``.
     :param dtype: of the result.
-    :return: ``None`` if no scale depends on another coordinate by enough to matter.
+    :return: ``None`` if no scale depends on another coordinate by enough to matter, or
+        if the draws are too few to tell.
     """
+    try:
+        found = _fit(draws, dtype)
+    except np.linalg.LinAlgError:  # nearly all of the weight is that of a few draws
+        return None
+    finite = all(np.isfinite(x).all() for x in jax.tree.leaves(found))
+    return found if finite else None
+
+
+def _fit(draws: np.ndarray, dtype: Any) -> Bent | None:
     dim = draws.shape[1]
     if not 1 < dim <= _MOST_COORDINATES:
         return None
