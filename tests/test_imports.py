@@ -75,7 +75,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "evidence": {"diagnostics", "inference_data"},
     # a transformation of NumPyro's models
-    "marginal": {"_internal", "_model", "inference_data", "target"},
+    "marginal": {"_internal", "_model", "host_rows", "inference_data", "target"},
     "cycles": {"_internal", "_model", "inference_data"},
     "ensemble": {"_internal", "inference_data"},
     "plots": {"diagnostics", "estimate", "inference_data"},

@@ -23,6 +23,7 @@ from numpyro_minibatch.target import ModelTarget, Target
 __all__ = [
     "check_init_params",
     "check_start",
+    "finite_rows",
     "find_nan",
     "find_start",
     "listed",
@@ -277,38 +278,54 @@ def _check_position(who: str, z: Any) -> None:
 
 def _non_finite_rows(target: Target, z: Any) -> dict[str, list[int]]:
     """The first rows of each plate whose log likelihood is not finite."""
-    return never_finite_rows(target, jax.tree.map(lambda x: jnp.asarray(x)[None], z))
+    positions = jax.tree.map(lambda x: np.asarray(x)[None], z)
+    return never_finite_rows(
+        target.plates, jax.jit(partial(finite_rows, target)), positions
+    )
 
 
-def never_finite_rows(target: Target, positions: Any) -> dict[str, list[int]]:
-    """The first rows of each plate whose log likelihood is finite at no position.
+def finite_rows(
+    target: Target, position: Any, indices: Mapping[str, Array]
+) -> dict[str, Array]:
+    """Whether rows have a finite log likelihood at a position.
 
     :param target: the target.
-    :param positions: unconstrained positions, with a leading axis.
+    :param position: an unconstrained position.
+    :param indices: the rows of each plate.
+    """
+    rows = target.terms(position, indices).rows
+    return {name: jnp.isfinite(rows[name]) for name in indices}
+
+
+def never_finite_rows(
+    plates: Mapping[str, int],
+    finite: Callable[[Any, dict[str, np.ndarray]], Mapping[str, Array]],
+    positions: Any,
+) -> dict[str, list[int]]:
+    """The first rows of each plate whose log likelihood is finite at no position.
+
+    :param plates: the number of rows of each plate.
+    :param finite: :func:`finite_rows` as a function of a position and indices.
+    :param positions: unconstrained positions, with a leading axis. They are tried one
+        after the other until all rows are finite at one of them.
     :return: up to five rows of each plate that has any.
     """
-    plates = target.plates
-    start = {name: jnp.zeros(min(2, size), jnp.int32) for name, size in plates.items()}
-
-    @jax.jit
-    def anywhere(indices: dict[str, Array]) -> dict[str, Array]:
-        def finite(z: Any) -> dict[str, Array]:
-            return {
-                k: jnp.isfinite(v) for k, v in target.terms(z, indices).rows.items()
-            }
-
-        # not mapped over the positions at once: a row of a marginalized model is large
-        return jax.tree.map(lambda x: x.any(0), jax.lax.map(finite, positions))
-
+    start = {name: np.zeros(min(2, size), np.int32) for name, size in plates.items()}
+    count = len(jax.tree.leaves(positions)[0])
     never: dict[str, list[int]] = {}
     for name, size in plates.items():
         chunk = min(size, 65_536)
         for first in range(0, size, chunk):
             rows = np.minimum(np.arange(first, first + chunk), size - 1)
-            found = anywhere({**start, name: jnp.asarray(rows, jnp.int32)})
-            wrong = rows[~np.asarray(found[name])]
-            if wrong.size:
-                never[name] = sorted({int(row) for row in wrong[:5]})
+            left = np.ones(chunk, bool)
+            for k in range(count):
+                position = jax.tree.map(lambda x, k=k: x[k], positions)
+                found = finite(position, {**start, name: rows.astype(np.int32)})
+                left &= ~np.asarray(found[name])
+                if not left.any():
+                    break
+            if left.any():
+                never[name] = sorted({int(row) for row in rows[left][:5]})
                 break
     return never
 

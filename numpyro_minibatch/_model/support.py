@@ -13,6 +13,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -27,12 +28,14 @@ from numpyro.infer import init_to_uniform
 
 from numpyro_minibatch._internal.static import Static
 from numpyro_minibatch._model.independence import known_by
-from numpyro_minibatch._model.start import find_nan, listed
-from numpyro_minibatch.target import ModelTarget, Target
+from numpyro_minibatch._model.layout import Layout
+from numpyro_minibatch._model.start import find_nan, listed, never_finite_rows
+from numpyro_minibatch.target import ModelTarget, Target, without_integrals
 
-__all__ = ["check_support"]
+__all__ = ["check_latent_rows", "check_support"]
 
 _POSITIONS = 12
+_RADII = (2.0, 0.5, 0.05)  # positions are uniform within these
 _MOST_LISTED = 5
 # operations that move the elements of their first operand and change none
 _MOVES = {
@@ -149,6 +152,59 @@ def check_support(who: str, target: Target) -> None:
                 f"are {why}). Drop those rows, or mask them with "
                 "numpyro.handlers.mask."
             )
+
+
+def check_latent_rows(
+    who: str,
+    target: ModelTarget,
+    finite: Callable[[Any, dict[str, np.ndarray]], Mapping[str, Array]],
+    layout: Layout,
+    init_strategy: Callable,
+    init: Any,
+) -> None:
+    """Raise if rows of a marginalized model have a density nowhere.
+
+    A few values of their latent variables and all discrete states are tried at several
+    positions. The program contains neither the search nor the quadrature of the rows.
+
+    :param who: the kernel's name, for the messages.
+    :param target: the target.
+    :param finite: :func:`finite_rows` as a function of a position and indices.
+    :param layout: what is known of the model.
+    :param init_strategy: draws some of the positions.
+    :param init: the starting point of the first chain, which is one of them, if given.
+    :raises ValueError: with the rows.
+    """
+    rng = np.random.default_rng(0)
+    shapes = dict(zip(layout.latents, layout.shapes, strict=True))
+    positions: list[Any] = [
+        {name: rng.uniform(-r, r, shape) for name, shape in shapes.items()}
+        for r in (_RADII * _POSITIONS)[:_POSITIONS]
+    ]
+    if init is not None:
+        positions[0] = init
+    elif isinstance(init_strategy, partial):  # such as init_to_value(values=...)
+        one_row = {name: jnp.zeros(1, jnp.int32) for name in target.sizes}
+        with without_integrals():
+            sites = target.trace(
+                one_row, jax.random.key(0), substitute_fn=init_strategy
+            )
+        positions[0] = target.unconstrain(sites, layout.latents)
+    dtype = jnp.result_type(float)
+    stacked = jax.tree.map(lambda *x: np.stack(x).astype(dtype), *positions)
+    rows = never_finite_rows(target.plates, finite, stacked)
+    if not rows:
+        return
+    levels = target.model.levels(target.args, target.kwargs)  # type: ignore[attr-defined]
+    names = [repr(name) for level in levels for name in level.written]
+    raise ValueError(
+        f"{who}: the marginal likelihood of some rows ({listed(rows)}) is zero or not "
+        f"a number at all of {_POSITIONS} positions, whatever the values of "
+        f"{', '.join(names)}. Check the observations and the factors of these rows, "
+        "and drop or mask (numpyro.handlers.mask) those that the model does not "
+        "allow. If it allows them at other positions, start there: "
+        "init_strategy=init_to_value(values=...)."
+    )
 
 
 def _observed(target: ModelTarget, key: Array) -> dict[str, Any]:

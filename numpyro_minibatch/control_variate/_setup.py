@@ -11,7 +11,7 @@ import numpy as np
 from jax import Array
 
 from numpyro_minibatch._internal.progress import stages
-from numpyro_minibatch._model.start import listed, never_finite_rows
+from numpyro_minibatch._model.start import finite_rows, listed, never_finite_rows
 from numpyro_minibatch.batch import Scheme, Weighted, full
 from numpyro_minibatch.control_variate._all_rows import (
     all_rows_at_once,
@@ -253,7 +253,8 @@ def _searched(
         return search()
     except Refused:
         starts = unflatten(positions, problem.example)
-        rows = never_finite_rows(problem.target_of(problem.arrays), starts)
+        plates = problem.target_of(problem.arrays).plates
+        rows = never_finite_rows(plates, problem.compiled(_finite), starts)
         if not rows:
             raise
     raise NeverFinite(
@@ -264,6 +265,12 @@ def _searched(
         "rows at other positions, start there: "
         "init_strategy=init_to_value(values=...)."
     )
+
+
+def _finite(
+    problem: Problem, arrays: list[Any], position: Any, indices: dict[str, Array]
+) -> dict[str, Array]:
+    return finite_rows(problem.target_of(arrays), position, indices)
 
 
 def _prepared(problem: Problem, chosen: Chosen, needs: Needs) -> Prepared:

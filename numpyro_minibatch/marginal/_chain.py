@@ -47,7 +47,7 @@ from numpyro_minibatch.marginal._row_sites import (
 )
 from numpyro_minibatch.marginal._scans import EachScan, like_before
 from numpyro_minibatch.marginal._sites import Chain, Level, run_hidden, states_of
-from numpyro_minibatch.target import integrates
+from numpyro_minibatch.target import integrates, takes_highest
 
 __all__ = ["ChainModel", "ChainRows", "StatesGiven", "value_at"]
 
@@ -271,7 +271,7 @@ class ChainModel:
 
     def observe(self, scanned: _Scanned) -> None:
         """The marginal likelihood of the rows as a site in their plates."""
-        if integrates():
+        if integrates() or takes_highest():
             alpha, _ = self.forward(scanned)
             log_marginal = log_sum_exp(alpha.reshape(-1, *scanned.shape))
         else:
@@ -331,20 +331,34 @@ class ChainModel:
         """
         rows = len(scanned.shape)
         observed = [jnp.moveaxis(x, 0, rows) for x in scanned.observed.values()]
-        marks, joint = row_marks(observed, scanned.shape), jnp.asarray(self.states)
+
+        def step(marks: Array, _: None) -> tuple[Array, Array]:
+            return next_marks(marks), marked_states(marks, len(self.states))
+
+        marks = row_marks(observed, scanned.shape)
+        _, states = jax.lax.scan(step, marks, length=scanned.length)
+        return self.log_joint(scanned, states)
+
+    def log_joint(self, scanned: _Scanned, states: Array) -> Array:
+        """The log density of observations and states of each row.
+
+        :param scanned: the scan.
+        :param states: the joint state of each step, by its number among all of them;
+            shape ``(steps,) + rows``.
+        """
+        joint = jnp.asarray(self.states)
 
         def step(before: Any, x: Any) -> Any:
-            carry, total, marks = before
-            state = joint[marked_states(marks, len(joint))]
-            element, shared = x
-            found, carry = self.log_step(scanned, carry, element, shared, state)
-            return (carry, total + found, next_marks(marks)), None
+            carry, total = before
+            element, shared, state = x
+            found, carry = self.log_step(scanned, carry, element, shared, joint[state])
+            return (carry, total + found), None
 
         carry = jax.tree.map(jnp.asarray, scanned.init)
-        (_, total, _), _ = jax.lax.scan(
+        (_, total), _ = jax.lax.scan(
             step,
-            (carry, jnp.zeros(scanned.shape), marks),
-            (scanned.xs, scanned.shared),
+            (carry, jnp.zeros(scanned.shape)),
+            (scanned.xs, scanned.shared, states),
             length=scanned.length,
             reverse=scanned.reverse,
         )
@@ -464,6 +478,21 @@ class ChainRows(NamedTuple):
     def shape(self) -> tuple[int, ...]:
         """The number of rows along each plate."""
         return self.scanned.shape
+
+    def blank(self) -> dict[str, Array]:
+        """Zeros for :meth:`log_joint_of`."""
+        shape = (self.scanned.length, *self.shape)
+        return {name: jnp.zeros(shape, jnp.int32) for name in self.model.level.names}
+
+    def log_joint_of(self, values: Mapping[str, Array]) -> Array:
+        """The log density of observations and states of each row.
+
+        :param values: by site, numbers of the states, shape ``(steps,) + rows``.
+        """
+        joint = jnp.zeros((self.scanned.length, *self.shape), jnp.int32)
+        for site in self.model.level.sites:
+            joint = joint * site.size + values[site.name]
+        return self.model.log_joint(self.scanned, joint)
 
     def draw(self, keys: Array) -> tuple[dict[str, Array], dict[str, Array]]:
         """Draw the states of all steps from the last one to the first.

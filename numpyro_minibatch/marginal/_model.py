@@ -19,12 +19,13 @@ from numpyro.distributions import biject_to
 from numpyro.primitives import CondIndepStackFrame, Messenger
 
 from numpyro_minibatch._internal.precision import full_precision, in_this_precision
-from numpyro_minibatch._internal.static import Static
+from numpyro_minibatch._internal.static import Static, digest
 from numpyro_minibatch._model.dataflow import (
     indexes_one_element,
     inputs_used,
     smooth_inputs,
 )
+from numpyro_minibatch.host_rows import find_rows
 from numpyro_minibatch.marginal._chain import ChainModel
 from numpyro_minibatch.marginal._find_chains import find_chains
 from numpyro_minibatch.marginal._kinks import (
@@ -52,6 +53,7 @@ from numpyro_minibatch.marginal._row_sites import (
     rows_first,
     site_rows,
 )
+from numpyro_minibatch.marginal._shared import check_not_shared, is_proven
 from numpyro_minibatch.marginal._sites import (
     Level,
     Local,
@@ -66,7 +68,11 @@ from numpyro_minibatch.marginal._sites import (
     states_of,
 )
 from numpyro_minibatch.marginal._split import Split
-from numpyro_minibatch.target import integrates, with_bound_arguments
+from numpyro_minibatch.target import (
+    integrates,
+    takes_highest,
+    with_bound_arguments,
+)
 
 __all__ = ["HideRows", "LevelModel", "Rows", "RowsMarginalized"]
 
@@ -74,6 +80,8 @@ __all__ = ["HideRows", "LevelModel", "Rows", "RowsMarginalized"]
 # deviations of the prior, which some draws estimate
 _FAR_OUT = {1: (1.5, 4.0, 8.0), 2: (2.0, 6.0), 3: (4.0,)}
 _PRIOR_DRAWS = 32
+# unconstrained distances from the start of a search at which a row may have a density
+_TRIED = (0.0, 0.7, -0.7, 2.0, -2.0, 5.0, -5.0)
 _ANYWHERE = (-0.7071, 0.5413)  # unconstrained distances at which no value has an atom
 
 
@@ -131,7 +139,29 @@ class RowsMarginalized:
         key = static, shapes
         if key not in known:  # only then are arrays copied
             known[key] = self._find_levels(*jax.tree.map(indexable, (args, kwargs)))
+        unproven = not all(level.own_values for level in known[key])
+        if unproven and not any(isinstance(x, jax.core.Tracer) for x in arrays):
+            self._check_not_shared(known[key], args, kwargs, arrays)
         return known[key]
+
+    def _check_not_shared(
+        self,
+        levels: tuple[Level, ...],
+        args: tuple,
+        kwargs: Mapping[str, Any],
+        arrays: Sequence[Any],
+    ) -> None:
+        """Raise if rows share latent values, once for the same integers in the data."""
+        whole = [x for x in arrays if np.issubdtype(x.dtype, np.integer)]
+        key = levels, digest(whole)
+        checked = _APART.setdefault(self, set())
+        if key in checked or find_rows((args, dict(kwargs))):
+            return
+        args, kwargs = jax.tree.map(indexable, (args, kwargs))
+        for model in self._models(levels):
+            if not model.level.own_values:
+                check_not_shared(model, args, kwargs)
+        checked.add(key)
 
     def _find_levels(self, args: tuple, kwargs: Mapping[str, Any]) -> tuple[Level, ...]:
         sites = self.sites
@@ -157,7 +187,10 @@ class RowsMarginalized:
             one = LevelModel(model, one.checked(args, kwargs), self.num_nodes)
             levels.append(one.level)
             model = one
-        return tuple(levels)
+        return tuple(
+            model.level._replace(own_values=is_proven(model, args, kwargs))
+            for model in self._models(levels)
+        )
 
     def angles(self, args: tuple, kwargs: Mapping[str, Any]) -> tuple[str, ...]:
         """The sites that are integrated out and have a circular support.
@@ -172,8 +205,10 @@ class RowsMarginalized:
         self, args: tuple, kwargs: Mapping[str, Any]
     ) -> list[LevelModel | ChainModel]:
         """The model with all levels integrated out, one after the other."""
+        return self._models(self.levels(args, kwargs))
+
+    def _models(self, levels: Sequence[Level]) -> list[LevelModel | ChainModel]:
         models: list[LevelModel | ChainModel] = []
-        levels = self.levels(args, kwargs)
         kinked = {x.part_of for level in levels for x in level.sites if x.part_of}
         for level in levels:
             below = models[-1] if models else _in_parts(self.fn, kinked)
@@ -215,6 +250,8 @@ def _check_not_given(models: Sequence[LevelModel | ChainModel]) -> None:
 _LEVELS: WeakKeyDictionary[RowsMarginalized, dict[Any, tuple[Level, ...]]] = (
     WeakKeyDictionary()
 )
+# levels that were checked on data with these integers
+_APART: WeakKeyDictionary[RowsMarginalized, set[Any]] = WeakKeyDictionary()
 
 
 class _Observed(NamedTuple):
@@ -757,6 +794,25 @@ class Rows:
         ]
         return jax.lax.stop_gradient(jnp.stack(along))
 
+    def blank(self) -> dict[str, Array]:
+        """Zeros for :meth:`log_joint_of`."""
+        free = self.free_values(self.start()) if self.continuous else {}
+        places = {x.name: jnp.zeros(self.shape, jnp.int32) for x in self.discrete}
+        return jax.tree.map(jnp.zeros_like, {**places, **free})
+
+    def log_joint_of(self, values: Mapping[str, Array]) -> Array:
+        """:meth:`log_joint` at values of each row.
+
+        :param values: by site, numbers of the states, or distances of unconstrained
+            values from where a search starts.
+        """
+        places = [values[site.name] for site in self.discrete]
+        state = jnp.stack(places, -1) if places else jnp.asarray(self.states[0])
+        if not self.continuous:
+            return self.log_joint(state, None)
+        free = [values[site.name] for site in self.continuous]
+        return self.log_joint(state, self.start() + jnp.concatenate(free, -1))
+
     def trace(self, state: Array, u: Array | None) -> dict[str, Any]:
         """Run the model at given values of the latent sites of the rows."""
         return self.trace_at(
@@ -893,6 +949,31 @@ class Rows:
         numbers = marked_numbers(next_marks(marks))
         return self.log_joint(state, start + numbers[..., None] * apart)
 
+    def log_highest(self) -> Array:
+        """The highest log density of each row in all states, at a few latent values.
+
+        Values are tried until all rows have a finite density.
+        """
+        apart = jnp.asarray(_TRIED) if self.continuous else jnp.zeros(1)
+
+        def at(state: Array, x: Array) -> Array:
+            u = self.start() + x if self.continuous else None
+            found = self.log_joint(state, u)
+            return jnp.where(jnp.isfinite(found), found, -jnp.inf)
+
+        def more(carry: tuple[Array, Array]) -> Array:
+            k, found = carry
+            return (k < len(apart)) & ~jnp.isfinite(found).all()
+
+        def one(carry: tuple[Array, Array]) -> tuple[Array, Array]:
+            k, found = carry
+            states = jnp.asarray(self.states)
+            new = jax.lax.map(lambda state: at(state, apart[k]), states).max(0)
+            return k + 1, jnp.maximum(found, new)
+
+        nothing = jnp.full(self.shape, -jnp.inf)
+        return jax.lax.while_loop(more, one, (jnp.asarray(0), nothing))[1]
+
     def density(self, state: Array) -> Split:
         """:meth:`log_joint` of a joint state as a function of the continuous ones."""
         return Split.of(lambda u: self.log_joint(state, u), self.start())
@@ -924,6 +1005,8 @@ class Rows:
 
     def log_marginal(self, num_nodes: int | None = None) -> Array:
         """The log marginal likelihood of each row."""
+        if takes_highest():
+            return self.log_highest()
         if not integrates():
             return self.log_integrand()
         return log_sum_exp(self.log_by_state(num_nodes))

@@ -96,6 +96,8 @@ class Level(NamedTuple):
     :param chain: the scan that the sites are in; ``None`` outside of scans.
     :param broadcasts: whether a state that is the same in all rows may be given to the
         model as one value, with axes of length one in place of the plates.
+    :param own_values: whether it is proven that no row depends on the latent values of
+        another one.
     """
 
     plates: tuple[str, ...]
@@ -103,6 +105,7 @@ class Level(NamedTuple):
     hidden: tuple[str, ...] = ()
     chain: Chain | None = None
     broadcasts: bool = False
+    own_values: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from numpyro_minibatch.target._arguments import (
 from numpyro_minibatch.target._contract import Position as Position
 from numpyro_minibatch.target._contract import Target, Terms
 from numpyro_minibatch.target._contract import integrates as integrates
+from numpyro_minibatch.target._contract import takes_highest as takes_highest
 from numpyro_minibatch.target._contract import traces_rows as traces_rows
 from numpyro_minibatch.target._contract import without_integrals as without_integrals
 from numpyro_minibatch.target._handlers import AllRows as AllRows

@@ -15,13 +15,13 @@ from jax import Array
 
 __all__ = [
     "TRACES_ROWS",
-    "WITHOUT_INTEGRALS",
     "Indices",
     "Parts",
     "Position",
     "Target",
     "Terms",
     "integrates",
+    "takes_highest",
     "traces_rows",
     "without_integrals",
 ]
@@ -70,28 +70,37 @@ class Parts(NamedTuple):
     plates: dict[str, str]
 
 
-WITHOUT_INTEGRALS: ContextVar[bool] = ContextVar("without integrals", default=False)
+# what a row has in place of its integral: nothing, or a density at some latent values
+INSTEAD: ContextVar[str] = ContextVar("instead of integrals", default="")
 
 
 @contextmanager
-def without_integrals() -> Iterator[None]:
+def without_integrals(highest: bool = False) -> Iterator[None]:
     """Trace marginalized models with one value of each row's latent variables.
 
     The rows then have the log density at that value instead of its integral. Their
     shapes and dependencies are the same. It is useful if only these matter and not the
     values of the rows, because the search for the mode and the quadrature are most of
     the program.
+
+    :param highest: whether the value is the one with the highest density, of a few
+        values and of all discrete states. It tells whether a row has a density at all.
     """
-    token = WITHOUT_INTEGRALS.set(True)
+    token = INSTEAD.set("highest density" if highest else "density")
     try:
         yield
     finally:
-        WITHOUT_INTEGRALS.reset(token)
+        INSTEAD.reset(token)
 
 
 def integrates() -> bool:
     """Whether marginalized models integrate, see :func:`without_integrals`."""
-    return not WITHOUT_INTEGRALS.get()
+    return not INSTEAD.get()
+
+
+def takes_highest() -> bool:
+    """Whether :func:`without_integrals` asked for the highest density."""
+    return INSTEAD.get() == "highest density"
 
 
 TRACES_ROWS: ContextVar[bool] = ContextVar("traces rows", default=False)

@@ -53,6 +53,7 @@ from numpyro_minibatch.kernels._shared.start import (
     Within,
     _start_chains,
     _start_equal,
+    check_finite_rows,
     constraining,
     first_chain,
     untraced,
@@ -645,6 +646,8 @@ class MinibatchKernel(RowsAhead, DrivenKernel):
             if not find_rows(arguments):
                 check = marginalized.check_integrals  # type: ignore[attr-defined]
                 untraced(check, *arguments)
+                first = first_chain(init_params, chains)
+                untraced(check_finite_rows, self, static, arrays, first)
         surrogate: Any = ()
         within = None
         self._learn(plan=None)

@@ -18,12 +18,15 @@ from jax.scipy.linalg import solve_triangular
 
 from numpyro_minibatch._internal.static import Static
 from numpyro_minibatch._model.content import content_of
-from numpyro_minibatch._model.start import find_start
+from numpyro_minibatch._model.start import find_start, finite_rows
+from numpyro_minibatch._model.support import check_latent_rows
 from numpyro_minibatch.control_variate._expand import Expansions
 from numpyro_minibatch.kernels._shared.contract import Start
+from numpyro_minibatch.target import without_integrals
 
 __all__ = [
     "Within",
+    "check_finite_rows",
     "constraining",
     "first_chain",
     "_start_chains",
@@ -150,6 +153,53 @@ def _moved_within(
     near = distance <= within.radius
     return distance, jax.tree.map(
         lambda start, draw: jnp.where(near, start, draw), z, within.drawn(key)
+    )
+
+
+def _finite(
+    kernel: Any,
+    static: Static,
+    known: Hashable,
+    arrays: list[Any],
+    position: Any,
+    indices: dict[str, Array],
+) -> dict[str, Array]:
+    """Whether rows have a density; compiled once, as the first states are."""
+    with without_integrals(highest=True):
+        target = kernel.make_target(*static.join(arrays))
+        return finite_rows(target, position, indices)
+
+
+# the program runs once
+_QUICKLY: dict[str, Any] = {"xla_backend_optimization_level": 0}
+_finite_equal = jax.jit(_finite, static_argnums=(0, 1, 2), compiler_options=_QUICKLY)
+
+
+def check_finite_rows(
+    kernel: Any, static: Static, arrays: list[Any], init: Any
+) -> None:
+    """Raise if a row that is integrated over latent values has a density nowhere.
+
+    :param kernel: the kernel, of a marginalized model.
+    :param static: the model's arguments without their arrays.
+    :param arrays: these arrays.
+    :param init: the starting point of the first chain, or ``None``.
+    :raises ValueError: with the rows.
+    """
+    if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((arrays, init))):
+        return
+    content = content_of(kernel.model)
+    finite = _finite_equal
+    if content is None:  # not shared
+        finite = jax.jit(_finite, static_argnums=(0, 1, 2), compiler_options=_QUICKLY)
+    known = content, kernel.layout, kernel._run.frozen_digest
+    check_latent_rows(
+        kernel._who,
+        kernel.make_target(*static.join(arrays)),
+        partial(finite, copy.copy(kernel), static, known, arrays),
+        kernel.layout,
+        kernel._init_strategy,
+        init,
     )
 
 
