@@ -8,6 +8,7 @@ import pickle
 import re
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -22,11 +23,12 @@ import scipy.stats
 from jax import Array
 from numpyro import handlers
 from numpyro.contrib.control_flow import scan
-from numpyro.infer import MCMC, Predictive, init_to_value
+from numpyro.infer import MCMC, NUTS, Predictive, init_to_value
 
 from numpyro_minibatch import (
     MINT,
     SGHMC,
+    SGLD,
     MinibatchMH,
     batch,
     marginalize,
@@ -381,8 +383,12 @@ def test_an_exponential_tail_is_integrated_with_few_nodes(shape: float) -> None:
     def by_nodes(n: int) -> Callable:
         return lambda r: log_rows(marginalize(model, num_nodes=n), {"r": r}, counts)
 
+    def by_default(r: Any) -> Any:  # NUTS has no set-up that chooses the nodes
+        return log_rows(marginalize(model), {"r": r}, counts)
+
     with double():  # derivatives of a sum of logarithms cancel in single precision
         at = jnp.asarray(shape)
+        assert abs(by_default(at).sum() - by_hand(at)) < 3e-4
         assert abs(by_nodes(31)(at).sum() - by_hand(at)) < 3e-5
         assert abs(by_nodes(11)(at).sum() - by_hand(at)) > 1e-2
         for derive in (jax.grad, lambda f: jax.grad(jax.grad(f))):
@@ -793,6 +799,76 @@ def test_models_without_a_marginal_likelihood_per_row_are_refused(
         log_rows(marginalize(model, sites), {}, *args)
 
 
+GROUP = jnp.array([0, 0, 1, 2, 2, 2, 3])
+
+
+def by_index(y: Any) -> None:
+    s = numpyro.sample("s", dist.LogNormal(0.0, 1.0))
+    with numpyro.plate("data", len(y)):
+        b = numpyro.sample("b", dist.Normal(0.0, s))
+        a = numpyro.sample("a", dist.Normal(0.0, s))
+        numpyro.sample("y", dist.Normal(b + a[GROUP], 1.0), obs=y)
+
+
+def by_neighbour(y: Any) -> None:
+    s = numpyro.sample("s", dist.LogNormal(0.0, 1.0))
+    with numpyro.plate("data", len(y)):
+        a = numpyro.sample("a", dist.Normal(0.0, s))
+        numpyro.sample("y", dist.Normal(a + jnp.roll(a, 1), 1.0), obs=y)
+
+
+def by_mean(y: Any) -> None:
+    s = numpyro.sample("s", dist.LogNormal(0.0, 1.0))
+    with numpyro.plate("data", len(y)):
+        a = numpyro.sample("a", dist.Normal(0.0, s))
+        with numpyro.plate("within", 2):
+            numpyro.sample("y", dist.Normal(a - a.mean(), 1.0), obs=jnp.stack([y, y]))
+
+
+def by_state(y: Any) -> None:
+    with numpyro.plate("data", len(y)):
+        a = numpyro.sample("a", dist.Bernoulli(0.3))
+        numpyro.sample("y", dist.Normal(a[GROUP], 1.0), obs=y)
+
+
+def by_chain(y: Any) -> None:
+    def step(a: Any, x: Any) -> Any:
+        with numpyro.plate("data", len(y)):
+            a = numpyro.sample("a", dist.Bernoulli(jnp.where(a == 1, 0.8, 0.3)))
+            numpyro.sample("y", dist.Normal(a[GROUP], 1.0), obs=x)
+        return a, None
+
+    scan(step, jnp.zeros(len(y), jnp.int32), jnp.stack([y, -y, y]))
+
+
+@pytest.mark.parametrize("model", [by_index, by_neighbour, by_mean, by_state, by_chain])
+def test_latent_values_that_rows_share_are_refused(model: Callable) -> None:
+    """The integral of each row by itself exists, and is wrong."""
+    message = "cannot integrate 'a' out of each row of plate 'data': the log density of"
+    with pytest.raises(ValueError, match=f"{message}.*by_group"):
+        handlers.seed(marginalize(model), 0)(Y)
+    # who traces the model first does not hide it from those who have the data
+    mcmc = MCMC(NUTS(marginalize(model)), num_warmup=1, num_samples=1)
+    jax.eval_shape(lambda y: log_rows(marginalize(model), {}, y), Y)
+    with pytest.raises(ValueError, match=message):
+        mcmc.run(jax.random.key(0), Y)
+
+
+def test_an_index_of_latent_values_is_right_or_wrong_by_the_data() -> None:
+    def model(y: Any, group: Any) -> None:
+        with numpyro.plate("data", len(y)):
+            a = numpyro.sample("a", dist.Normal(0.0, 2.0))
+            numpyro.sample("y", dist.Normal(a[group], 1.0), obs=y)
+
+    seeded = handlers.seed(marginalize(model), 0)
+    trace = handlers.trace(seeded).get_trace(Y, jnp.arange(7))
+    found = trace["y"]["fn"].log_prob(Y)
+    by_hand = dist.Normal(0.0, jnp.sqrt(5.0)).log_prob(Y)
+    np.testing.assert_allclose(found, by_hand, rtol=1e-5)
+    with pytest.raises(ValueError, match="'a' in other rows"):
+        seeded(Y, GROUP)
+
+
 def test_numpy_data_are_compared_with_latent_states() -> None:
     def counts(y: Any, p: Any) -> None:
         with numpyro.plate("data", len(y)):
@@ -1069,6 +1145,60 @@ def test_rows_whose_density_is_nowhere_finite_are_named() -> None:
     with pytest.raises(ValueError, match=r"rows \[9, 30\]\) is not finite") as raised:
         mcmc.run(jax.random.key(0), shift, np.ones(40, np.float32))
     assert "num_nodes" not in str(raised.value)  # they are not to blame
+
+
+def excluded(y: Any) -> None:
+    s = numpyro.sample("s", dist.LogNormal(0.0, 1.0))
+    with numpyro.plate("data", len(y)) as idx:
+        a = numpyro.sample("a", dist.Normal(0.0, s))
+        z = numpyro.sample("z", dist.Bernoulli(0.5))
+        # a state that excludes many rows, and a factor that excludes others
+        numpyro.factor("none", jnp.where((z == 1) & (y[idx] > 0), -jnp.inf, 0.0))
+        numpyro.factor("never", jnp.where(y[idx] > 2, -jnp.inf, 0.0))
+        numpyro.sample("y", dist.Normal(a + z, 1.0), obs=y[idx])
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        partial(MinibatchMH, control_variate="taylor2"),
+        partial(SGLD, step_size=1e-3, batch_size=4),
+    ],
+    ids=["MinibatchMH", "SGLD"],
+)
+def test_rows_that_the_model_excludes_are_named_before_a_set_up(
+    kernel: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def compiled(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError("the set-up or the start of the chain")
+
+    base = "numpyro_minibatch.kernels._shared.base"
+    monkeypatch.setattr(f"{base}.survey", compiled)
+    monkeypatch.setattr(f"{base}.MinibatchKernel._start_fn", compiled)
+    y = jnp.linspace(-2.0, 2.0, 40).at[jnp.array([9, 30])].set(3.0)
+    model = marginalize(excluded)
+    mcmc = MCMC(kernel(model), num_warmup=1, num_samples=1, progress_bar=False)
+    message = r"rows \[9, 30\]\) is zero or not a number.*values of 'a', 'z'"
+    with pytest.raises(ValueError, match=message):
+        mcmc.run(jax.random.key(0), y)
+
+
+def test_rows_that_one_start_allows_are_accepted() -> None:
+    def model(y: Any) -> None:
+        b = numpyro.sample("b", dist.Normal(0.0, 10.0))
+        with numpyro.plate("data", len(y)) as idx:
+            a = numpyro.sample("a", dist.Normal(b, 1.0))
+            numpyro.factor("high", jnp.where(b > 8.0, 0.0, -jnp.inf) + 0.0 * y[idx])
+            numpyro.sample("y", dist.Normal(a, 1.0), obs=y[idx])
+
+    def run(**settings: Any) -> None:
+        kernel = SGLD(marginalize(model), step_size=1e-6, batch_size=4, **settings)
+        mcmc = MCMC(kernel, num_warmup=1, num_samples=1, progress_bar=False)
+        mcmc.run(jax.random.key(0), 9.0 + Y)
+
+    with pytest.raises(ValueError, match="zero or not a number"):
+        run()
+    run(init_strategy=init_to_value(values={"b": 9.0}))
 
 
 @pytest.mark.parametrize(

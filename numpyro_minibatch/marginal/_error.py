@@ -11,7 +11,6 @@ import numpy as np
 from numpyro_minibatch._internal.checks import check_count, check_positive
 from numpyro_minibatch._internal.precision import double, is_double
 from numpyro_minibatch.marginal._model import RowsMarginalized
-from numpyro_minibatch.marginal._quadrature import NODES
 from numpyro_minibatch.marginal._recover import parameters_of, rows_of_plates
 from numpyro_minibatch.marginal._rules import (
     ELSEWHERE,
@@ -294,7 +293,7 @@ class _Compared(NamedTuple):
 
 
 def _own_nodes(model: RowsMarginalized, level: Level) -> int:
-    return model.num_nodes or NODES[level.dimensions]
+    return model.num_nodes or level.nodes
 
 
 def _rounded(

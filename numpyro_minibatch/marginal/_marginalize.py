@@ -62,8 +62,9 @@ def marginalize(
     :param sites: names of the sites to integrate out. Default: all latent sites in
         plates that hold observations.
     :param num_nodes: quadrature nodes of each continuous dimension, an odd number.
-        By default 11 for one dimension, 9 for two, 7 for three, and the set-up of a
-        control variate uses more if ``accuracy`` requires them.
+        By default 11 for one dimension, or 21 if its support has a border as that of a
+        gamma variable has, 9 for two, 7 for three; the set-up of a control variate uses
+        more if ``accuracy`` requires them.
     :param accuracy: the largest error of the log likelihood of a row over the
         posterior. The set-up of a control variate measures it, and
         :func:`quadrature_error` does for runs of other kernels.
@@ -72,8 +73,8 @@ def marginalize(
         joined by ``"_"``.
     :raises TypeError: an argument has the wrong type.
     :raises ValueError: an argument is out of range. The model also raises it when it
-        runs, if rows share a site, a discrete site has no finite support, or continuous
-        sites have more than three dimensions.
+        runs, if rows share a site or depend on its values in other rows, a discrete
+        site has no finite support, or continuous sites have more than three dimensions.
 
     **References**
 

@@ -127,7 +127,7 @@ class RowsMarginalized:
         found = [self.num_nodes or NODES[1]]
         for level in self.levels(args, kwargs):
             if level.chain is None:
-                nodes = self.num_nodes or NODES[max(level.dimensions, 1)]
+                nodes = self.num_nodes or level.nodes
                 found.append(level.states * nodes**level.dimensions)
         return max(found)
 
@@ -712,7 +712,7 @@ class Rows:
     @property
     def num_nodes(self) -> int:
         """Quadrature nodes of each dimension."""
-        return self.model.num_nodes or NODES[max(self.model.level.dimensions, 1)]
+        return self.model.num_nodes or self.model.level.nodes
 
     @property
     def states(self) -> np.ndarray:

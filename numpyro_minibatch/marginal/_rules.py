@@ -15,7 +15,6 @@ from numpyro_minibatch._internal.xla import older_emitters
 from numpyro_minibatch.marginal._chain import ChainRows
 from numpyro_minibatch.marginal._model import Rows
 from numpyro_minibatch.marginal._quadrature import (
-    NODES,
     Place,
     Reach,
     find_place,
@@ -170,7 +169,7 @@ def rules_of(
     levels = [(k, level) for k, level in enumerate(at.levels) if level.dimensions]
     dimensions = [level.dimensions for _, level in levels]
     counts = {n for d in dimensions for n in tried[d]}
-    owns = [at.model.num_nodes or NODES[d] for d in dimensions]
+    owns = [at.model.num_nodes or level.nodes for _, level in levels]
     rules = {}
     for (k, level), d, own in zip(levels, dimensions, owns, strict=True):
         reference = max(fine[d], own + 4)

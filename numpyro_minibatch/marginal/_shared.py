@@ -8,7 +8,7 @@ nothing else would notice it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -21,10 +21,6 @@ from numpyro_minibatch._model.rowwise_rules import PLAIN, SAME, Fact, rows_of_pl
 from numpyro_minibatch.marginal._sites import Level, run_hidden
 from numpyro_minibatch.target import without_integrals
 
-if TYPE_CHECKING:
-    from numpyro_minibatch.marginal._chain import ChainModel
-    from numpyro_minibatch.marginal._model import LevelModel
-
 __all__ = ["check_not_shared", "is_proven"]
 
 # Half of the rows get other values. A row that depends on one other row is noticed
@@ -34,8 +30,32 @@ _TOLERANCE = 1e-5  # relative, for rounding
 _QUICKLY: dict[str, Any] = {"xla_backend_optimization_level": 0}  # it runs once
 
 
+class Rows(Protocol):
+    """Rows whose log density is a function of the values of their latent sites."""
+
+    def blank(self) -> dict[str, Array]:
+        """Zeros for :meth:`log_joint_of`."""
+
+    def log_joint_of(self, values: Mapping[str, Array]) -> Array:
+        """The log density of each row at values by site."""
+
+
+class OneLevel(Protocol):
+    """A model with one more level to integrate out."""
+
+    @property
+    def level(self) -> Level:
+        """The sites and their plates."""
+
+    def observer(self) -> Callable:
+        """The model without the sites of its rows, to be run for :meth:`rows`."""
+
+    def rows(self, seen: Any, args: tuple, kwargs: Mapping[str, Any]) -> Rows:
+        """The rows of the model after a run."""
+
+
 def _density(
-    model: LevelModel | ChainModel, args: tuple, kwargs: Mapping[str, Any]
+    model: OneLevel, args: tuple, kwargs: Mapping[str, Any]
 ) -> tuple[Callable[[dict[str, Array]], Array], dict[str, Any]]:
     """The log density of each row at latent values, and their shapes by site."""
 
@@ -53,12 +73,10 @@ def _density(
     return log_joint, jax.eval_shape(shapes)
 
 
-def is_proven(
-    model: LevelModel | ChainModel, args: tuple, kwargs: Mapping[str, Any]
-) -> bool:
+def is_proven(model: OneLevel, args: tuple, kwargs: Mapping[str, Any]) -> bool:
     """Whether a model's computations prove that rows share no latent values.
 
-    :param model: a model with one more level to integrate out.
+    :param model: the model.
     :param args: positional arguments of the model.
     :param kwargs: keyword arguments of the model.
     """
@@ -76,12 +94,10 @@ def is_proven(
     )
 
 
-def check_not_shared(
-    model: LevelModel | ChainModel, args: tuple, kwargs: Mapping[str, Any]
-) -> None:
+def check_not_shared(model: OneLevel, args: tuple, kwargs: Mapping[str, Any]) -> None:
     """Raise if rows change when the latent values of other rows do.
 
-    :param model: a model with one more level to integrate out.
+    :param model: the model.
     :param args: positional arguments of the model, with known values.
     :param kwargs: keyword arguments of the model.
     :raises ValueError: with the site and a row.

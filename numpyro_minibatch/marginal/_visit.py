@@ -18,7 +18,6 @@ from numpyro_minibatch._model.replay import Program
 from numpyro_minibatch.marginal._chain import ChainRows
 from numpyro_minibatch.marginal._draw import draw_latents
 from numpyro_minibatch.marginal._model import Rows, RowsMarginalized
-from numpyro_minibatch.marginal._quadrature import NODES
 from numpyro_minibatch.marginal._sites import Level, indexable, run_hidden
 from numpyro_minibatch.target import ModelTarget, with_bound_arguments
 
@@ -189,7 +188,7 @@ class RowsAt:
                 chains *= level.states
                 continue
             d = level.dimensions
-            nodes = (model.num_nodes or NODES[max(d, 1)]) ** d
+            nodes = (model.num_nodes or level.nodes) ** d
             cost = max(cost, level.states * max(nodes, _DRAW[d]))
         cost *= chains
         sites = {
