@@ -40,6 +40,7 @@ from numpyro_minibatch.diagnostics import (
 )
 from numpyro_minibatch.diagnostics._effective import precision
 from numpyro_minibatch.inference_data import as_inference_data
+from numpyro_minibatch.kernels.metropolis._step import Checks
 
 CHAINS, DRAWS, N, M = 4, 500, 10_000, 100
 
@@ -724,14 +725,30 @@ def test_log_ratios_show_the_weights_of_each_mode() -> None:
 def test_checks_that_are_off_by_little_do_not_advise() -> None:
     pilot = PENALTY | {"pilot": MEASURED}
     usual = {"log_ratio_variance": 0.01}
-    little = {"check_rms_error": 0.061, "check_rms_z": 3.5}
+    little = {"check_rms_error": 0.061, "check_rms_z": 3.5, "check_change": 0.02}
     found = diagnose(result(facts=pilot, **usual, **little))
     assert not found.advice
-    # by simulation of the penalty test
-    x = 0.061 * np.random.default_rng(0).normal(size=1_000_000)
-    s = 0.061 / 3.5
-    rates = [np.exp(np.minimum(e * x / 0.061 - s**2 / 2, 0)).mean() for e in (0.061, s)]
-    assert found.check_change == pytest.approx(rates[1] - rates[0], abs=3e-4)
+    assert found.check_change == pytest.approx(0.02)
+    more = diagnose(result(facts=pilot, **usual, **little | {"check_change": -0.04}))
+    assert "acceptance probabilities are off by about 0.04" in str(more)
+
+
+def test_the_change_of_acceptance_is_a_mean_over_decisions() -> None:
+    """About zero if the variances are right, and a single large error counts once."""
+    rng = np.random.default_rng(0)
+    variance = jnp.asarray(rng.uniform(0.0, 0.5, 100_000), jnp.float32)
+    noise = jnp.asarray(rng.normal(size=100_000)) * jnp.sqrt(variance)
+    one = jax.vmap(Checks.one)
+    right = one(noise, variance)
+    assert abs(right.change.mean()) < 4 * right.change.std() / math.sqrt(100_000)
+    # the acceptance of a move between equally likely positions, simulated
+    honest = jnp.exp(jnp.minimum(noise - variance / 2, 0)).mean()
+    larger = jnp.exp(jnp.minimum(4 * noise - variance / 2, 0)).mean()
+    change = float(one(4 * noise, variance).change.mean())
+    assert change == pytest.approx(float(larger - honest), abs=3e-3)
+    assert change < -0.1
+    rare = noise.at[0].set(1000.0)
+    assert abs(one(rare, variance).change.mean() - right.change.mean()) < 1e-5
 
 
 def test_a_start_that_was_given_is_named() -> None:
@@ -1092,7 +1109,7 @@ def test_trajectories_that_hold_the_tails() -> None:
         ({"other_mode": 7.0}, {}, "in another mode, 7 posterior standard deviations"),
         (
             {},
-            {"check_rms_error": 0.2, "check_rms_z": 3.0},
+            {"check_rms_error": 0.2, "check_rms_z": 3.0, "check_change": -0.05},
             "checked on all rows had errors of 0.2 in the log ratio, 3 times the noise",
         ),
         ({"batch_sd": 0.6}, {}, "the batches underestimate their noise"),

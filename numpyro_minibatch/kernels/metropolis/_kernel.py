@@ -55,6 +55,7 @@ from numpyro_minibatch.target import Target
 
 __all__ = ["MinibatchMH"]
 
+_OF_CHECKS = "check_rms_error", "check_rms_z", "check_change"  # fields
 _OF_MODES = "mode", "mode_moves_tried", "mode_moves_made"  # fields
 _FEWEST = 16  # the smallest batch that the pilot chooses; fewer rows save no time
 # row likelihoods that the checks of a warmup evaluate, and the fewest checks
@@ -246,7 +247,7 @@ class MinibatchMH(SteppedKernel, AdaptedKernel, MinibatchKernel):
             "log_ratio_variance",
             "reliable",
             "num_rows",
-            *(("check_rms_error", "check_rms_z") if self._control_variate else ()),
+            *(_OF_CHECKS if self._control_variate else ()),
             *(_OF_MODES if self._several_modes else ()),
         )
 
@@ -320,7 +321,8 @@ class MinibatchMH(SteppedKernel, AdaptedKernel, MinibatchKernel):
             num_rows=jnp.zeros((), self._rows_dtype(start.reader)),
             check_rms_error=jnp.full_like(zero, jnp.nan),
             check_rms_z=jnp.full_like(zero, jnp.nan),
-            checks=Checks(zero, zero, zero),
+            check_change=jnp.full_like(zero, jnp.nan),
+            checks=Checks.none(zero),
             **(dict.fromkeys(_OF_MODES, jnp.int32(0)) if self._several_modes else {}),
         )
 
@@ -456,6 +458,7 @@ class MinibatchMH(SteppedKernel, AdaptedKernel, MinibatchKernel):
                 # NaN without checks
                 check_rms_error=jnp.sqrt(checks.error / checks.number),
                 check_rms_z=jnp.sqrt(checks.z / checks.number),
+                check_change=checks.change / checks.number,
                 **of_modes,
             ),
             carry.z,

@@ -41,6 +41,9 @@ class MinibatchMHState(NamedTuple):
       NaN before the first.
     - **check_rms_z** - the same in units of the noise's estimated standard deviation;
       about 1 if that is right.
+    - **check_change** - the change of the acceptance probability of a move between
+      equally likely positions that these errors make, a mean over the decisions; about
+      0 if the noise is right.
     - **num_rows** - rows of data read to make the draw; a row of a shared batch is
       evaluated at both positions and counts once.
     - **mode** - with ``taylor2(modes=...)``, the mode that ``z`` belongs to, in the
@@ -67,6 +70,7 @@ class MinibatchMHState(NamedTuple):
     num_rows: Array
     check_rms_error: Array
     check_rms_z: Array
+    check_change: Array
     checks: Checks
     mode: Any = ()
     mode_moves_tried: Any = ()

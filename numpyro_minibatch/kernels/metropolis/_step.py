@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.scipy.special import ndtr
 from jax.typing import ArrayLike
 
 from numpyro_minibatch.accept import AcceptanceTest
@@ -32,6 +33,36 @@ class Checks(NamedTuple):
     number: Array
     error: Array  # squared errors of the log ratio
     z: Array  # the same, relative to the variance that the decision assumed
+    change: Array  # of the acceptance probability between equally likely positions
+
+    @classmethod
+    def none(cls, like: Array) -> Checks:
+        """No decision.
+
+        :param like: a number of the type of the sums.
+        """
+        zero = jnp.zeros_like(like)
+        return cls(zero, zero, zero, zero)
+
+    @classmethod
+    def one(cls, error: Array, variance: Array) -> Checks:
+        """A single decision.
+
+        The penalty test accepts an estimate ``x`` with probability
+        ``min(1, exp(x - variance / 2))``. The change is that for this error, taken with
+        either sign, from the mean over normal errors, which is
+        ``2 * Phi(-sqrt(variance) / 2)``. Its mean over decisions is about zero if the
+        variances are right, and a single large error counts for one decision.
+
+        :param error: of the log ratio.
+        :param variance: the variance that the decision assumed.
+        """
+        # differences from rounding are not noise
+        relative = error**2 / jnp.maximum(variance, jnp.finfo(variance.dtype).eps)
+        signed = jnp.stack([error, -error]) - 0.5 * variance
+        accepted = jnp.exp(jnp.minimum(signed, 0.0)).mean()
+        change = accepted - 2.0 * ndtr(-0.5 * jnp.sqrt(variance))
+        return cls(jnp.ones_like(error), error**2, relative, change)
 
 
 class Carry(NamedTuple):
@@ -209,18 +240,17 @@ class MetropolisStep:
     ) -> tuple[Comparison, Checks]:
         """The error of the log ratio, from all rows, if the step is checked."""
         noise = jnp.asarray(seen.log_ratio.variance)
-        zero = jnp.zeros_like(noise)
         if not self.checks:
-            return seen, Checks(zero, zero, zero)
+            return seen, Checks.none(noise)
+
+        def on_all_rows() -> Checks:
+            error = seen.log_ratio.value - exact_log_ratio()
+            return Checks.one(jnp.asarray(error), noise)
+
         # a branch, since vectorised chains check the same draws
-        exact = jax.lax.cond(is_check, exact_log_ratio, lambda: zero)
-        error = jnp.square(seen.log_ratio.value - exact)
-        # differences from rounding are not noise
-        relative = error / jnp.maximum(noise, jnp.finfo(noise.dtype).eps)
+        checks = jax.lax.cond(is_check, on_all_rows, lambda: Checks.none(noise))
         is_check = is_check & moved
-        checks = jax.tree.map(
-            lambda x: jnp.where(is_check, x, 0.0), Checks(zero + 1.0, error, relative)
-        )
+        checks = jax.tree.map(lambda x: jnp.where(is_check, x, 0.0), checks)
         number = jnp.where(is_check, sum(judge.plates.values()), 0)
         return seen._replace(num_rows=seen.num_rows + number), checks
 
