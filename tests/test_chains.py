@@ -457,18 +457,30 @@ def test_rows_that_share_latent_values_are_refused(model: Any) -> None:
     """An integral gives all rows the same states, which would hide it."""
     y = jnp.asarray(RNG.normal(size=(40, 3)))
     kernel = MINT(marginalize(model), batch_size=5, temperature=2.0)
-    with pytest.raises(ValueError, match="in one batch and"):
+    with pytest.raises(ValueError, match="in other rows"):
         kernel.init(jax.random.key(0), 0, None, (y,), {})
 
 
 def test_shared_latent_values_are_seen_because_rows_have_values_of_their_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Where this is not proven, as for rows on the host."""
     same = lambda observed, shape: jnp.zeros(shape, jnp.uint32)  # noqa: E731
-    monkeypatch.setattr("numpyro_minibatch.marginal._model.row_marks", same)
     y = jnp.asarray(RNG.normal(size=(40, 3)))
-    kernel = MINT(marginalize(coupled), batch_size=5, temperature=2.0)
-    kernel.init(jax.random.key(0), 0, None, (y,), {})
+    arguments = jax.random.key(0), 0, None, (y,), {}
+
+    def kernel() -> MINT:  # of a model that was not checked before
+        def model(y: Any) -> None:
+            coupled(y)
+
+        return MINT(marginalize(model), batch_size=5, temperature=2.0)
+
+    model = "numpyro_minibatch.marginal._model"
+    monkeypatch.setattr(f"{model}.is_proven", lambda *args: True)
+    with pytest.raises(ValueError, match="in one batch and"):
+        kernel().init(*arguments)
+    monkeypatch.setattr(f"{model}.row_marks", same)
+    kernel().init(*arguments)
 
 
 def test_the_values_that_a_check_gives_differ_between_rows() -> None:

@@ -11,18 +11,17 @@ in several batches and compare.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import FunctionType
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from numpyro_minibatch._internal.precision import is_double
 from numpyro_minibatch._internal.static import Static, surroundings
+from numpyro_minibatch._internal.threads import untraced
 from numpyro_minibatch._model.batch_comparison import (
     Comparison,
     draw_batches,
@@ -92,10 +91,10 @@ def check_rows(
         if any(isinstance(x, jax.core.Tracer) for x in leaves):
             return
         plates, data = dict(layout.plates), comparison.data()
-        unusual = _untraced(partial(unusual_rows, data, plates, rng))
+        unusual = untraced(partial(unusual_rows, data, plates, rng))
         comparison.batches = draw_batches(plates, rng, unusual)
         try:
-            found = _untraced(comparison.difference)
+            found = untraced(comparison.difference)
         except TypeError as error:  # of JAX, which does not compile np.argsort(x)
             raise ValueError(
                 f"{who}: the model cannot be compiled for some of its rows "
@@ -105,20 +104,11 @@ def check_rows(
                 "jnp.sort and not np.sort."
             ) from error
         if found is not None:
-            message = _untraced(partial(message_of, who, comparison, found))
+            message = untraced(partial(message_of, who, comparison, found))
             raise ValueError(message)
     if len(checked) >= _MOST_CHECKED:
         checked.clear()
     checked.add(key)
-
-
-def _untraced(fn: Callable[[], Any]) -> Any:
-    """Call a function of concrete values for real, even where JAX is tracing."""
-    if not isinstance(jnp.zeros(()), jax.core.Tracer):
-        return fn()
-    # what is being traced is known to a thread; another one computes
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(fn).result()
 
 
 def known_by(

@@ -20,6 +20,7 @@ from numpyro.primitives import CondIndepStackFrame, Messenger
 
 from numpyro_minibatch._internal.precision import full_precision, in_this_precision
 from numpyro_minibatch._internal.static import Static, digest
+from numpyro_minibatch._internal.threads import untraced
 from numpyro_minibatch._model.dataflow import (
     indexes_one_element,
     inputs_used,
@@ -160,7 +161,7 @@ class RowsMarginalized:
         args, kwargs = jax.tree.map(indexable, (args, kwargs))
         for model in self._models(levels):
             if not model.level.own_values:
-                check_not_shared(model, args, kwargs)
+                untraced(check_not_shared, model, args, kwargs)
         checked.add(key)
 
     def _find_levels(self, args: tuple, kwargs: Mapping[str, Any]) -> tuple[Level, ...]:

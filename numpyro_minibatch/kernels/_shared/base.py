@@ -21,6 +21,7 @@ from numpyro_minibatch._internal.checks import check_flag, check_positive
 from numpyro_minibatch._internal.precision import full_precision
 from numpyro_minibatch._internal.progress import asked_by, shown
 from numpyro_minibatch._internal.static import Given, Static, digest
+from numpyro_minibatch._internal.threads import untraced
 from numpyro_minibatch._model.content import content_of
 from numpyro_minibatch._model.independence import check_rows
 from numpyro_minibatch._model.layout import Layout, layout_target
@@ -56,7 +57,6 @@ from numpyro_minibatch.kernels._shared.start import (
     check_finite_rows,
     constraining,
     first_chain,
-    untraced,
 )
 from numpyro_minibatch.kernels._shared.survey import expand_likelihood, survey
 from numpyro_minibatch.target import (

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Hashable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextvars import copy_context
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -31,7 +29,6 @@ __all__ = [
     "first_chain",
     "_start_chains",
     "_start_equal",
-    "untraced",
 ]
 
 
@@ -237,15 +234,6 @@ def constraining(
         return _constrain_equal(bare, static, content, arrays, z)
 
     return constrain
-
-
-def untraced(fn: Callable, *args: Any) -> Any:
-    """Evaluate a function of concrete values, even while JAX is tracing."""
-    if not isinstance(jnp.zeros(()), jax.core.Tracer):
-        return fn(*args)
-    # tracing belongs to a thread, so another thread can compute
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(copy_context().run, fn, *args).result()
 
 
 def first_chain(init: Any, chains: tuple[int, ...]) -> Any:
