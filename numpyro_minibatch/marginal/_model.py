@@ -152,8 +152,8 @@ class RowsMarginalized:
         kwargs: Mapping[str, Any],
         arrays: Sequence[Any],
     ) -> None:
-        """Raise if rows share latent values, once for the same integers in the data."""
-        whole = [x for x in arrays if np.issubdtype(x.dtype, np.integer)]
+        """Raise if rows share latent values, once for the same indices in the data."""
+        whole = [x for x in arrays if not jnp.issubdtype(x.dtype, jnp.floating)]
         key = levels, digest(whole)
         checked = _APART.setdefault(self, set())
         if key in checked or find_rows((args, dict(kwargs))):
@@ -251,7 +251,7 @@ def _check_not_given(models: Sequence[LevelModel | ChainModel]) -> None:
 _LEVELS: WeakKeyDictionary[RowsMarginalized, dict[Any, tuple[Level, ...]]] = (
     WeakKeyDictionary()
 )
-# levels that were checked on data with these integers
+# levels that were checked on data with these indices
 _APART: WeakKeyDictionary[RowsMarginalized, set[Any]] = WeakKeyDictionary()
 
 

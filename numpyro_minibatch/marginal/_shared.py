@@ -143,16 +143,18 @@ def check_not_shared(model: OneLevel, args: tuple, kwargs: Mapping[str, Any]) ->
                     return int(wrong.argmax())
         return None
 
-    if changed(list(level.names)) is None:
+    row = changed(list(level.names))
+    if row is None:
         return
-    for name in level.names:
-        row = changed([name])
-        if row is not None:
-            raise ValueError(_message(level, name, np.unravel_index(row, rows)))
+    # perhaps no site does it alone, as in a product of two
+    alone = {name: changed([name]) for name in level.names}
+    name, row = next(((n, k) for n, k in alone.items() if k is not None), ("", row))
+    where = tuple(int(k) for k in np.unravel_index(row, rows))
+    raise ValueError(_message(level, name or level.names[0], where))
 
 
-def _message(level: Level, name: str, row: tuple[Any, ...]) -> str:
-    where = int(row[0]) if len(row) == 1 else tuple(map(int, row))
+def _message(level: Level, name: str, row: tuple[int, ...]) -> str:
+    where = row[0] if len(row) == 1 else row
     plate = level.plates[-1]
     return (
         f"marginalize cannot integrate {name!r} out of each row of plate {plate!r}: "
