@@ -20,7 +20,7 @@ import numpyro.distributions as dist
 import pytest
 from numpyro import handlers
 from numpyro.contrib.control_flow import cond, scan
-from numpyro.infer import init_to_uniform, init_to_value
+from numpyro.infer import MCMC, init_to_uniform, init_to_value
 
 from numpyro_minibatch import (
     AMAGOLD,
@@ -2326,3 +2326,33 @@ def test_short_arrays_are_found_however_they_are_indexed(take: Callable) -> None
     with pytest.raises(ValueError, match="'data', which has 2000 rows"):
         inspect_model("MINT", gathered(take), (TALL_X[:900], TALL_Y), {}, None)
     inspect_model("MINT", gathered(take), (TALL_X, TALL_Y), {}, None)
+
+
+# densities that overflow --------------------------------------------------------------
+
+
+def overflowing(y: Any) -> None:
+    """Beyond one the density is infinite, as after an overflow."""
+    mu = numpyro.sample("mu", dist.Normal(0.0, 1.0))
+    numpyro.factor("overflow", jnp.where(mu > 1.0, jnp.inf, 0.0))
+    with numpyro.plate("data", len(y)) as idx:
+        numpyro.sample("obs", dist.Normal(mu, 3.0), obs=y[idx])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda m: MINT(m, batch=batch.full(), temperature=1.0, step_size=1.0),
+        lambda m: MinibatchMH(m, batch=batch.full(), step_size=1.0),
+        lambda m: AMAGOLD(m, batch=batch.full(), step_size=0.5),
+    ],
+    ids=["MINT", "MinibatchMH", "AMAGOLD"],
+)
+def test_a_density_that_overflows_is_not_entered(make: Any) -> None:
+    """An infinite density would be accepted, and then every other move rejected."""
+    y = np.linspace(-3.0, 3.0, 20)
+    mcmc = MCMC(make(overflowing), num_warmup=50, num_samples=400, progress_bar=False)
+    mcmc.run(jax.random.key(0), y, init_params={"mu": jnp.array(0.0)})
+    mu = mcmc.get_samples()["mu"]
+    assert mu.max() <= 1.0
+    assert len(np.unique(mu)) > 50

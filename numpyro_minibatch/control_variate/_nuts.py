@@ -311,7 +311,13 @@ def _nuts(
     compile, and their trajectories all take the steps of the longest.
     """
     # compiled as one function, so that the model is traced once and not at every use
-    potential = jax.jit(lambda z: -log_density(problem, arrays, expansion, z))
+
+    def potential_fn(z: Any) -> Array:
+        energy = -log_density(problem, arrays, expansion, z)
+        # a density that overflows would be accepted and never left again
+        return jnp.where(energy > -jnp.inf, energy, jnp.inf)
+
+    potential = jax.jit(potential_fn)
     init, step = hmc(potential_fn=potential, algo="NUTS")
     state = init(
         start,

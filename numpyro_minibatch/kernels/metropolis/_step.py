@@ -288,16 +288,20 @@ class MetropolisStep:
     ) -> tuple[Carry, Step]:
         """The position after the step, and its results."""
         decision = self.acceptance(key, log_ratio)
-        accept_prob = jnp.where(proposed.moved, decision.accept_prob, 0.0)
+        # a density that overflows would be accepted and never left again
+        fine = seen.log_density[1] < jnp.inf
+        accept = decision.accept & fine
+        moves = jnp.asarray(proposed.moved) & fine
+        accept_prob = jnp.where(moves, decision.accept_prob, 0.0)
         mobility = accept_prob / seen.ceiling
         z, memory, lp = jax.tree.map(
-            lambda new, old: jnp.where(decision.accept, new, old),
+            lambda new, old: jnp.where(accept, new, old),
             (proposed.z, seen.memory, seen.log_density[1]),
             (carry.z, carry.memory, seen.log_density[0]),
         )
         jumps: tuple[Array, ...] = ()
         if proposed.jump is not None:
-            reached = proposed.jump & jnp.asarray(proposed.moved) & decision.accept
+            reached = proposed.jump & jnp.asarray(proposed.moved) & accept
             jumps = proposed.jump, reached
         return Carry(carry.rng_key, z, memory, lp), Step(
             accept_prob=accept_prob,
