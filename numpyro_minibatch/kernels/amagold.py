@@ -470,8 +470,9 @@ class AMAGOLD(AdaptedKernel, MinibatchKernel):
         if self._adapt_length:
             before, after = seen.log_density
             decision = self._adaptation.descends(state.i, after - before, decision)
-        # a density that overflows would be accepted and never left again
-        fine = seen.log_density[1] < jnp.inf
+        # a density that overflows would be accepted and never left again; the
+        # estimate is not a number where an impossible start is left, which is fine
+        fine = seen.log_density[1] != jnp.inf
         decision = decision._replace(
             accept=decision.accept & fine,
             accept_prob=jnp.where(fine, decision.accept_prob, 0.0),

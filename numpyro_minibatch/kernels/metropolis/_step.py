@@ -288,8 +288,9 @@ class MetropolisStep:
     ) -> tuple[Carry, Step]:
         """The position after the step, and its results."""
         decision = self.acceptance(key, log_ratio)
-        # a density that overflows would be accepted and never left again
-        fine = seen.log_density[1] < jnp.inf
+        # a density that overflows would be accepted and never left again; the
+        # estimate is not a number where an impossible start is left, which is fine
+        fine = seen.log_density[1] != jnp.inf
         accept = decision.accept & fine
         moves = jnp.asarray(proposed.moved) & fine
         accept_prob = jnp.where(moves, decision.accept_prob, 0.0)
