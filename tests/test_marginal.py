@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import optax
 import pytest
 import scipy
 import scipy.special
@@ -23,7 +24,15 @@ import scipy.stats
 from jax import Array
 from numpyro import handlers
 from numpyro.contrib.control_flow import scan
-from numpyro.infer import MCMC, NUTS, Predictive, init_to_value
+from numpyro.infer import (
+    MCMC,
+    NUTS,
+    SVI,
+    Predictive,
+    Trace_ELBO,
+    init_to_value,
+)
+from numpyro.infer.autoguide import AutoNormal
 
 from numpyro_minibatch import (
     MINT,
@@ -1199,6 +1208,70 @@ def test_rows_that_one_start_allows_are_accepted() -> None:
     with pytest.raises(ValueError, match="zero or not a number"):
         run()
     run(init_strategy=init_to_value(values={"b": 9.0}))
+
+
+def test_numpyro_too_names_rows_that_the_model_excludes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def integrated(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError("the rows were integrated")
+
+    model = marginalize(excluded)
+    y = jnp.linspace(-2.0, 2.0, 40).at[jnp.array([9, 30])].set(3.0)
+    message = r"'data', rows \[9, 30\]\) is zero or not a number.*values of 'a', 'z'"
+    with monkeypatch.context() as patch:
+        patch.setattr("numpyro_minibatch.marginal._model.log_integral", integrated)
+        nuts = MCMC(NUTS(model), num_warmup=1, num_samples=1, progress_bar=False)
+        with pytest.raises(ValueError, match=message):
+            nuts.run(jax.random.key(0), y)
+        guide = AutoNormal(model)
+        svi = SVI(model, guide, optax.sgd(0.1), Trace_ELBO())
+        with pytest.raises(ValueError, match=message):
+            svi.init(jax.random.key(0), y)
+    # the same model accepts other data, and no data
+    assert np.isfinite(log_rows(model, {"s": 1.0}, jnp.minimum(y, 2.0))).all()
+
+
+def test_excluded_rows_of_inner_and_outer_plates_are_named() -> None:
+    def nested(y: Any) -> None:
+        with numpyro.plate("group", len(y), dim=-2):
+            a = numpyro.sample("a", dist.Normal(0.0, 1.0))
+            with numpyro.plate("row", y.shape[1], dim=-1):
+                b = numpyro.sample("b", dist.Normal(a, 1.0))
+                numpyro.factor("never", jnp.where(y > 2, -jnp.inf, 0.0))
+                numpyro.sample("y", dist.Normal(b, 1.0), obs=y)
+
+    y = jnp.zeros((6, 4)).at[3, 1].set(3.0)
+    with pytest.raises(ValueError, match=r"'group', rows \[3\]\).* of 'b', 'a'"):
+        handlers.seed(marginalize(nested), 0)(y)
+
+
+def test_values_of_handlers_count_where_rows_are_looked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A condition, a start, and data that were seen before."""
+
+    def model(y: Any) -> None:
+        b = numpyro.sample("b", dist.Normal(0.0, 10.0))
+        with numpyro.plate("data", len(y)):
+            a = numpyro.sample("a", dist.Normal(b, 1.0))
+            numpyro.factor("high", jnp.where(b > 8.0, 0.0, -jnp.inf) + 0.0 * y)
+            numpyro.sample("y", dist.Normal(a, 1.0), obs=y)
+
+    marginal = marginalize(model)
+    with pytest.raises(ValueError, match="zero or not a number"):
+        handlers.seed(marginal, 0)(Y)
+    handlers.condition(handlers.seed(marginal, 0), {"b": jnp.array(9.0)})(Y)
+    other = Y + 1.0
+    init = init_to_value(values={"b": 9.0})
+    handlers.substitute(handlers.seed(marginal, 0), substitute_fn=init)(other)
+
+    def looked(*args: Any) -> None:
+        raise AssertionError("twice")
+
+    monkeypatch.setattr("numpyro_minibatch.marginal._finite._check", looked)
+    handlers.seed(marginal, 0)(Y)
+    handlers.seed(marginal, 0)(other)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ marginalized rows.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -32,10 +32,16 @@ from numpyro_minibatch._model.layout import Layout
 from numpyro_minibatch._model.start import find_nan, listed, never_finite_rows
 from numpyro_minibatch.target import ModelTarget, Target, without_integrals
 
-__all__ = ["check_latent_rows", "check_support"]
+__all__ = [
+    "POSITIONS",
+    "RADII",
+    "check_latent_rows",
+    "check_support",
+    "nowhere_finite",
+]
 
-_POSITIONS = 12
-_RADII = (2.0, 0.5, 0.05)  # positions are uniform within these
+POSITIONS = 12
+RADII = (2.0, 0.5, 0.05)  # positions are uniform within these
 _MOST_LISTED = 5
 # operations that move the elements of their first operand and change none
 _MOVES = {
@@ -137,7 +143,7 @@ def check_support(who: str, target: Target) -> None:
         if strange and rows and all(rows.values()):
             raise ValueError(
                 f"{who}: the log likelihood of some rows ({listed(rows)}) is not "
-                f"finite at any of {_POSITIONS} positions, and there are NaN or "
+                f"finite at any of {POSITIONS} positions, and there are NaN or "
                 f"infinite values among the data ({'; '.join(strange)}). Drop those "
                 "rows, or mask them with numpyro.handlers.mask."
             )
@@ -148,7 +154,7 @@ def check_support(who: str, target: Target) -> None:
                 why = f"NaN ({'; '.join(nan) or 'which the model makes'}"
             raise ValueError(
                 f"{who}: the log likelihood of some rows ({listed(rows)}) is not "
-                f"finite at any of {_POSITIONS} positions: their values of {name!r} "
+                f"finite at any of {POSITIONS} positions: their values of {name!r} "
                 f"are {why}). Drop those rows, or mask them with "
                 "numpyro.handlers.mask."
             )
@@ -179,7 +185,7 @@ def check_latent_rows(
     shapes = dict(zip(layout.latents, layout.shapes, strict=True))
     positions: list[Any] = [
         {name: rng.uniform(-r, r, shape) for name, shape in shapes.items()}
-        for r in (_RADII * _POSITIONS)[:_POSITIONS]
+        for r in (RADII * POSITIONS)[:POSITIONS]
     ]
     if init is not None:
         positions[0] = init
@@ -196,11 +202,24 @@ def check_latent_rows(
     if not rows:
         return
     levels = target.model.levels(target.args, target.kwargs)  # type: ignore[attr-defined]
-    names = [repr(name) for level in levels for name in level.written]
-    raise ValueError(
+    names = [name for level in levels for name in level.written]
+    raise nowhere_finite(who, rows, names)
+
+
+def nowhere_finite(
+    who: str, rows: Mapping[str, list[int]], names: Sequence[str]
+) -> ValueError:
+    """The error for rows of a marginalized model that have a density nowhere.
+
+    :param who: what was called.
+    :param rows: some of the rows of each plate.
+    :param names: the latent sites that are integrated out.
+    """
+    latents = ", ".join(map(repr, names))
+    return ValueError(
         f"{who}: the marginal likelihood of some rows ({listed(rows)}) is zero or not "
-        f"a number at all of {_POSITIONS} positions, whatever the values of "
-        f"{', '.join(names)}. Check the observations and the factors of these rows, "
+        f"a number at all of {POSITIONS} positions, whatever the values of "
+        f"{latents}. Check the observations and the factors of these rows, "
         "and drop or mask (numpyro.handlers.mask) those that the model does not "
         "allow. If it allows them at other positions, start there: "
         "init_strategy=init_to_value(values=...)."
@@ -335,7 +354,7 @@ def _never_finite(
             result[name] = never, (nan.any(0) | ~never).all()
         return result
 
-    keys = jax.random.split(jax.random.key(0), _POSITIONS)
+    keys = jax.random.split(jax.random.key(0), POSITIONS)
     never = jax.tree.map(np.asarray, everywhere(arrays, keys))
     return {name: (x, bool(nan)) for name, (x, nan) in never.items() if x.any()}
 

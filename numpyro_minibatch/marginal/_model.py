@@ -29,6 +29,7 @@ from numpyro_minibatch._model.dataflow import (
 from numpyro_minibatch.host_rows import find_rows
 from numpyro_minibatch.marginal._chain import ChainModel
 from numpyro_minibatch.marginal._find_chains import find_chains
+from numpyro_minibatch.marginal._finite import check_finite
 from numpyro_minibatch.marginal._kinks import (
     TwoSides,
     kinked_sites,
@@ -116,6 +117,7 @@ class RowsMarginalized:
         args, kwargs = jax.tree.map(indexable, (args, kwargs))
         models = self.chain(args, kwargs)
         _check_not_given(models)
+        check_finite(self, args, kwargs)
         model = models[-1] if models else in_this_precision(self.fn)
         return model(*args, **kwargs)
 
