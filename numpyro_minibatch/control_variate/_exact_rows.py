@@ -131,7 +131,7 @@ def _chosen_rows(
     scan, by_plate = pilot.scan, pilot.scores
     if taylor.order < 2:  # the surrogate is still of second order
         scan = ResidualScan(problem, 2, pilot.form, expansion)
-        by_plate, _ = scan.scores(draws[:SCORING])
+        by_plate = scan.scores(draws[:SCORING]).scatter
     scores = np.concatenate([by_plate[name] for name in sizes])
     rows = Rows(
         np.repeat(np.arange(len(sizes)), list(sizes.values())),

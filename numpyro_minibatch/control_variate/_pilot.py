@@ -35,7 +35,11 @@ from numpyro_minibatch.control_variate._problem import (
     NoExpansion,
     Problem,
 )
-from numpyro_minibatch.control_variate._residuals import ResidualScan, Rows
+from numpyro_minibatch.control_variate._residuals import (
+    ResidualScan,
+    Rows,
+    Scores,
+)
 from numpyro_minibatch.control_variate._row_sums import (
     RowSums,
     keeps_polynomials,
@@ -58,6 +62,8 @@ __all__ = [
 ]
 
 SCORING = 24  # draws that score the rows
+_MOST_TAILS = 4  # parameters whose tails do, too, with as many calls of the program
+_FAR_OUT = 3.5  # standard deviations
 HELD_OUT = 32  # draws that judge the design, in pairs
 IN_DOUBLE = 8  # draws on which the precisions are compared
 _FAR = 100  # times the limit of the residual, where the precision does not matter
@@ -212,7 +218,8 @@ def run_pilot(
         scan, float_error = before.scan, before.float_error
         scan = scan.keeping(exact) if exact else scan.about(posterior.expansion)
         sums, uniform = scan.sums(held_out)
-    scores, order_by = scan.scores(scoring)
+    found_scores = scan.scores(scoring, _far_out(posterior))
+    scores = found_scores.scatter
     for name, score in scores.items():
         if not np.isfinite(score).all():
             row = int(np.argmin(np.isfinite(score)))
@@ -235,7 +242,7 @@ def run_pilot(
         taylor.max_residual_sd,
         rough=rough,
     )
-    found = _choose_sizes(scan, chosen, needs, (scores, order_by), held_out, uniform)
+    found = _choose_sizes(scan, chosen, needs, found_scores, held_out, uniform)
     total = sum(np.square(s).sum() for s in scores.values())
     fourth = sum((np.asarray(s, np.float64) ** 4).sum() for s in scores.values())
     return Pilot(
@@ -258,6 +265,25 @@ def run_pilot(
         scan=scan,
         sums=(spread.sums, spread.noise) if rough else None,
     )
+
+
+def _far_out(posterior: SurrogatePosterior) -> np.ndarray | None:
+    """Positions in the tails of the surrogate, ``(T, D)``, that score rows.
+
+    The tails of some parameters, along lines on which the other parameters have their
+    conditional means. With more than four parameters, these are the ones whose draws
+    are the most skewed. With several modes there is no such line.
+    """
+    if isinstance(posterior.expansion, Expansions):
+        return None
+    covariance = posterior.root.T @ posterior.root
+    sd = np.sqrt(np.diag(covariance))
+    which = np.arange(len(sd))
+    if len(sd) > _MOST_TAILS:
+        away = (posterior.draws - posterior.draws.mean(0)) / sd
+        which = np.argsort(-np.abs((away**3).mean(0)), kind="stable")[:_MOST_TAILS]
+    along = _FAR_OUT * covariance[which] / sd[which, None]
+    return np.concatenate([posterior.location + along, posterior.location - along])
 
 
 def compile_pilot(problem: Problem, taylor: Taylor, dim: int) -> None:
@@ -297,7 +323,7 @@ def _choose_sizes(
     scan: ResidualScan,
     asked: Chosen,
     needs: Needs,
-    scores: tuple[Mapping[str, np.ndarray], Mapping[str, np.ndarray]],
+    scores: Scores,
     draws: np.ndarray,
     uniform: Mapping[str, np.ndarray],
 ) -> _Sizes:
@@ -309,7 +335,7 @@ def _choose_sizes(
     :param scan: of the residuals.
     :param asked: the user's choices.
     :param needs: what the kernel needs.
-    :param scores: how much each row matters, and the values to sort them by.
+    :param scores: how much each row matters.
     :param draws: pairs of draws that judge the batches.
     :param uniform: the variance over rows of the difference between each pair.
     """
@@ -329,7 +355,8 @@ def _choose_sizes(
         designs: dict[str, Design] = {}
         if isinstance(bound, Weighted):
             for name in plates:
-                designs[name] = bound.build(scores[0][name], scores[1][name], name)
+                chance, order_by = scores.chance[name], scores.loading[name]
+                designs[name] = bound.build(chance, order_by, name)
             variances = scan.variances(draws, designs, bound)
         else:
             variances = 0.0 * plain if isinstance(bound, FullBatch) else plain
