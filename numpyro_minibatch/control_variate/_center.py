@@ -19,6 +19,7 @@ from numpyro_minibatch.control_variate._problem import (
     Kinks,
     NoCenter,
     NoExpansion,
+    NotDefinite,
     PriorKinks,
     Problem,
     Refused,
@@ -34,7 +35,6 @@ __all__ = [
     "Known",
     "find_center",
     "newton",
-    "not_definite",
 ]
 
 _NEWTON_DIM = 32  # above this a Hessian costs more than a program without one
@@ -108,9 +108,9 @@ def find_center(
     if taylor.center is not None:
         center = _given(problem, taylor.center.values)
         if problem.in_own_coordinates:
-            smallest = np.linalg.eigvalsh(density.of_all(center)[2]).min()
-            if not smallest > 0:
-                raise Refused(not_definite(smallest))
+            values, vectors = np.linalg.eigh(density.of_all(center)[2])
+            if not values[0] > 0:
+                raise NotDefinite.of(values[0], center, vectors[:, 0])
         return found(center, 0.0)
     stage("mode of some rows")
     ends = density.searched(starts)
@@ -337,6 +337,7 @@ class _Step(NamedTuple):
     decrement: float
     smallest: float
     maximum: bool
+    along: np.ndarray
 
 
 def newton(
@@ -383,13 +384,14 @@ def newton(
         _, gradient, hessian = at(x)
         white = hessian / np.outer(scale, scale)
         if not (np.isfinite(white).all() and np.isfinite(gradient).all()):
-            return _Step(np.zeros_like(x), np.inf, -np.inf, False)
+            nothing = np.zeros_like(x)
+            return _Step(nothing, np.inf, -np.inf, False, nothing)
         eigenvalues, vectors = np.linalg.eigh(white)
         floor = 1e-8 * max(eigenvalues.max(), 1.0)
         slope = vectors.T @ (gradient / scale)
         step = -vectors @ (slope / np.maximum(np.abs(eigenvalues), floor)) / scale
-        smallest = eigenvalues.min()
-        return _Step(step, float(-gradient @ step), smallest, smallest > floor)
+        smallest, along = eigenvalues[0], vectors[:, 0] / scale
+        return _Step(step, float(-gradient @ step), smallest, smallest > floor, along)
 
     best = None
     for _ in range(50):
@@ -401,7 +403,7 @@ def newton(
             raise Refused(f"the optimum is above {largest:.6g}")
         if decrement < near:
             if not step.maximum:
-                raise Refused(not_definite(step.smallest))
+                raise NotDefinite.of(step.smallest, start, step.along)
             return start, hessian
         shrink = 1.0
         if metric is not None:
@@ -499,14 +501,3 @@ def _more_than_curvature(
         if len(ratios) == 2 and all(0.25 < ratio < 4.0 for ratio in ratios):
             return more[-1] / max(abs(explained), 1e-6 * abs(more[-1]))
     return 0.0
-
-
-def not_definite(smallest: float) -> str:
-    """The error if the density to sample has no Laplace approximation."""
-    return (
-        "at the centre of the expansion the curvature of the log density is "
-        f"not that of a maximum (smallest eigenvalue {smallest:.2g}): the data and the "
-        "prior do not determine some combination of the parameters, or the centre is "
-        "far from the mode. Give the parameters proper priors; where sites= of a "
-        "hierarchical model are expanded, leave ridge= positive."
-    )

@@ -12,12 +12,11 @@ from jax import Array
 from jax.flatten_util import ravel_pytree
 from numpyro.infer.hmc import hmc
 
-from numpyro_minibatch.control_variate._center import not_definite
 from numpyro_minibatch.control_variate._expand import Expansion
 from numpyro_minibatch.control_variate._problem import (
     NoExpansion,
+    NotDefinite,
     Problem,
-    Refused,
     double,
 )
 from numpyro_minibatch.control_variate._surrogate import (
@@ -107,7 +106,9 @@ def starting_point(
             with np.errstate(invalid="ignore"):
                 change = np.ptp([*ends, here])
             if change <= 1e-9 * max(abs(float(here)), 1.0):
-                raise Refused(not_definite(eigenvalues[least]))
+                raise NotDefinite.of(
+                    eigenvalues[least], flat, vectors[:, least], in_sites=True
+                )
     return flat
 
 

@@ -11,7 +11,6 @@ import numpy as np
 from jax import Array
 
 from numpyro_minibatch._internal.progress import stage
-from numpyro_minibatch.control_variate._center import not_definite
 from numpyro_minibatch.control_variate._expand import Expansion
 from numpyro_minibatch.control_variate._nuts import (
     CHAINS,
@@ -19,7 +18,12 @@ from numpyro_minibatch.control_variate._nuts import (
     compile_nuts,
     elsewhere,
 )
-from numpyro_minibatch.control_variate._problem import Problem, Refused, double
+from numpyro_minibatch.control_variate._problem import (
+    NotDefinite,
+    Problem,
+    Refused,
+    double,
+)
 from numpyro_minibatch.control_variate._surrogate import (
     hessian,
     log_densities,
@@ -125,10 +129,10 @@ def laplace(
     else:
         weight = problem.likelihood_weight
         precision = -(known_hessian + weight * np.asarray(expansion.hessian))
-    smallest = np.linalg.eigvalsh(precision).min()
-    if not smallest > 0:
+    values, vectors = np.linalg.eigh(precision)
+    if not values[0] > 0:
         # the search converged because of a ridge, which is not part of the posterior
-        raise Refused(not_definite(smallest))
+        raise NotDefinite.of(values[0], center, vectors[:, 0])
     root = np.asarray(np.linalg.cholesky(np.linalg.inv(precision)).T)
     draws = center + _normals(len(center)) @ root
     return SurrogatePosterior(expansion, center, root, draws, True, 1.0)

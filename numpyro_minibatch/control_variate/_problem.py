@@ -37,6 +37,7 @@ __all__ = [
     "Needs",
     "NeverFinite",
     "NoExpansion",
+    "NotDefinite",
     "Imprecise",
     "Kinks",
     "NoCenter",
@@ -74,6 +75,36 @@ class Imprecise(NoExpansion):
 
 class NeverFinite(Refused):
     """The log likelihood of some rows is finite at no position that was tried."""
+
+
+class NotDefinite(Refused):
+    """The density to sample has no Laplace approximation where a search ended.
+
+    :param message: the reason.
+    :param at: where the search ended, if a user does not see the error yet.
+    :param along: the direction of the smallest eigenvalue of the curvature.
+    :param in_sites: whether both are flat positions, not coordinates of the expansion.
+    """
+
+    def __init__(
+        self, message: str, at: Any = None, along: Any = None, in_sites: bool = False
+    ) -> None:
+        super().__init__(message)
+        self.at, self.along, self.in_sites = at, along, in_sites
+
+    @classmethod
+    def of(
+        cls, smallest: float, at: Any, along: Any, in_sites: bool = False
+    ) -> NotDefinite:
+        """The error for this smallest eigenvalue."""
+        message = (
+            "at the centre of the expansion the curvature of the log density is not "
+            f"that of a maximum (smallest eigenvalue {smallest:.2g}): the data and the "
+            "prior do not determine some combination of the parameters, or the centre "
+            "is far from the mode. Give the parameters proper priors; where sites= of "
+            "a hierarchical model are expanded, leave ridge= positive."
+        )
+        return cls(message, at, along, in_sites)
 
 
 class NoCenter(NoExpansion):

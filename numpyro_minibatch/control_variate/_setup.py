@@ -60,6 +60,7 @@ from numpyro_minibatch.control_variate._problem import (
     Needs,
     NeverFinite,
     NoExpansion,
+    NotDefinite,
     PriorKinks,
     Problem,
     Refused,
@@ -68,6 +69,7 @@ from numpyro_minibatch.control_variate._problem import (
 from numpyro_minibatch.control_variate._surrogate import (
     compile_log_surrogate,
     flatten,
+    log_surrogate_at,
     unflatten,
 )
 from numpyro_minibatch.control_variate._tails import (
@@ -110,6 +112,7 @@ _GROUPS = 3  # fewest values of a site that are called effects of groups
 _MANY = 40  # parameters above which exact rows are not tried before
 _DISAGREE = 1.2  # R-hat of chains of NUTS above which a model is rather refused
 _STUCK = 0.5  # largest share of draws that trajectories hardly leave
+_REACH = np.array([0.0, 10.0, 100.0, 1000.0, 10_000.0])  # unconstrained units
 _RECENTRED = 2  # times that a coarse expansion is made again
 _BETTER = 0.8  # of the residual that it must leave
 _STARTING = SCORING + HELD_OUT  # positions to start chains from, all rows known there
@@ -336,7 +339,7 @@ def _prepared(problem: Problem, chosen: Chosen, needs: Needs) -> Prepared:
         hard = isinstance(reason, HeavyTails | Imprecise)
         if not few and (hard or not _may_read_all(problem, chosen, needs)):
             raise
-        if not plain:
+        if not plain or _is_flat(problem, reason):
             raise
         # Without an expansion there is still the target itself, whose rows are few. It
         # rounds less: a Gaussian process by 3e-5 where residuals were off by 0.8.
@@ -405,6 +408,23 @@ def _of_expansion(
     check_residuals(problem, chosen.taylor, posterior, pilot)
     moves = _moves(problem, needs, posterior)
     return _outcome(problem, center.other_mode, posterior, moves, pilot, tails)
+
+
+def _is_flat(problem: Problem, reason: Refused) -> bool:
+    """Whether the target is constant along the line without curvature.
+
+    It is then not proper. NUTS would not refuse it before all of its trajectories have
+    been as long as allowed: for 2,000 rows, after 15 s.
+    """
+    if not isinstance(reason, NotDefinite):
+        return False
+    if not (reason.in_sites or problem.in_own_coordinates):
+        return False
+    along = reason.along / max(np.linalg.norm(reason.along), 1e-300)
+    line = reason.at + np.concatenate([-_REACH, _REACH])[:, None] * along
+    target = every_row(problem, problem.in_coordinates(reason.at[None])[0])
+    found = log_surrogate_at(problem, target.cast(problem.dtype), line)
+    return bool(np.ptp(found) < 1.0)
 
 
 def _too_coarse(pilot: Pilot, tails: Tails | None, alone: float) -> bool:
