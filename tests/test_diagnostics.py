@@ -604,6 +604,24 @@ def test_the_error_of_a_standard_deviation_counts_a_heavy_tail() -> None:
     assert 1.0 <= float((light["mcse_sd"] / plain).median()) < 1.1
 
 
+def test_a_standard_deviation_without_an_error_is_noted() -> None:
+    """By its kurtosis, 4,000 draws of exp(2 z) do not determine one; exp(z / 2) has."""
+    normal = np.random.default_rng(2).normal(size=(4, 1000, 100))
+    names = [str(k) for k in range(100)]
+    heavy, light = precision(np.exp(2 * normal), names), np.exp(0.5 * normal)
+    assert np.isinf(heavy["mcse_sd"]).mean() > 0.95
+    assert np.isfinite(precision(light, names)["mcse_sd"]).all()
+    # everything else is known
+    others = heavy.drop_vars("mcse_sd")
+    assert all(np.isfinite(values).all() for values in others.values())
+    found = of_draws(np.exp(2 * normal[..., :2]))
+    assert found.advice == () and math.isinf(found.mcse_sd)
+    (note,) = found.notes
+    assert note.startswith("the posterior of x[0], x[1] has so heavy a tail")
+    assert "sd inf of itself" in str(found)
+    assert of_draws(light[..., :2]).notes == ()
+
+
 def test_the_variance_of_equal_or_discrete_squares_is_that_of_the_draws() -> None:
     draws = np.random.default_rng(1).integers(0, 2, size=(4, 500, 1)).astype(float)
     both = np.concatenate([draws, np.ones_like(draws)], axis=-1)

@@ -27,6 +27,7 @@ __all__ = ["FAMILY", "Convergence", "mixes"]
 
 _ESS_PER_CHAIN = 100
 _MAX_RHAT = 1.01
+_MOST_NAMES = 3
 _PARTS = {  # parts of a distribution, and the effective sample size of each
     "bulk": "the bulk effective sample size",
     "sd": "the effective sample size of squares about the mean",
@@ -55,7 +56,8 @@ class Convergence(Numbers):
     :param min_ess_tail_name: the parameter that has it.
     :param mcse_mean: the largest Monte Carlo standard error of a mean, in standard
         deviations of its parameter.
-    :param mcse_sd: the largest error of a standard deviation, relative to it.
+    :param mcse_sd: the largest error of a standard deviation, relative to it; infinite
+        if a tail is too heavy for one.
     :param mcse_quantile: the largest error of a 5% or 95% quantile, in standard
         deviations.
     :param precision: an ``xarray.Dataset`` with all of these for each parameter: see
@@ -285,6 +287,19 @@ def _advise_more_draws(run: Run) -> Iterator[str]:
     )
 
 
+def _note_heavy_tails(run: Run) -> Iterator[str]:
+    known = run.measured(Convergence).precision
+    heavy = np.isposinf(known["mcse_sd"].values)
+    if heavy.any():
+        names = known["parameter"].values[heavy]
+        some = ", ".join(names[:_MOST_NAMES]) + (", ..." * (len(names) > _MOST_NAMES))
+        yield (
+            f"the posterior of {some} has so heavy a tail that the draws determine no "
+            "standard deviation: its Monte Carlo error is infinite. Report quantiles, "
+            "or the mean and standard deviation of the logarithm."
+        )
+
+
 FAMILY = Family(
     Convergence,
     (
@@ -316,4 +331,5 @@ FAMILY = Family(
             _advise_more_draws,
         ),
     ),
+    notes=(_note_heavy_tails,),
 )

@@ -14,6 +14,7 @@ _BLOCK = 2**22  # numbers that are transformed at once
 _TAILS = (0.05, 0.95)
 _SMALLEST_TAIL = 20  # draws to which a tail is fitted
 _LARGEST_SHAPE = 0.48
+_NO_ERROR = 0.9  # shape from which on squares have no error
 _AT_ONCE = 64  # parameters whose tails are fitted at once
 
 
@@ -85,7 +86,10 @@ def precision(columns: np.ndarray, names: list[str]) -> xr.Dataset:
     to either side [1]. The error of a standard deviation needs the fourth moment of the
     draws, to which a heavy tail contributes much by few draws: a run that happened to
     visit the tail too little underestimates both. So the largest squares count as those
-    of a generalised Pareto distribution that is fitted to them [2].
+    of a generalised Pareto distribution that is fitted to them [2]. If its shape is 0.9
+    or more, the error is infinite: the draws do not show that there is a standard
+    deviation at all (from a shape of 1 on there is none), and quantiles are what they
+    determine.
 
     :param columns: the draws, shape ``(chain, draw, parameter)``.
     :param names: of the parameters.
@@ -139,8 +143,14 @@ def _smoothed_variance(values: np.ndarray) -> np.ndarray:
     and 17% and 4% for a log-normal one. With a largest shape of 0.45, the last two
     missed by 4 to 8% and 12%.
 
+    Of 600 samples of 4,000 draws of a censored Weibull scale, whose kurtosis is 55,000,
+    48% missed. In 99% of them the shape is above 0.85, as in 95% of those of a
+    log-normal variable with a kurtosis of 10,000, of which 30% missed. In 30 runs of 31
+    other posteriors it was above 0.9 for three parameters, in 1 to 2 of the runs.
+
     :param values: shape ``(chain, draw, parameter)``.
-    :return: at least the variance of the numbers, shape ``(parameter,)``.
+    :return: at least the variance of the numbers, shape ``(parameter,)``; infinite if
+        the tail is too heavy for any.
     """
     flat = values.reshape(-1, values.shape[-1])
     number, parameters = flat.shape
@@ -153,14 +163,15 @@ def _smoothed_variance(values: np.ndarray) -> np.ndarray:
         block = np.sort(flat[:, first : first + _AT_ONCE], axis=0)
         below, cut = block[:-size], block[-size - 1]
         shape, scale = _pareto(block[-size:] - cut)
-        # above this shape the second moment is infinite
+        too_heavy = shape >= _NO_ERROR
+        # above one half the second moment is infinite
         shape = np.minimum(shape, _LARGEST_SHAPE)
         excess = scale / (1 - shape)
         square = 2 * scale**2 / ((1 - shape) * (1 - 2 * shape))
         mean = (below.sum(0) + size * (cut + excess)) / number
         tail = cut**2 + 2 * cut * excess + square
         second = (np.square(below).sum(0) + size * tail) / number
-        found[first : first + _AT_ONCE] = second - mean**2
+        found[first : first + _AT_ONCE] = np.where(too_heavy, np.inf, second - mean**2)
     # NaN where many draws are equal, as of a discrete parameter
     return np.fmax(found, plain)
 
