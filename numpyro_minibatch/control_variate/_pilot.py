@@ -63,7 +63,8 @@ __all__ = [
 
 SCORING = 24  # draws that score the rows
 _MOST_TAILS = 4  # parameters whose tails do, too, with as many calls of the program
-_FAR_OUT = 3.5  # standard deviations
+_FAR_OUT = 3.5  # standard deviations, or as far as draws are, and a little farther
+_FARTHER = 1.15
 HELD_OUT = 32  # draws that judge the design, in pairs
 IN_DOUBLE = 8  # draws on which the precisions are compared
 _FAR = 100  # times the limit of the residual, where the precision does not matter
@@ -270,20 +271,25 @@ def run_pilot(
 def _far_out(posterior: SurrogatePosterior) -> np.ndarray | None:
     """Positions in the tails of the surrogate, ``(T, D)``, that score rows.
 
-    The tails of some parameters, along lines on which the other parameters have their
-    conditional means. With more than four parameters, these are the ones whose draws
-    are the most skewed. With several modes there is no such line.
+    The tails of some parameters, along lines on which the other parameters have about
+    their conditional means, a little farther than the farthest draws. With more than
+    four parameters, these are the ones whose draws are the most skewed. With several
+    modes there are no such lines.
     """
     if isinstance(posterior.expansion, Expansions):
         return None
-    covariance = posterior.root.T @ posterior.root
-    sd = np.sqrt(np.diag(covariance))
+    mean = posterior.draws.mean(0)
+    covariance = np.atleast_2d(np.cov(posterior.draws.T))
+    sd = np.maximum(np.sqrt(np.diag(covariance)), np.finfo(float).tiny)
+    away = (posterior.draws - mean) / sd
     which = np.arange(len(sd))
     if len(sd) > _MOST_TAILS:
-        away = (posterior.draws - posterior.draws.mean(0)) / sd
-        which = np.argsort(-np.abs((away**3).mean(0)), kind="stable")[:_MOST_TAILS]
-    along = _FAR_OUT * covariance[which] / sd[which, None]
-    return np.concatenate([posterior.location + along, posterior.location - along])
+        skewness = np.abs((away**3).mean(0))
+        which = np.argsort(-skewness, kind="stable")[:_MOST_TAILS]
+    along = covariance[which] / sd[which, None]
+    low = np.minimum(-_FAR_OUT, _FARTHER * away.min(0)[which])
+    high = np.maximum(_FAR_OUT, _FARTHER * away.max(0)[which])
+    return mean + np.concatenate([low[:, None] * along, high[:, None] * along])
 
 
 def compile_pilot(problem: Problem, taylor: Taylor, dim: int) -> None:
