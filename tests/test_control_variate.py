@@ -1386,7 +1386,7 @@ def test_as_few_rows_as_the_noise_allows():
 
     rows, noise = pilot_of(100_000, 10)
     assert rows == 16 and 0.0 < noise <= 0.25
-    rows, noise = pilot_of(2000, 10)
+    rows, noise = pilot_of(1500, 10)
     assert rows == 100 and 0.25 < noise <= 1.0
     rows, noise = pilot_of(1500, 30)
     assert 100 < rows < 300 and 0.5 < noise <= 1.0

@@ -77,7 +77,7 @@ from numpyro_minibatch.control_variate._tails import (
     Tails,
     may_represent,
     measure_tails,
-    with_representatives,
+    with_fitting_representatives,
 )
 from numpyro_minibatch.control_variate._taylor import Form, Taylor
 from numpyro_minibatch.control_variate._trajectories import (
@@ -601,7 +601,9 @@ def _with_rows(
         found, after = posterior, tails
         all_exact = with_every_row(problem, posterior) if handful else None
         if all_exact is None:
-            found, after = with_representatives(problem, pilot, posterior, tails)
+            found, after = with_fitting_representatives(
+                problem, pilot, posterior, tails
+            )
             if few and not handful and after.inefficiency > MAX_INEFFICIENCY:
                 all_exact = with_every_row(problem, posterior)
         if all_exact is not None:

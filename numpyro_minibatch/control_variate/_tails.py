@@ -51,6 +51,7 @@ __all__ = [
     "measure_tails",
     "nonnegative_fit",
     "squares_inefficiency",
+    "with_fitting_representatives",
     "with_representatives",
 ]
 
@@ -70,6 +71,9 @@ _MOST_VALUES = 2**22  # largest number of residuals computed at the knots
 _FEWEST_ROWS, _MOST_ROWS = 512, 2048  # of the sample that stands in for all rows
 # if rows are integrals: evaluations at a knot, and the fewest of these rows
 _EVALUATIONS, _FEWEST_INTEGRALS = 160_000, 480
+# the scale of a fit is wrong if standard deviations are so many times larger, or if the
+# mean is so many of them away
+_WIDER, _ELSEWHERE = 1.15, 0.3
 _WIDTHS = (1.0, 1.5, 2.0)  # scales of the draws for the fit of representatives
 _FITTING = 768  # number of such draws
 _JUDGING = 64  # draws of the surrogate that judge the representatives
@@ -308,6 +312,40 @@ def with_representatives(
     return changed, tails._replace(
         inefficiency=inefficiency, parameter=parameter, log_surrogate=log_surrogate
     )
+
+
+def with_fitting_representatives(
+    problem: Problem, pilot: Pilot, posterior: SurrogatePosterior, tails: Tails
+) -> tuple[SurrogatePosterior, Tails]:
+    """The same, fitted again if the posterior turns out to be wider, or elsewhere.
+
+    The scale of a normal posterior is that of the curvature at the mode. With a few
+    rows of extreme covariates, the standard deviation was 1.4 times as large, and the
+    lines of the tails ended where the posterior still has mass.
+
+    :param problem: the target and its coordinates.
+    :param pilot: the pilot of the surrogate without them.
+    :param posterior: the posterior of the surrogate without them.
+    :param tails: the tails of that surrogate.
+    """
+    found, after = with_representatives(problem, pilot, posterior, tails)
+    if found is posterior or not posterior.gaussian:
+        return found, after
+    location, covariance = found.draws.mean(0), np.atleast_2d(np.cov(found.draws.T))
+    sd = np.sqrt(np.diag(posterior.root.T @ posterior.root))
+    wider = np.sqrt(np.diag(covariance)) > _WIDER * sd
+    elsewhere = np.abs(location - posterior.location) > _ELSEWHERE * sd
+    if not (wider | elsewhere).any():
+        return found, after
+    # a normal distribution on this scale, of which draws are resampled
+    root = np.linalg.cholesky(covariance).T
+    white = np.random.default_rng(51).normal(size=posterior.draws.shape)
+    scaled = posterior._replace(
+        location=location, root=root, draws=location + white @ root
+    )
+    tails = measure_tails(problem, pilot, scaled)
+    again, after_again = with_representatives(problem, pilot, scaled, tails)
+    return (found, after) if again is scaled else (again, after_again)
 
 
 def _representing(
