@@ -51,7 +51,7 @@ def test_densities_by_hand_are_those_of_the_models(name):
     """Up to a constant, at random parameters; those of groups are integrated out."""
     family, rng = FAMILIES[name], np.random.default_rng(7)
     data = family.data(0)
-    differences = []
+    differences, size = [], 0.0
     with double():
         for _ in range(3):
             at = {
@@ -63,7 +63,9 @@ def test_densities_by_hand_are_those_of_the_models(name):
             differences.append(
                 float(found) - float(family.log_posterior(data, *values))
             )
-    assert np.ptp(differences) < 1e-3
+            size = max(size, abs(float(found)))
+    # the data are in single precision
+    assert np.ptp(differences) < 1e-3 + 1e-6 * size
 
 
 @slow

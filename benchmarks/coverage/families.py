@@ -433,6 +433,78 @@ def _log_normal_density(data: Any, median: Any, s: Any) -> np.ndarray:
     return total
 
 
+# rows far from the others ---
+
+
+def _events(x: Any, y: Any) -> None:
+    a = numpyro.sample("a", dist.Normal(0, 5))
+    b = numpyro.sample("b", dist.Normal(0, 2))
+    with numpyro.plate("data", len(y)) as i:
+        numpyro.sample("obs", dist.Poisson(jnp.exp(a + b * x[i])), obs=y[i])
+
+
+def _events_density(data: Any, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    x, y = (np.asarray(v, float) for v in data)
+    rate = sum(np.exp(b * value) for value in x)
+    linear = y.sum() * a + (x * y).sum() * b
+    return linear - np.exp(a) * rate - a**2 / 50 - b**2 / 8
+
+
+def _make_events(rng: np.random.Generator) -> tuple[np.ndarray, ...]:
+    x = rng.standard_t(4, size=3000)
+    chance = np.exp(0.4 * np.clip(x, -4, 4))
+    y = np.zeros(3000)
+    np.add.at(y, rng.choice(3000, 6, p=chance / chance.sum()), 1)
+    return x.astype(np.float32), y.astype(np.float32)
+
+
+def _leverage(x: Any, y: Any) -> None:
+    a = numpyro.sample("a", dist.Normal(0, 5))
+    b = numpyro.sample("b", dist.Normal(0, 2))
+    with numpyro.plate("data", len(y)) as i:
+        numpyro.sample("obs", dist.Bernoulli(logits=a + b * x[i]), obs=y[i])
+
+
+def _leverage_density(data: Any, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    x, y = (np.asarray(v, float) for v in data)
+    total = y.sum() * a + (x * y).sum() * b - a**2 / 50 - b**2 / 8
+    for value in x:
+        total = total - np.logaddexp(0, a + b * value)
+    return total
+
+
+def _make_leverage(rng: np.random.Generator) -> tuple[np.ndarray, ...]:
+    x = rng.standard_t(2, size=10_000)
+    chance = np.exp(0.3 * np.clip(x, -6, 6))
+    y = np.zeros(10_000)
+    y[rng.choice(10_000, 30, replace=False, p=chance / chance.sum())] = 1
+    return x.astype(np.float32), y.astype(np.float32)
+
+
+def _censored(t: Any, censored: Any) -> None:
+    k = numpyro.sample("k", dist.LogNormal(0, 1))
+    s = numpyro.sample("s", dist.LogNormal(0, 2))
+    with numpyro.plate("data", len(t)) as i:
+        z = t[i] / s
+        density = jnp.log(k / s) + (k - 1) * jnp.log(z) - z**k
+        numpyro.factor("obs", jnp.where(censored[i] > 0, -(z**k), density))
+
+
+def _censored_density(data: Any, k: np.ndarray, s: np.ndarray) -> np.ndarray:
+    total = -(np.log(k) ** 2) / 2 - np.log(k) - np.log(s) ** 2 / 8 - np.log(s)
+    for time, censored in zip(*(np.asarray(v, float) for v in data), strict=True):
+        z = time / s
+        total = total - z**k
+        if not censored:
+            total = total + np.log(k / s) + (k - 1) * np.log(z)
+    return total
+
+
+def _make_censored(rng: np.random.Generator) -> tuple[np.ndarray, ...]:
+    t = 2.0 * rng.weibull(1.2, 12)
+    return np.minimum(t, 1.2).astype(np.float32), (t > 1.2).astype(np.float32)
+
+
 def _one(draw: Callable[[np.random.Generator], np.ndarray]) -> Callable:
     return lambda rng: (np.asarray(draw(rng), np.float32),)
 
@@ -577,5 +649,26 @@ FAMILIES = {
         _one(lambda rng: np.exp(rng.normal(size=6))),
         _log_normal_density,
         {"median": ("log", -6.0, 4.0), "s": ("log", -3.0, 3.0)},
+    ),
+    "events": Family(
+        "Poisson regression, 6 events in 3,000 rows, Student-t covariates",
+        _events,
+        _make_events,
+        _events_density,
+        {"a": ("linear", -25.0, 3.0), "b": ("linear", -8.0, 8.0)},
+    ),
+    "leverage": Family(
+        "logistic regression, 30 ones of 10,000, covariates with 2 degrees of freedom",
+        _leverage,
+        _make_leverage,
+        _leverage_density,
+        {"a": ("linear", -9.0, -3.0), "b": ("linear", -1.5, 2.0)},
+    ),
+    "censored": Family(
+        "Weibull shape and scale, 12 rows, many censored",
+        _censored,
+        _make_censored,
+        _censored_density,
+        {"k": ("log", -3.0, 3.0), "s": ("log", -4.0, 12.0)},
     ),
 }
