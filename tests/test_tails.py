@@ -22,6 +22,7 @@ from numpyro.infer import MCMC
 from scipy.optimize import nnls
 from scipy.stats import kstest, kurtosis, multivariate_t, t
 
+from benchmarks.coverage.families import FAMILIES, truth
 from numpyro_minibatch import MinibatchMH, batch
 from numpyro_minibatch.control_variate import (
     _bent,
@@ -251,6 +252,27 @@ def test_tails_are_corrected_that_draws_of_the_surrogate_do_not_show() -> None:
     assert all_exact or pilot["tail_inefficiency"] < _tails.MAX_INEFFICIENCY
     # before, the residual was below the only limit
     assert pilot["residual_sd"] < _tails._CUBIC
+
+
+@slow
+@pytest.mark.parametrize("again", [True, False])
+def test_representatives_are_fitted_on_the_scale_of_the_posterior(
+    again: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The curvature at the mode is that of another scale if covariates are heavy."""
+    if not again:
+        monkeypatch.setattr(_tails, "_WIDER", np.inf)
+        monkeypatch.setattr(_tails, "_ELSEWHERE", np.inf)
+    family = FAMILIES["leverage"]
+    data = family.data(0)
+    kernel = MinibatchMH(family.model, control_variate="taylor2")
+    surrogate = kernel.init(random.key(0), 10, None, data, {}).surrogate
+    root = np.asarray(surrogate.root, float)
+    scale = np.sqrt(np.diag(root.T @ root))[1] / truth(family, data, 101)["b"]["sd"]
+    if again:
+        assert 0.9 < scale < 1.1
+    else:
+        assert scale < 0.75
 
 
 @slow
