@@ -186,15 +186,16 @@ hierarchy 400, the ratio of four of them is 1.11 to 1.17 and that of the hierarc
 It is 2.0 for the Student-t location of the first data, one of whose five rows is an
 outlier: in a few of 1,000 chains some ten draws are up to 9 standard deviations away,
 and the other runs cannot know of them. Before trajectories used coordinates whose
-scales vary less ([decision 51](decisions/0051-trajectories-in-coordinates-whose-scales-
-vary.md)), the ratio was up to 4 for the hierarchy and 2.4 for the five normal rows.
-Intervals of means are too wide where trajectories make successive draws negatively
-correlated. The last three families were added when they were found to fail, as they did
-before [decision 53](decisions/0053-rows-that-matter-only-in-the-tails.md): the ratio
-was 3.1 for the Poisson regression and 1.9 for the logistic regression with heavy
-covariates. The standard deviation of the censored scale has next to no error that draws
-could tell, because its kurtosis is above 50,000: where a run says that the error is
-infinite, no interval misses.
+scales vary less ([decision
+51](decisions/0051-trajectories-in-coordinates-whose-scales-vary.md)), the ratio was up
+to 4 for the hierarchy and 2.4 for the five normal rows. Intervals of means are too wide
+where trajectories make successive draws negatively correlated. The last three families
+were added when they were found to fail, as they did before [decision
+53](decisions/0053-rows-that-matter-only-in-the-tails.md): the ratio was 3.1 for the
+Poisson regression and 1.9 for the logistic regression with heavy covariates. The scale
+of the censored rows has a kurtosis of 55,000 and more, so that draws hardly determine
+its standard deviation. Most runs say that its error is infinite, and such an interval
+does not miss.
 
 At these lengths the hierarchy is too hard for AMAGOLD and NUTS, and nearly all of their
 runs give advice: large standard deviations of the groups are visited too rarely. On the

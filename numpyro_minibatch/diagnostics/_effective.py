@@ -86,8 +86,8 @@ def precision(columns: np.ndarray, names: list[str]) -> xr.Dataset:
     to either side [1]. The error of a standard deviation needs the fourth moment of the
     draws, to which a heavy tail contributes much by few draws: a run that happened to
     visit the tail too little underestimates both. So the largest squares count as those
-    of a generalised Pareto distribution that is fitted to them [2]. If its shape is 0.85
-    or more, the error is infinite: the draws do not show that there is a standard
+    of a generalised Pareto distribution that is fitted to them [2]. If its shape is at
+    least 0.85, the error is infinite: the draws do not show that there is a standard
     deviation at all (from a shape of 1 on there is none), and quantiles are what they
     determine.
 
@@ -145,8 +145,9 @@ def _smoothed_variance(values: np.ndarray) -> np.ndarray:
 
     Of 600 samples of 4,000 draws of a censored Weibull scale, whose kurtosis is 55,000,
     48% missed. In 99% of them the shape is above 0.85, as in 95% of those of a
-    log-normal variable with a kurtosis of 10,000, of which 30% missed. In 30 runs of 31
-    other posteriors it was above 0.85 for three parameters, in 1 to 2 of the runs.
+    log-normal variable with a kurtosis of 10,000, of which 30% missed. In 30 runs of
+    each of 31 other posteriors, it was in 27% for the median of six log-normal rows, in
+    7% for a hierarchy of five groups, and in none for the others.
 
     :param values: shape ``(chain, draw, parameter)``.
     :return: at least the variance of the numbers, shape ``(parameter,)``; infinite if
