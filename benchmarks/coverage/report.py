@@ -193,9 +193,9 @@ where trajectories make successive draws negatively correlated. The last three f
 were added when they were found to fail, as they did before [decision
 53](decisions/0053-rows-that-matter-only-in-the-tails.md): the ratio was 3.1 for the
 Poisson regression and 1.9 for the logistic regression with heavy covariates. The scale
-of the censored rows has a kurtosis of 55,000 and more, so that draws hardly determine
-its standard deviation. Most runs say that its error is infinite, and such an interval
-does not miss.
+of the censored rows has a kurtosis of 55,000 (690,000 on other data), so that draws
+hardly determine its standard deviation. Most runs say that its error is infinite, and
+such an interval does not miss.
 
 At these lengths the hierarchy is too hard for AMAGOLD and NUTS, and nearly all of their
 runs give advice: large standard deviations of the groups are visited too rarely. On the
