@@ -55,7 +55,7 @@ def check_finite(model: Marginalized, args: tuple, kwargs: Mapping[str, Any]) ->
 
     A few values of their latent variables and all discrete states are tried at several
     positions. Runs by a kernel of this package, which has looked already, and runs with
-    traced data are not checked.
+    data that are traced, on the host or in other processes are not checked.
 
     :param model: the marginalized model.
     :param args: positional arguments of the model.
@@ -67,7 +67,7 @@ def check_finite(model: Marginalized, args: tuple, kwargs: Mapping[str, Any]) ->
     static, arrays = Static.split(args, kwargs)
     if not arrays or any(isinstance(x, jax.core.Tracer) for x in arrays):
         return
-    if find_rows((args, dict(kwargs))):
+    if find_rows((args, dict(kwargs))) or not all(map(_is_here, arrays)):
         return
     seen = _SEEN.setdefault(model, [])
     this = static, Seen.of(arrays)
@@ -77,6 +77,11 @@ def check_finite(model: Marginalized, args: tuple, kwargs: Mapping[str, Any]) ->
     if len(seen) >= _MOST_SEEN:
         seen.clear()
     seen.append(this)
+
+
+def _is_here(x: Any) -> bool:
+    """Whether an array has no part in another process."""
+    return not isinstance(x, Array) or x.is_fully_addressable
 
 
 def _given() -> dict[str, Any]:
