@@ -7,7 +7,8 @@ quadrature of all rows, and then names neither the rows nor the site.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
@@ -133,19 +134,42 @@ def _check(
                     where[name] = tuple(frames[d].name for d in _dims(log_prob))
         return found
 
-    program = jax.jit(finite)
+    try:
+        try:
+            left = _never(jax.jit(finite), arrays, given)
+        except TypeError:  # the model computes with NumPy
+            left = _never(jax.jit(partial(finite, arrays)), None, given)
+    except (KeyError, RuntimeError, TypeError, ValueError):
+        return  # the run says what is wrong with the model
+    rows = _first_rows(left, where)
+    if not rows:
+        return
+    names = [name for level in levels for name in level.written]
+    raise nowhere_finite("marginalize(model)", rows, names)
+
+
+def _never(
+    finite: Callable[..., dict[str, Array]],
+    arrays: list[Any] | None,
+    given: dict[str, Any],
+) -> dict[str, np.ndarray]:
+    """Which elements of sites are finite at no position; nothing if all are at some.
+
+    :param finite: which are at a position.
+    :param arrays: its first argument, if it has one.
+    :param given: values of sites at half of the positions.
+    """
+    first = () if arrays is None else (arrays,)
     left: dict[str, np.ndarray] = {}
     for k in range(POSITIONS):
         data = given if k % 2 == 0 else {}
-        inputs = arrays, data, jnp.asarray(RADII[k % len(RADII)]), jax.random.key(k)
-        found = full_precision(program)(*inputs)
+        radius = jnp.asarray(RADII[k % len(RADII)])
+        found = full_precision(finite)(*first, data, radius, jax.random.key(k))
         now = {name: ~np.asarray(x) for name, x in found.items()}
         left = {name: x & left.get(name, True) for name, x in now.items()}
         if not any(x.any() for x in left.values()):
-            return
-    rows = _first_rows(left, where)
-    names = [name for level in levels for name in level.written]
-    raise nowhere_finite("marginalize(model)", rows, names)
+            return {}
+    return left
 
 
 def _dims(x: Array) -> range:
