@@ -89,7 +89,7 @@ def check_tables(design: Design, scores: np.ndarray, uniform: float) -> None:
     assert ((shift >= 1) & (shift <= 31)).all()
     room = 1 << (32 - shift)
     np.testing.assert_array_equal(design.start, np.cumsum(room) - room)
-    assert room.sum() <= len(design.row) <= room.sum() + len(row) / 2 + 1
+    assert room.sum() <= len(design.row) <= room.sum() + max(len(row) / 2 + 1, 63)
     assert (np.asarray(design.threshold, np.int64) <= unit(design)).all()
     stratum, claimed = stratum_of(design, num_rows)
     of_slot = np.repeat(np.arange(len(room)), room)

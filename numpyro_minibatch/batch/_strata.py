@@ -27,6 +27,7 @@ __all__ = ["Design", "build", "draw", "exact_variance", "stratum_of"]
 # tables of all strata are built in one pass, sum to one exactly, and state exactly the
 # probabilities with which rows are drawn.
 _WHOLE = 1 << 32
+_FEWEST_SLOTS = 64  # of which tables have a multiple
 
 
 class Design(NamedTuple):
@@ -214,7 +215,7 @@ def build(
     threshold, alias = _alias_tables(weight, np.repeat(_WHOLE >> bits, 1 << bits))
     # pad to a multiple of about a quarter of the rows, so that other data of the same
     # shape mostly have tables of the same shape and can use the same program
-    grain = max(1 << len(row).bit_length() >> 2, 1)
+    grain = max(1 << len(row).bit_length() >> 2, _FEWEST_SLOTS)
     empty = -start[-1] % grain
     threshold, alias = np.pad(threshold, (0, empty)), np.pad(alias, (0, empty))
     row_of = np.zeros(len(threshold), np.int32)
