@@ -219,7 +219,10 @@ def run_pilot(
         scan, float_error = before.scan, before.float_error
         scan = scan.keeping(exact) if exact else scan.about(posterior.expansion)
         sums, uniform = scan.sums(held_out)
-    found_scores = scan.scores(scoring, _far_out(posterior))
+    far = _far_out(posterior)
+    if scan.integrals and far is not None:  # a block of draws more would take long
+        scoring = scoring[len(far) :]
+    found_scores = scan.scores(scoring, far)
     scores = found_scores.scatter
     for name, score in scores.items():
         if not np.isfinite(score).all():
