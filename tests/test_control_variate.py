@@ -54,7 +54,13 @@ from numpyro_minibatch.control_variate._center import find_center
 from numpyro_minibatch.control_variate._coordinates import choose_coordinates
 from numpyro_minibatch.control_variate._exact_rows import without
 from numpyro_minibatch.control_variate._expand import Expansions
-from numpyro_minibatch.control_variate._problem import Chosen, Problem, Refused, double
+from numpyro_minibatch.control_variate._problem import (
+    Chosen,
+    NotDefinite,
+    Problem,
+    Refused,
+    double,
+)
 from numpyro_minibatch.control_variate._residuals import (
     ResidualScan,
     Rows,
@@ -884,7 +890,7 @@ def test_passes_over_kept_residuals_are_those_through_the_model(monkeypatch):
 
 
 def test_rows_that_matter_only_in_a_tail_are_drawn_there():
-    """A run of this model had a quarter of the effective draws that it reported."""
+    """A run of such a model had a third of the effective draws that it reported."""
     rng = np.random.default_rng(2)
     x = rng.normal(size=3000).astype(np.float32)
     x[:3] = -9.0
@@ -1841,7 +1847,12 @@ def test_few_rows_are_read_in_full():
     assert float(state.log_ratio_variance) == 0
 
 
-def test_undetermined_parameters_are_an_error():
+def test_undetermined_parameters_are_an_error(monkeypatch):
+    def sampled(*args):
+        raise AssertionError("NUTS on all rows, whose trajectories have no end")
+
+    monkeypatch.setattr(_setup, "_target_posterior", sampled)
+
     def flat(y):
         a = numpyro.sample("a", dist.ImproperUniform(dist.constraints.real, (), ()))
         b = numpyro.sample("b", dist.ImproperUniform(dist.constraints.real, (), ()))
@@ -1853,6 +1864,23 @@ def test_undetermined_parameters_are_an_error():
         kernel = MinibatchMH(flat, control_variate=variate)
         with pytest.raises(ValueError, match="Give the parameters proper priors"):
             kernel.init(random.key(0), 10, None, (jnp.ones(2000),), {})
+
+
+@pytest.mark.parametrize("proper", [False, True])
+def test_only_a_target_that_is_constant_along_a_line_is_flat(proper):
+    real = dist.ImproperUniform(dist.constraints.real, (), ())
+    prior = dist.Normal(0, 1000) if proper else real
+
+    def flat(y):
+        a, b = numpyro.sample("a", prior), numpyro.sample("b", prior)
+        with numpyro.plate("data", len(y)) as idx:
+            numpyro.sample("obs", dist.Normal(a + b, 1.0), obs=y[idx])
+
+    example = {"a": np.zeros(()), "b": np.zeros(())}
+    problem = problem_of(flat, jnp.ones(50), example=example)
+    at, along = np.full(2, 0.5), np.array([1.0, -1.0])
+    assert _setup._is_flat(problem, NotDefinite.of(0.0, at, along)) != proper
+    assert not _setup._is_flat(problem, Refused("another reason"))
 
 
 def test_draws_are_over_relaxed_only_near_the_target(monkeypatch):

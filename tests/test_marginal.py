@@ -30,6 +30,8 @@ from numpyro.infer import (
     SVI,
     Predictive,
     Trace_ELBO,
+    init_to_median,
+    init_to_uniform,
     init_to_value,
 )
 from numpyro.infer.autoguide import AutoNormal
@@ -1187,7 +1189,7 @@ def test_rows_that_the_model_excludes_are_named_before_a_set_up(
     y = jnp.linspace(-2.0, 2.0, 40).at[jnp.array([9, 30])].set(3.0)
     model = marginalize(excluded)
     mcmc = MCMC(kernel(model), num_warmup=1, num_samples=1, progress_bar=False)
-    message = r"rows \[9, 30\]\) is zero or not a number.*values of 'a', 'z'"
+    message = r"rows \[9, 30\]\) is zero or NaN.*values of 'a', 'z'"
     with pytest.raises(ValueError, match=message):
         mcmc.run(jax.random.key(0), y)
 
@@ -1205,7 +1207,7 @@ def test_rows_that_one_start_allows_are_accepted() -> None:
         mcmc = MCMC(kernel, num_warmup=1, num_samples=1, progress_bar=False)
         mcmc.run(jax.random.key(0), 9.0 + Y)
 
-    with pytest.raises(ValueError, match="zero or not a number"):
+    with pytest.raises(ValueError, match="zero or NaN"):
         run()
     run(init_strategy=init_to_value(values={"b": 9.0}))
 
@@ -1218,7 +1220,7 @@ def test_numpyro_too_names_rows_that_the_model_excludes(
 
     model = marginalize(excluded)
     y = jnp.linspace(-2.0, 2.0, 40).at[jnp.array([9, 30])].set(3.0)
-    message = r"'data', rows \[9, 30\]\) is zero or not a number.*values of 'a', 'z'"
+    message = r"'data', rows \[9, 30\]\) is zero or NaN.*values of 'a', 'z'"
     with monkeypatch.context() as patch:
         patch.setattr("numpyro_minibatch.marginal._model.log_integral", integrated)
         nuts = MCMC(NUTS(model), num_warmup=1, num_samples=1, progress_bar=False)
@@ -1246,6 +1248,9 @@ def test_excluded_rows_of_inner_and_outer_plates_are_named() -> None:
         handlers.seed(marginalize(nested), 0)(y)
 
 
+B = dist.Normal(99.0, 0.1)
+
+
 def test_values_of_handlers_count_where_rows_are_looked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -1259,8 +1264,9 @@ def test_values_of_handlers_count_where_rows_are_looked_for(
             numpyro.sample("y", dist.Normal(a, 1.0), obs=y)
 
     marginal = marginalize(model)
-    with pytest.raises(ValueError, match="zero or not a number"):
-        handlers.seed(marginal, 0)(Y)
+    uniform = init_to_uniform()
+    with pytest.raises(ValueError, match="zero or NaN"):
+        handlers.substitute(handlers.seed(marginal, 0), substitute_fn=uniform)(Y)
     handlers.condition(handlers.seed(marginal, 0), {"b": jnp.array(9.0)})(Y)
     other = Y + 1.0
     init = init_to_value(values={"b": 9.0})
@@ -1272,6 +1278,29 @@ def test_values_of_handlers_count_where_rows_are_looked_for(
     monkeypatch.setattr("numpyro_minibatch.marginal._finite._check", looked)
     handlers.seed(marginal, 0)(Y)
     handlers.seed(marginal, 0)(other)
+
+
+@pytest.mark.parametrize("how", ["prior", "median", "replay", "uniform"])
+def test_rows_that_have_a_density_where_the_run_is_are_accepted(how: str) -> None:
+    def model(y: Any) -> None:
+        b = numpyro.sample("b", dist.Normal(100.0, 1.0))
+        with numpyro.plate("data", len(y)):
+            a = numpyro.sample("a", dist.Normal(b, 1.0))
+            numpyro.factor("high", jnp.where(b > 50.0, 0.0, -jnp.inf) + 0.0 * y)
+            numpyro.sample("y", dist.Normal(a, 1.0), obs=y)
+
+    run = handlers.seed(marginalize(model), 0)
+    if how == "median":
+        run = handlers.substitute(run, substitute_fn=init_to_median())
+    elif how == "replay":
+        guide = handlers.trace(handlers.seed(lambda: numpyro.sample("b", B), 0))
+        run = handlers.replay(run, guide.get_trace())
+    elif how == "uniform":
+        run = handlers.substitute(run, substitute_fn=init_to_uniform())
+        with pytest.raises(ValueError, match="zero or NaN"):
+            run(Y)
+        return
+    run(Y)
 
 
 @pytest.mark.parametrize(

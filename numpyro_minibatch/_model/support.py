@@ -217,11 +217,11 @@ def nowhere_finite(
     """
     latents = ", ".join(map(repr, names))
     return ValueError(
-        f"{who}: the marginal likelihood of some rows ({listed(rows)}) is zero or not "
-        f"a number at all of {POSITIONS} positions, whatever the values of "
-        f"{latents}. Check the observations and the factors of these rows, "
-        "and drop or mask (numpyro.handlers.mask) those that the model does not "
-        "allow. If it allows them at other positions, start there: "
+        f"{who}: the marginal likelihood of some rows ({listed(rows)}) is zero or NaN "
+        f"at all of {POSITIONS} positions, whatever the values of {latents}. Check the "
+        "observations and the factors of these rows, and drop or mask "
+        "(numpyro.handlers.mask) those that the model does not allow. If it allows "
+        "them at other positions, start there: "
         "init_strategy=init_to_value(values=...)."
     )
 

@@ -471,7 +471,7 @@ class AMAGOLD(AdaptedKernel, MinibatchKernel):
             before, after = seen.log_density
             decision = self._adaptation.descends(state.i, after - before, decision)
         # a density that overflows would be accepted and never left again; the
-        # estimate is not a number where an impossible start is left, which is fine
+        # estimate is NaN where an impossible start is left, which is fine
         fine = seen.log_density[1] != jnp.inf
         decision = decision._replace(
             accept=decision.accept & fine,

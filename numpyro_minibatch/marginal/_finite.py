@@ -7,9 +7,10 @@ quadrature of all rows, and then names neither the rows nor the site.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
 import jax
@@ -55,8 +56,10 @@ def check_finite(model: Marginalized, args: tuple, kwargs: Mapping[str, Any]) ->
     """Raise if rows of the data have a density nowhere, once for the same data.
 
     A few values of their latent variables and all discrete states are tried at several
-    positions. Runs by a kernel of this package, which has looked already, and runs with
-    data that are traced, on the host or in other processes are not checked.
+    positions, every other one as the handlers around the model determine it, such as by
+    an ``init_strategy``. Runs by a kernel of this package, which has looked already,
+    and runs with data that are traced, on the host or in other processes are not
+    checked.
 
     :param model: the marginalized model.
     :param args: positional arguments of the model.
@@ -74,7 +77,7 @@ def check_finite(model: Marginalized, args: tuple, kwargs: Mapping[str, Any]) ->
     this = static, Seen.of(arrays)
     if this in seen:
         return
-    untraced(_check, model, static, arrays, _given())
+    untraced(_check, model, static, arrays, _Called.now())
     if len(seen) >= _MOST_SEEN:
         seen.clear()
     seen.append(this)
@@ -85,24 +88,42 @@ def _is_here(x: Any) -> bool:
     return not isinstance(x, Array) or x.is_fully_addressable
 
 
-def _given() -> dict[str, Any]:
-    """Values that handlers around the model give to its sites, if they are known."""
-    given: dict[str, Any] = {}
-    for handler in numpyro.primitives._PYRO_STACK:
-        if isinstance(handler, handlers.condition | handlers.substitute):
-            strategy = getattr(handler, "substitute_fn", None)
-            start = getattr(strategy, "keywords", {}).get("values")
-            for values in (start, handler.data):
-                given |= values if isinstance(values, Mapping) else {}
-    return {
-        name: value
-        for name, value in given.items()
-        if not any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(value))
-    }
+class _Called(NamedTuple):
+    """How handlers around the model determine its sites, as far as that is known.
+
+    :param values: by site.
+    :param strategy: gives the values of other sites, such as an ``init_strategy``;
+        ``None`` if they are drawn from their distributions.
+    """
+
+    values: dict[str, Any]
+    strategy: Callable | None
+
+    @classmethod
+    def now(cls) -> _Called:
+        """What the handlers that are active do."""
+        values: dict[str, Any] = {}
+        strategy = None
+        for handler in numpyro.primitives._PYRO_STACK:
+            if isinstance(handler, handlers.replay):
+                sites = (handler.trace or {}).items()
+                values |= {n: s["value"] for n, s in sites if s["type"] == "sample"}
+            elif isinstance(handler, handlers.condition | handlers.substitute):
+                values |= handler.data or {}
+                found = getattr(handler, "substitute_fn", None)
+                bound = getattr(found, "args", ()), getattr(found, "keywords", {})
+                if found is not None and _is_known(bound):
+                    strategy = found
+        known = {name: x for name, x in values.items() if _is_known(x)}
+        return cls(known, strategy)
+
+
+def _is_known(values: Any) -> bool:
+    return not any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(values))
 
 
 def _check(
-    model: Marginalized, static: Static, arrays: list[Any], given: dict[str, Any]
+    model: Marginalized, static: Static, arrays: list[Any], called: _Called
 ) -> None:
     args, kwargs = static.join(arrays)
     levels = model.levels(args, kwargs)
@@ -110,12 +131,15 @@ def _check(
     where: dict[str, tuple[str, ...]] = {}
 
     def finite(
-        arrays: list[Any], given: dict[str, Any], radius: Array, key: Array
+        as_called: bool, arrays: list[Any], radius: Array, key: Array
     ) -> dict[str, Array]:
         args, kwargs = static.join(arrays)
-        seeded = handlers.seed(in_this_precision(model), key)
-        near = handlers.substitute(seeded, substitute_fn=init_to_uniform(radius=radius))
-        run = handlers.substitute(near, data=given)
+        strategy = called.strategy if as_called else init_to_uniform(radius=radius)
+        run = handlers.seed(in_this_precision(model), key)
+        if strategy is not None:
+            run = handlers.substitute(run, substitute_fn=strategy)
+        if as_called:
+            run = handlers.substitute(run, data=called.values)
         with without_integrals(highest=True), handlers.block():
             trace = handlers.trace(run).get_trace(*args, **kwargs)
         found = {}
@@ -134,13 +158,19 @@ def _check(
                     where[name] = tuple(frames[d].name for d in _dims(log_prob))
         return found
 
-    try:
+    program = jax.jit(finite, static_argnums=0, compiler_options=_QUICKLY)
+    with warnings.catch_warnings(action="ignore"):  # the run gives them as well
         try:
-            left = _never(jax.jit(finite), arrays, given)
-        except TypeError:  # the model computes with NumPy
-            left = _never(jax.jit(partial(finite, arrays)), None, given)
-    except (KeyError, RuntimeError, TypeError, ValueError):
-        return  # the run says what is wrong with the model
+            try:
+                left = _never(lambda as_called, *at: program(as_called, arrays, *at))
+            except TypeError:  # the model computes with NumPy
+                left = _never(
+                    lambda as_called, *at: jax.jit(partial(finite, as_called, arrays))(
+                        *at
+                    )
+                )
+        except (KeyError, RuntimeError, TypeError, ValueError):
+            return  # the run says what is wrong with the model
     rows = _first_rows(left, where)
     if not rows:
         return
@@ -148,23 +178,15 @@ def _check(
     raise nowhere_finite("marginalize(model)", rows, names)
 
 
-def _never(
-    finite: Callable[..., dict[str, Array]],
-    arrays: list[Any] | None,
-    given: dict[str, Any],
-) -> dict[str, np.ndarray]:
+def _never(finite: Callable[..., dict[str, Array]]) -> dict[str, np.ndarray]:
     """Which elements of sites are finite at no position; nothing if all are at some.
 
-    :param finite: which are at a position.
-    :param arrays: its first argument, if it has one.
-    :param given: values of sites at half of the positions.
+    :param finite: which are at a position: one of the run itself, or a random one.
     """
-    first = () if arrays is None else (arrays,)
     left: dict[str, np.ndarray] = {}
     for k in range(POSITIONS):
-        data = given if k % 2 == 0 else {}
         radius = jnp.asarray(RADII[k % len(RADII)])
-        found = full_precision(finite)(*first, data, radius, jax.random.key(k))
+        found = full_precision(finite)(k % 2 == 0, radius, jax.random.key(k))
         now = {name: ~np.asarray(x) for name, x in found.items()}
         left = {name: x & left.get(name, True) for name, x in now.items()}
         if not any(x.any() for x in left.values()):

@@ -289,7 +289,7 @@ class MetropolisStep:
         """The position after the step, and its results."""
         decision = self.acceptance(key, log_ratio)
         # a density that overflows would be accepted and never left again; the
-        # estimate is not a number where an impossible start is left, which is fine
+        # estimate is NaN where an impossible start is left, which is fine
         fine = seen.log_density[1] != jnp.inf
         accept = decision.accept & fine
         moves = jnp.asarray(proposed.moved) & fine
