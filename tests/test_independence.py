@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jax import lax
 from numpyro import handlers
+from numpyro.infer import MCMC
 
 from numpyro_minibatch import MINT, SGHMC, HostRows, Target
 from numpyro_minibatch._model import batch_comparison
@@ -360,8 +361,28 @@ def test_what_jax_cannot_compile_is_refused() -> None:
             ranks = np.argsort(np.argsort(jnp.asarray(y)[idx]))
             numpyro.sample("obs", dist.Normal(b * ranks, 1.0), obs=y[idx])
 
-    with pytest.raises(ValueError, match="an order or ranks.* before the model"):
+    with pytest.raises(ValueError, match="such as ranks.* before the model"):
         check(ranked, X, jnp.asarray(Y), GROUP)
+
+
+@pytest.mark.parametrize("run_on", ["pairs", "alternating signs"])
+def test_rows_that_need_an_even_number(run_on: str) -> None:
+    """Two rows run and five do not: the comparison says what is wrong."""
+
+    def model(x: Any, y: Any) -> None:
+        b = numpyro.sample("b", dist.Normal(0.0, 1.0))
+        if run_on == "pairs":
+            z = jnp.repeat(x.reshape(-1, 2).sum(-1), 2)
+        else:
+            z = x * jnp.tile(jnp.array([1.0, -1.0]), len(x) // 2)
+        with numpyro.plate("rows", len(y)):
+            numpyro.sample("obs", dist.Normal(b * z, 1.0), obs=y)
+
+    x = np.asarray(X)[:, 0]
+    with pytest.raises(ValueError, match="'obs' depends on which rows"):
+        MCMC(
+            MINT(model, batch_size=20, temperature=9.0), num_warmup=1, num_samples=1
+        ).run(jax.random.key(0), x, Y)
 
 
 def test_a_verdict_is_remembered() -> None:

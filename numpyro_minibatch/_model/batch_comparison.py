@@ -245,7 +245,10 @@ class Comparison:
             for name, size in self.target_of(self.arrays).plates.items()
         }
         batches = [whole, self.batch(1)]
-        one, other = (trace(i, self.position, self.arrays) for i in batches)
+        try:
+            one, other = (trace(i, self.position, self.arrays) for i in batches)
+        except (TypeError, ValueError):
+            return False  # not for any number of rows, which the comparison says better
         if names[0] != names[1]:
             return False
         rows, fixed, plates_of = names[0]

@@ -95,13 +95,14 @@ def check_rows(
         comparison.batches = draw_batches(plates, rng, unusual)
         try:
             found = untraced(comparison.difference)
-        except TypeError as error:  # of JAX, which does not compile np.argsort(x)
+        except (TypeError, ValueError) as error:
+            # JAX does not compile np.argsort(x); an odd number of rows has no pairs
             raise ValueError(
                 f"{who}: the model cannot be compiled for some of its rows "
                 f"({type(error).__name__}: {first_line(error)}). Compute what needs "
-                "all rows, such as an order or ranks of them, before the model and "
-                "pass it as an argument, or use JAX's functions in the model, "
-                "jnp.sort and not np.sort."
+                "all rows or several of them, such as ranks or sums of pairs, before "
+                "the model and pass it as an argument with one entry for each row. "
+                "In the model, use JAX's functions, jnp.sort and not np.sort."
             ) from error
         if found is not None:
             message = untraced(partial(message_of, who, comparison, found))
