@@ -14,7 +14,7 @@ from jax import random
 from scipy import stats
 
 from numpyro_minibatch import batch
-from numpyro_minibatch.batch import Batch, FullBatch, Scheme
+from numpyro_minibatch.batch import Batch, FullBatch, Scheme, _strata
 from numpyro_minibatch.batch._strata import (
     Design,
     build,
@@ -57,7 +57,7 @@ def with_columns(design: Design, **columns) -> Design:
     """The design with other numbers in its slots."""
     names = ("threshold", "alias", "row", "inverse")
     slots = [columns.get(name, getattr(design, name)) for name in names]
-    return design._replace(slots=pack(*slots))
+    return design._replace(slots=jnp.asarray(pack(*slots)))
 
 
 def unit(design: Design) -> np.ndarray:
@@ -163,6 +163,31 @@ def test_the_check_of_tables_can_fail():
     ):
         with pytest.raises(AssertionError):
             check_tables(with_columns(design, **broken), SCORES, 0.1)
+
+
+@pytest.mark.parametrize("rows_of_part", [1, 500])
+def test_tables_made_in_parts_are_the_same(monkeypatch, rows_of_part):
+    whole = build(SCORES, VALUES[0], 40)
+    before = stratum_of(whole, N)
+    monkeypatch.setattr(_strata, "_OF_PART", rows_of_part)
+    parts = _strata._parts(np.full(20, 150))
+    assert len(parts) == {1: 20, 500: 6}[rows_of_part]
+    for found, expected in zip(build(SCORES, VALUES[0], 40), whole, strict=True):
+        np.testing.assert_array_equal(found, expected)
+    for found, expected in zip(stratum_of(whole, N), before, strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_places_are_sorted_as_values_are():
+    values = np.r_[VALUES[0], -0.0, 0.0, -0.0, np.inf, -np.inf, 1e300, -1e-300, 1e-300]
+    found = values[_strata._sorted(values)]
+    # values that agree in 20 bits are in the order of the rows
+    assert (np.diff(found[1:-1]) >= -2e-6 * np.abs(found[1:-2])).all()
+    assert np.isneginf(found[0]) and np.isposinf(found[-1])
+    ties = np.tile([1.0, 0.0, -0.0, -1.0], 50)
+    np.testing.assert_array_equal(
+        _strata._sorted(ties), np.argsort(ties, kind="stable")
+    )
 
 
 def test_strata_are_even_and_sorted():

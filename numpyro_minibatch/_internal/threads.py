@@ -1,9 +1,9 @@
-"""Threads that compile while the calling thread goes on, or compute while it traces."""
+"""Threads that compile or compute while the calling thread goes on, waits or traces."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from functools import cache
@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-__all__ = ["compilers", "untraced"]
+__all__ = ["compilers", "in_parallel", "untraced"]
 
 
 @cache
@@ -23,6 +23,20 @@ def compilers() -> ThreadPoolExecutor:
     thread.
     """
     return ThreadPoolExecutor(max(2, min(4, os.cpu_count() or 1)), "compile")
+
+
+def in_parallel(fn: Callable[[Any], None], parts: Sequence[Any]) -> None:
+    """Call a function of NumPy arrays for each part, on as many threads as there are.
+
+    :param fn: a function that writes its result, each call to another place.
+    :param parts: its arguments.
+    """
+    if len(parts) < 2:
+        for part in parts:
+            fn(part)
+        return
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(fn, parts))
 
 
 def untraced(fn: Callable, *args: Any) -> Any:

@@ -10,6 +10,7 @@ they are drawn in strata of rows that are expected to be similar.
 from __future__ import annotations
 
 from functools import partial
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import jax
@@ -19,6 +20,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from numpyro_minibatch._internal.keys import wide
+from numpyro_minibatch._internal.threads import in_parallel
 
 __all__ = ["Design", "build", "draw", "exact_variance", "stratum_of"]
 
@@ -28,6 +30,7 @@ __all__ = ["Design", "build", "draw", "exact_variance", "stratum_of"]
 # probabilities with which rows are drawn.
 _WHOLE = 1 << 32
 _FEWEST_SLOTS = 64  # of which tables have a multiple
+_OF_PART = 1 << 17  # rows of which tables are made at once
 
 
 class Design(NamedTuple):
@@ -82,7 +85,7 @@ class Design(NamedTuple):
 
 def pack(
     threshold: ArrayLike, alias: ArrayLike, row: ArrayLike, inverse: ArrayLike
-) -> Array:
+) -> np.ndarray[Any, Any]:
     """The numbers of each slot in one row, so that a draw waits for memory once.
 
     :param threshold: how many values of the lower bits keep the slot, shape ``(R,)``.
@@ -93,7 +96,7 @@ def pack(
     """
     columns = [np.asarray(x).astype(np.uint32) for x in (threshold, alias, row)]
     columns.append(np.asarray(inverse, np.float32).view(np.uint32))
-    return jax.device_put(np.stack(columns, axis=-1))
+    return np.stack(columns, axis=-1)
 
 
 def build(
@@ -201,34 +204,66 @@ def build(
         with np.errstate(over="ignore"):  # an infinite quotient sorts correctly, too
             # divide by the mixed probability rather than the score alone: a row's value
             # is divided by it, and it is never zero
-            by = np.argsort(order[row] / probability, kind="stable")
+            by = _sorted(order[row] / probability)
         row, probability = row[by], probability[by]
     first = _cut(probability, num_strata)
     count = np.diff(np.append(first, len(row)))
     # one slot for each row, and empty slots up to a power of two, at least 2
     bits = np.maximum(np.frexp(count - 0.5)[1], 1).astype(np.int64)
     start = np.append(0, np.cumsum(1 << bits))
-    # the slot of each row: those of a stratum are at its beginning
-    slot = np.arange(len(row)) + np.repeat(start[:-1] - first, count)
-    weight = np.zeros(start[-1], np.int64)
-    weight[slot] = _weights(probability, first, count)
-    threshold, alias = _alias_tables(weight, np.repeat(_WHOLE >> bits, 1 << bits))
     # pad to a multiple of about a quarter of the rows, so that other data of the same
     # shape mostly have tables of the same shape and can use the same program
     grain = max(1 << len(row).bit_length() >> 2, _FEWEST_SLOTS)
-    empty = -start[-1] % grain
-    threshold, alias = np.pad(threshold, (0, empty)), np.pad(alias, (0, empty))
-    row_of = np.zeros(len(threshold), np.int32)
-    row_of[slot] = row
-    inverse = np.ones(len(threshold), np.float32)
-    inverse[slot] = _WHOLE / weight[slot]
+    slots = np.zeros((start[-1] + -start[-1] % grain, 4), np.uint32)
+    slots[:, 3] = np.ones((), np.float32).view(np.uint32)
+
+    def fill(strata: slice) -> None:
+        """Write the tables of some strata."""
+        starts, counts, sizes = start[strata], count[strata], 1 << bits[strata]
+        begin, filled = first[strata][0], counts.sum()
+        here = slice(begin, begin + filled)
+        # the slot of each row: those of a stratum are at its beginning
+        away = np.repeat(starts - starts[0] - (first[strata] - begin), counts)
+        slot = np.arange(filled) + away
+        weight = np.zeros(sizes.sum(), np.int64)
+        own = _weights(probability[here], first[strata] - begin, counts)
+        weight[slot] = own
+        threshold, alias = _alias_tables(weight, np.repeat(_WHOLE // sizes, sizes))
+        row_of, inverse = np.zeros(len(weight), np.int32), np.ones(len(weight))
+        row_of[slot], inverse[slot] = row[here], _WHOLE / own
+        mine = slots[starts[0] : starts[0] + len(weight)]
+        mine[:] = pack(threshold, alias + starts[0], row_of, inverse)
+
+    in_parallel(fill, _parts(count))
     return Design(
         # NumPy converts, because JAX would compile a program for each conversion
         sure=jax.device_put(np.sort(sure).astype(np.int32)),
         start=jax.device_put(np.asarray(start[:-1], np.int32)),
         shift=jax.device_put(np.asarray(32 - bits, np.uint32)),
-        slots=pack(threshold, alias, row_of, inverse),
+        slots=jax.device_put(slots),
     )
+
+
+def _sorted(values: np.ndarray) -> np.ndarray:
+    """The places of values in ascending order, equal ones in the order of the rows.
+
+    Values that agree in 20 bits after the first count as equal: the other half of a
+    word is the place, and words are sorted several times faster than places.
+    """
+    bits = (values + 0.0).view(np.uint64)  # -0.0 becomes 0.0
+    negative = bits >> np.uint64(63) == 1
+    word = np.where(negative, ~bits, bits | np.uint64(1 << 63))
+    word &= np.uint64(0xFFFFFFFF << 32)
+    word |= np.arange(len(values), dtype=np.uint64)
+    word.sort()
+    return (word & np.uint64(0xFFFFFFFF)).astype(np.int64)
+
+
+def _parts(count: np.ndarray) -> list[slice]:
+    """Strata next to each other whose rows fit in a processor's cache together."""
+    place = (np.cumsum(count) - count) // _OF_PART
+    edges = [*np.flatnonzero(np.diff(place, prepend=-1)), len(count)]
+    return [slice(*ends) for ends in pairwise(edges)]
 
 
 def _checked_rows(name: str, values: ArrayLike) -> np.ndarray[Any, Any]:
@@ -403,12 +438,21 @@ def stratum_of(
     """
     stratum = np.full(num_rows, -1, np.int32)
     probability = np.ones(num_rows)
-    slot, of_slot = _drawn(design)
-    slots = np.asarray(design.slots)
-    row = slots[slot, 2].astype(np.int32)
-    stratum[row] = of_slot
-    inverse = np.ascontiguousarray(slots[slot, 3]).view(np.float32)
-    probability[row] = 1.0 / inverse.astype(np.float64)
+    slots, start = np.asarray(design.slots), np.asarray(design.start)
+    sizes = 1 << (32 - np.asarray(design.shift, np.int64))
+
+    def fill(strata: slice) -> None:
+        """Write those of the rows of some strata."""
+        own, first = sizes[strata], start[strata][0]
+        mine = slots[first : first + own.sum()]
+        filled = np.flatnonzero(mine[:, 0])
+        numbers = np.arange(strata.start, strata.stop, dtype=np.int32)
+        row = mine[filled, 2].astype(np.intp)
+        stratum[row] = np.repeat(numbers, own)[filled]
+        inverse = np.ascontiguousarray(mine[filled, 3]).view(np.float32)
+        probability[row] = 1.0 / inverse.astype(np.float64)
+
+    in_parallel(fill, _parts(sizes))
     return stratum, probability
 
 

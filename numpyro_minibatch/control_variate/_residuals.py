@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
@@ -230,15 +230,27 @@ class ResidualScan:
     ) -> dict[str, np.ndarray]:
         """The residuals of chunks of rows, ``(n * width, K)`` by plate.
 
-        The program takes a fixed number of draws and of chunks. Those that are missing
-        repeat others; chunks without a row are not evaluated.
-
         :param draws: flat positions, ``(K, D)``, in working precision.
         :param rows: the rows, ``(n, width)`` by plate.
         :param masks: which of them are read; others are zero.
         """
+        return self._sent(draws, rows, masks)()
+
+    def _sent(
+        self,
+        draws: np.ndarray,
+        rows: Mapping[str, np.ndarray],
+        masks: Mapping[str, np.ndarray],
+    ) -> Callable[[], dict[str, np.ndarray]]:
+        """A function that waits for what :meth:`_of_chunks` returns.
+
+        JAX computes it meanwhile.
+
+        The program takes a fixed number of draws and of chunks. Those that are missing
+        repeat others; chunks without a row are not evaluated.
+        """
         number, each = len(next(iter(rows.values()))), self._at_once
-        by_draws = []
+        by_draws: list[tuple[int, list[Any]]] = []
         for first in range(0, len(draws), self._draws):
             some = draws[first : first + self._draws]
             padded = some[np.minimum(np.arange(self._draws), len(some) - 1)]
@@ -250,34 +262,48 @@ class ResidualScan:
                 read = {n: r[own] for n, r in rows.items()}
                 kept = {n: m[own] & exist for n, m in masks.items()}
                 parts.append(self._program(*self._arguments(padded, read, kept)))
-            by_draws.append(
-                {
-                    n: _joined([np.asarray(x[n])[:, : len(some)] for x in parts])
-                    for n in rows
-                }
-            )
-        return {
-            n: _joined([x[n] for x in by_draws], 1)[: number * len(r[0])]
-            for n, r in rows.items()
-        }
+            by_draws.append((len(some), parts))
+
+        def result() -> dict[str, np.ndarray]:
+            found = {}
+            for n, r in rows.items():
+                of_draws = [
+                    _joined([np.asarray(x[n])[:, :count] for x in parts])
+                    for count, parts in by_draws
+                ]
+                found[n] = _joined(of_draws, 1)[: number * len(r[0])]
+            return found
+
+        return result
 
     def _key(self, draws: np.ndarray) -> bytes:
         return np.asarray(draws, self.dtype).tobytes()
 
     def _evaluated(
-        self, draws: np.ndarray, numbers: np.ndarray
-    ) -> dict[str, np.ndarray]:
-        """The residuals of some chunks, before exact rows are removed, ``(n, K)``.
+        self, draws: np.ndarray, blocks: Iterable[np.ndarray]
+    ) -> Iterator[tuple[np.ndarray, dict[str, np.ndarray]]]:
+        """The residuals of blocks of chunks, before exact rows are removed, ``(n, K)``.
 
-        If these are all rows, they are kept: the model is evaluated once at each draw.
+        JAX computes those of the next block while the caller uses those of one. If a
+        block has all rows, they are kept: the model is evaluated once at each draw.
+
+        :return: the numbers of the chunks, and the residuals by plate.
         """
         draws, key = np.asarray(draws, self.dtype), self._key(draws)
-        if key in self._known:
-            return self._known[key]
-        rows = self._of_chunks(draws, *self._read(numbers))
-        if len(numbers) == self._chunks.number and len(self._known) < _KEPT:
-            self._known[key] = rows
-        return rows
+        waiting: list[tuple[np.ndarray, Callable[[], dict[str, np.ndarray]]]] = []
+        for numbers in blocks:
+            if key in self._known:
+                yield numbers, self._known[key]
+                continue
+            waiting.append((numbers, self._sent(draws, *self._read(numbers))))
+            if len(waiting) > 1:
+                before, result = waiting.pop(0)
+                yield before, result()
+        for numbers, result in waiting:
+            rows = result()
+            if len(numbers) == self._chunks.number and len(self._known) < _KEPT:
+                self._known[key] = rows
+            yield numbers, rows
 
     def _pieces(
         self, draws: np.ndarray, enough: int | None = None
@@ -297,8 +323,7 @@ class ResidualScan:
         if enough is not None and len(blocks) > 1:
             each = len(blocks[0])
             blocks = [(np.arange(each) * total // each).astype(np.int32)]
-        for numbers in blocks:
-            found = self._evaluated(draws, numbers)
+        for numbers, found in self._evaluated(draws, blocks):
             for name, width in self._chunks.widths.items():
                 size = self.problem.plates[name]
                 stride = 1
@@ -587,17 +612,21 @@ class ResidualScan:
             stratum, probability = stratum_of(design, self.problem.plates[name])
             count = design.num_strata
             # the last stratum holds the rows that are always drawn
-            tables[name] = np.where(stratum < 0, count, stratum), probability
+            stratum = np.where(stratum < 0, count, stratum)
+            small = np.min_scalar_type(count)
+            tables[name] = stratum.astype(small), probability
             shape = len(draws) // 2, count + 1
             parts[name] = np.zeros(shape), np.zeros(shape)
         for name, rows, residual in self._pieces(draws):
             stratum, probability = (table[rows] for table in tables[name])
-            pairs = (residual[:, 1::2] - residual[:, :-1:2]).astype(np.float64)
-            for k, pair in enumerate(pairs.T):
-                for part, of_row in zip(
-                    parts[name], (pair, pair**2 / probability), strict=True
-                ):
-                    part[k] += np.bincount(stratum, of_row, part.shape[1])
+            # the rows of a stratum next to each other; small integers sort fast
+            order = np.argsort(stratum, kind="stable")
+            stratum = stratum[order]
+            first = np.flatnonzero(np.append(True, stratum[1:] != stratum[:-1]))
+            pairs = (residual[:, 1::2] - residual[:, :-1:2]).astype(np.float64)[order]
+            square = pairs**2 / probability[order, None]
+            for part, of_row in zip(parts[name], (pairs, square), strict=True):
+                part[:, stratum[first]] += np.add.reduceat(of_row, first, axis=0).T
         variance = np.zeros(len(draws) // 2)
         for name, (whole, square) in parts.items():
             among = np.maximum(square - whole**2, 0)[:, :-1].sum(1)
