@@ -269,6 +269,27 @@ def test_the_smaller_plate_of_a_panel_has_the_rows(named: Any) -> None:
         inspect_model("MINT", panel_of_times, args, {}, {"time2": 2})
 
 
+@pytest.mark.parametrize("by_index", [False, True])
+def test_of_nested_plates_of_one_size_the_first_has_the_rows(by_index: bool) -> None:
+    def square(y: Any) -> None:
+        scale = numpyro.sample("scale", dist.HalfNormal(1.0))
+        outer, inner = numpyro.plate("r", N, dim=-2), numpyro.plate("k", N, dim=-1)
+        with outer as i, inner as k:
+            data = y[i[:, None], k] if by_index else y
+            numpyro.sample("y", dist.Normal(1.0, scale), obs=data)
+
+    target = target_of(square, None, (SQUARE,))
+    assert target.sizes == {"r": N}
+    z = {"scale": jnp.asarray(0.3)}
+    some = np.array([7, 0, 11])
+    found = target.terms(z, {"r": jnp.asarray(some)}).rows["r"]
+    expected = dist.Normal(1.0, jnp.exp(0.3)).log_prob(SQUARE[some]).sum(1)
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
+    if by_index:  # otherwise the second axis must be named
+        layout, _ = inspect_model("MINT", square, (SQUARE,), {}, {"k": 2})
+        assert layout.plates == (("k", N),)
+
+
 def by_indices(X: Any, y: Any) -> None:
     b = weights(N)
     with numpyro.plate("rows", N) as idx:

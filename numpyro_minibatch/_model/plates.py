@@ -331,7 +331,8 @@ def candidates(
 ) -> list[str]:
     """Plates that hold observations and no latent site; of nested ones the largest.
 
-    A plate with a single row is one only if no other plate is.
+    Of nested plates of one size, it is the one whose dimension is the first. A plate
+    with a single row is one only if no other plate is.
 
     The repeated observations of many units are no rows if the units have latent sites:
     ``marginalize`` makes the units rows. It is named by the error if no plate is left.
@@ -354,13 +355,12 @@ def candidates(
     def is_inner(name: str) -> bool:
         """Whether all that it holds is in a larger plate, too."""
         held = [s.inside([*found, *units]) for s in observed if s.inside({name})]
+
+        def rank(frame: Any) -> tuple[int, int]:
+            return _size(plates[frame.name]), -frame.dim
+
         return all(
-            any(
-                _size(plates[f.name]) > _size(plates[name])
-                for f in frames
-                if f.name != name
-            )
-            for frames in held
+            max(frames, key=rank).name != name and len(frames) > 1 for frames in held
         )
 
     outer = [name for name in found if not is_inner(name)]
@@ -419,7 +419,7 @@ def check_sites(
             continue
         if len(inside) > 1:
             raise ValueError(
-                f"site {site.name!r} is inside two subsampled plates, "
+                f"{who}: site {site.name!r} is inside two subsampled plates, "
                 f"{inside[0].name!r} and {inside[1].name!r}, so it has no single "
                 f"number per row. Subsample one of them: batch_size={{"
                 f"{inside[0].name!r}: ...}}, and no subsample_size for the other."
