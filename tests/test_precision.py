@@ -334,12 +334,13 @@ def test_data_that_were_constants_of_a_program_have_the_present_precision():
     del kept
 
 
-@pytest.mark.parametrize("largest", [10_000_000, 10])
+@pytest.mark.parametrize(("largest", "whole"), [(10_000_000, int), (10, float)])
 def test_rows_are_compared_after_another_program_had_them_as_constants(
-    monkeypatch: pytest.MonkeyPatch, largest: int
+    monkeypatch: pytest.MonkeyPatch, largest: int, whole: type
 ) -> None:
     """As after NUTS on the same NumPy arrays, which are constants of its program."""
     x, y = np.random.default_rng(0).normal(size=(2, 300))
+    y = (10.0 * y).astype(whole)
     kept = jax.jit(lambda b: (b * x * y).sum())
     kept(1.0)
 

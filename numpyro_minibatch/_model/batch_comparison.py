@@ -416,15 +416,14 @@ def _cast(arrays: list[Any], dtype: Any) -> list[Any]:
     They are other arrays: JAX knows one that was a constant of another program by its
     identity, and would pass on the numbers of that program's precision.
     """
-    if sum(x.size for x in arrays) > _MOST_CAST:
-        return [x.view() if isinstance(x, np.ndarray) else x for x in arrays]
-    return [
-        np.array(x, dtype)
-        if isinstance(x, np.ndarray | jax.Array)
-        and jnp.issubdtype(x.dtype, np.floating)
-        else x
-        for x in arrays
-    ]
+    few = sum(x.size for x in arrays) <= _MOST_CAST
+
+    def other(x: Any) -> Any:
+        if few and jnp.issubdtype(x.dtype, np.floating):
+            return np.array(x, dtype)
+        return x.view() if isinstance(x, np.ndarray) else x
+
+    return [other(x) if isinstance(x, np.ndarray | jax.Array) else x for x in arrays]
 
 
 def _marginalizes(target: Target) -> bool:
