@@ -66,6 +66,7 @@ from numpyro_minibatch.control_variate._residuals import (
     Rows,
 )
 from numpyro_minibatch.control_variate._row_sums import RowSums, Some
+from numpyro_minibatch.control_variate._search import Optimum
 from numpyro_minibatch.estimate import Weights
 from numpyro_minibatch.kernels._shared import survey
 from numpyro_minibatch.kernels._shared.start import Within
@@ -2249,6 +2250,47 @@ def test_a_mode_near_the_start_of_a_chain_is_found():
         kernel = MinibatchMH(target=target, control_variate="taylor2", batch_size=100)
         kernel.init(random.key(0), 10, jnp.asarray(start), (), {})
         assert kernel.facts["pilot"]["other_mode"] == pytest.approx(distance, abs=0.1)
+
+
+def test_searches_that_all_end_elsewhere_are_reported(monkeypatch):
+    """The densities of these modes differ by 50 nats, so that one has all of the mass.
+
+    It is among those that four searches find only by luck.
+    """
+
+    def row(z, i):
+        slope = jnp.array([83.0, 131.0, 209.0])
+        return (400.0 * jnp.cos(10.0 * z) + slope * z).sum() / 1000 + 0.0 * i
+
+    target = Target(lambda z: -2.0 * jnp.square(z).sum(), row, 1000)
+
+    def away(size):
+        kernel = MinibatchMH(target=target, control_variate="taylor2", batch_size=size)
+        kernel.init(random.key(0), 10, jnp.zeros(3), (), {})
+        return kernel.facts["pilot"]["other_mode"]
+
+    assert away(100) > 100.0
+    monkeypatch.setattr(_center, "_LOWER", 100)  # the test can fail
+    assert away(110) == 0.0
+
+
+def test_more_searches_look_for_a_higher_mode():
+    """As many as it takes until two agree, and no more than eight."""
+
+    def until_confirmed(*values):
+        left = [Optimum(np.zeros(1), v, np.isfinite(v)) for v in values]
+        first, left = left[:4], left[4:]
+        density = SimpleNamespace(share=1.0, searched=lambda starts: [left.pop(0)])
+        found = _center._until_confirmed(density, first)
+        return len(found), _center._is_alone(density, found)
+
+    inf, more = np.inf, [9e2 + 9.0 * k for k in range(9)]
+    assert until_confirmed(inf, 0.0, 0.5, 80.0) == (4, False)
+    # one other end is no evidence: a search can end where the density is flat
+    assert until_confirmed(inf, inf, 0.0, 80.0) == (4, False)
+    assert until_confirmed(inf, 0.0, 80.0, 90.0, 70.0, 0.1, 0.0) == (6, False)
+    assert until_confirmed(inf, 0.0, 80.0, 90.0, -50.0, 10.0, -50.1, 0.0) == (7, False)
+    assert until_confirmed(inf, 0.0, 80.0, 90.0, *more) == (12, True)
 
 
 def test_the_batch_size_of_the_model_is_kept():

@@ -49,6 +49,8 @@ _CLOSE = 0.02  # a decrement from which on the gradient decides: 0.2 standard de
 _ASIDE = 1e-3  # of a standard deviation
 _DIRECTIONS = 4  # in which the curvature is compared with values
 _AS_HIGH = 1.0  # nats within which the mode next to the user's start is preferred
+_LOWER = 2  # lower optima that make one wonder whether there are higher ones
+_MORE_STARTS = 8  # of searches that then look for them
 
 
 class Center(NamedTuple):
@@ -114,9 +116,12 @@ def find_center(
         return found(center, 0.0)
     stage("mode of some rows")
     ends = density.searched(starts)
-    best = min(ends, key=lambda r: r.fun if np.isfinite(r.fun) else np.inf)
-    if given and ends[-1].fun < best.fun + _AS_HIGH:
-        best = ends[-1]
+    if taylor.modes == 1 and problem.near is None:
+        ends = _until_confirmed(density, ends)
+    best = _highest(ends)
+    own = ends[len(starts) - 1]
+    if given and own.fun < best.fun + _AS_HIGH:
+        best = own
     if not np.isfinite(best.fun):
         raise NoExpansion(
             "the log density is not finite where the search for the centre of "
@@ -308,10 +313,42 @@ def _other_mode(
     distances = [np.linalg.norm(root.T @ (r.x - best.x)) for r in ends]
     # a worse optimum matters where its density is not negligible
     share = density.share
-    near = [r.fun < best.fun + 20.0 * share + 20.0 for r in ends]
+    most = 20.0 * share + 20.0
+    if _is_alone(density, ends):
+        most = np.inf  # or where it shows that searches miss higher ones, too
+    near = [r.fun < best.fun + most for r in ends]
     scatter = np.sqrt(len(hessian) * share)
     far = [d for d, n in zip(distances, near, strict=True) if n and d > 5 * scatter]
     return float(max(far, default=0.0))
+
+
+def _highest(ends: list[Optimum]) -> Optimum:
+    return min(ends, key=lambda r: r.fun if np.isfinite(r.fun) else np.inf)
+
+
+def _is_alone(density: Density, ends: list[Optimum]) -> bool:
+    """Whether several searches ended at lower optima, and one at the highest.
+
+    Of modes that searches end in, those that were not seen are estimated to attract as
+    many of them as those that were seen once (Good 1953). If each search ends in
+    another mode, there are many, and the highest of them was hardly found.
+    """
+    best = _highest(ends).fun
+    as_high = sum(r.fun < best + density.share + _AS_HIGH for r in ends)
+    found = sum(r.ended and np.isfinite(r.fun) for r in ends)
+    return as_high == 1 and found > _LOWER
+
+
+def _until_confirmed(density: Density, ends: list[Optimum]) -> list[Optimum]:
+    """Search from more starts until two searches agree on the highest optimum."""
+    rng = np.random.default_rng(41)
+    ends = list(ends)
+    for _ in range(_MORE_STARTS):
+        if not _is_alone(density, ends):
+            break
+        start = rng.uniform(-2, 2, size=ends[0].x.shape)
+        ends += density.searched(start[None])
+    return ends
 
 
 def _given(problem: Problem, values: Mapping[str, np.ndarray]) -> np.ndarray:
