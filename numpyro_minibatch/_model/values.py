@@ -41,7 +41,7 @@ NEEDS_VALUES = (
 
 _NOT_THE_MODEL = (
     *("/jax/", "/jaxlib/", "/numpy/", "/numpyro/", "/numpyro_minibatch/"),
-    *("/pandas/", "/polars/", "/xarray/"),
+    *("/pandas/", "/polars/", "/scipy/", "/sklearn/", "/xarray/"),
 )
 # attributes of tables that lead to an array, which the model has already
 _ARRAYS = {"array", "data", "iloc", "loc", "to_numpy", "values"}
