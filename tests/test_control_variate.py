@@ -636,13 +636,13 @@ def test_residuals_that_are_not_kept_are_read_in_one_pass(monkeypatch):
     assert kept._known and len(kept._blocks(8)) == 1
     monkeypatch.setattr(_residuals, "_MOST_KEPT", 2 * 16 * 32)
     evaluated = []
-    evaluate = ResidualScan._of_chunks
+    evaluate = ResidualScan._sent
 
     def note(scan, draws, rows, masks):
         evaluated.append(int(masks["data"].sum()))
         return evaluate(scan, draws, rows, masks)
 
-    monkeypatch.setattr(ResidualScan, "_of_chunks", note)
+    monkeypatch.setattr(ResidualScan, "_sent", note)
     lost, *found = measured()
     assert not lost._known and len(lost._blocks(8)) == 8
     assert evaluated == [32] * 7 + [230 - 7 * 32, len(some.rows["data"])]
