@@ -52,6 +52,7 @@ STATISTICAL = {
     "test_evidence",
     "test_exactness",
     "test_long_runs_benchmark",
+    "test_marginal_error",
     "test_marginal_kernels",
     "test_marginal_recover",
     "test_paper_figures",
