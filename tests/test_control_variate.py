@@ -583,6 +583,39 @@ def test_polynomials_that_are_kept_are_those_that_are_derived(monkeypatch, order
     assert max(np.abs(np.asarray(r["second"])).max() for r in of_kept) > 1e-3
 
 
+@pytest.mark.parametrize(
+    ("size", "dim", "keeps"),
+    [(1200, 2, True), (1200, 14, True), (1200, 15, False), (200_000, 2, False)],
+)
+def test_short_polynomials_of_few_rows_are_kept(size, dim, keeps):
+    """A step has no derivatives then, which compile slowly for a gamma function."""
+
+    def model(x):
+        b = numpyro.sample("b", dist.Normal(0.0, 1.0).expand([dim]))
+        with numpyro.plate("rows", size) as i:
+            numpyro.sample("y", dist.Normal(b.sum(), 1.0), obs=x[i])
+
+    problem = problem_of(
+        model, jnp.zeros(size), plates={"rows": size}, example={"b": np.zeros(dim)}
+    )
+    assert _row_sums.keeps_polynomials(problem, dim) is keeps
+
+
+def test_few_rows_at_any_number_of_draws_use_one_program():
+    problem = problem_of(model, *DATA, example={"beta": np.zeros(2)})
+    taylor = Taylor(2, center={"beta": np.array([-4.0, 0.6])})
+    expansion = find_center(problem, np.zeros((1, 2)), taylor).expansion
+    scan = ResidualScan(problem, 2, "direct", expansion)
+    draws = np.array([-4.0, 0.6]) + 0.1 * np.random.default_rng(0).normal(size=(70, 2))
+    every = np.asarray(scan._of_rows(draws, "data", np.arange(40)))
+    program = problem.compiled(_residuals.residuals, 2, "direct").compiled.fn
+    assert program._cache_size() == 1
+    for count, rows in ((3, [5]), (32, [39, 2, 2]), (70, range(1, 30))):
+        found = np.asarray(scan._of_rows(draws[:count], "data", np.array(rows)))
+        np.testing.assert_allclose(found, every[:count][:, rows], atol=1e-6)
+    assert program._cache_size() == 1
+
+
 def test_a_sum_in_double_precision_is_that_of_the_residuals():
     """Coordinates other than the sampled ones, for both orders."""
 

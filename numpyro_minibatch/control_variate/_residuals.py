@@ -34,7 +34,8 @@ __all__ = [
 
 _WIDTH = 2**13  # rows per chunk of the program, for as many draws as it takes
 # if rows are integrals, draws are evaluated one by one, so that few at a time suffice
-_DRAWS, _DRAWS_OF_INTEGRALS = 32, 8
+_DRAWS, _DRAWS_OF_INTEGRALS, _DRAWS_OF_FEW = 32, 8, 64
+_FEW_ROWS = 64, 2048  # numbers to which fewer rows are filled up
 _MOST_KEPT = 2**25  # largest number of residuals (rows times draws) kept in memory
 _KEPT = 2  # sets of draws: one scores the rows, the other judges the design
 _GRAM = 16 * _WIDTH  # about as many rows show the directions of the residuals
@@ -366,7 +367,11 @@ class ResidualScan:
                 np.asarray(draws, self.dtype), *self._table(name, rows[order])
             )
             return jax.device_put(of_chunks[name][back].T)
-        indices = self.problem.one_row | {name: np.asarray(rows[order], np.int32)}
+        number, rows = len(rows), rows[order]
+        if number and not self.integrals:  # other numbers would compile again
+            size = next((n for n in _FEW_ROWS if number <= n), number)
+            rows = rows[np.minimum(np.arange(size), number - 1)]
+        indices = self.problem.one_row | {name: np.asarray(rows, np.int32)}
         masks = {n: np.ones(len(i), bool) for n, i in indices.items()}
         found = []
         of_some = self.problem.compiled(residuals, self.order, self.form)
@@ -375,18 +380,20 @@ class ResidualScan:
             kept = self._at(part)[1] if left else {}
             args = self.expansion, kept, jax.device_put(part), indices, masks
             found.append(np.asarray(of_some(*args)[name]))
-        return jax.device_put(np.concatenate(found)[: len(draws), back])
+        return jax.device_put(np.concatenate(found)[: len(draws), :number][:, back])
 
     def _parts(self, draws: np.ndarray, num_rows: int) -> list[np.ndarray]:
         """The draws in parts, which are smaller if there are many rows.
 
         All parts have one size, so that one program is compiled, and the last one
-        repeats a draw. Rows that are integrals compile slowly; there, other draws have
-        parts of this size too.
+        repeats a draw. Rows that are integrals compile slowly; there, as for few rows,
+        other draws have parts of this size too.
         """
         few = max(1, _WIDTH * _DRAWS // max(num_rows, 1))
         if self.integrals:
             few = min(few, self._draws)
+        elif num_rows in _FEW_ROWS:
+            few = _DRAWS_OF_FEW
         else:
             few = -(-len(draws) // -(-len(draws) // few))
         place = np.arange(-(-len(draws) // few) * few)

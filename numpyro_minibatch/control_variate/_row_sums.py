@@ -45,6 +45,9 @@ _SUBSAMPLE = 10_000  # rows that are some
 # if rows are integrals: as many as take so many evaluations, within these limits
 _EVALUATIONS, _FEWEST_INTEGRALS, _MOST_INTEGRALS = 170_000, 250, 2_000
 _MOST_POLYNOMIALS = 2**24  # numbers of the polynomials of all rows that are kept
+# the same if rows are no integrals: few enough for the processor's cache, and for a
+# step to read those of a row as fast as it derives them
+_FEW_POLYNOMIALS, _SHORT = 2**20, 128
 
 
 class Some(NamedTuple):
@@ -251,14 +254,17 @@ def keeps_polynomials(problem: Problem, dim: int) -> bool:
     """Whether the polynomial of each row is computed once and stored.
 
     If a row is an integral, every program with its derivatives contains the quadrature
-    several times. For other rows, derivatives are cheaper than memory.
+    several times. Of other rows, second derivatives can be large programs, too (those
+    of a gamma function). Many rows or parameters need more memory than this is worth.
 
     :param problem: the target and its coordinates.
     :param dim: the number of coordinates of the expansion.
     """
     numbers = sum(problem.plates.values()) * num_coefficients(dim)
     is_integral = problem.target_of(problem.arrays).row_size > 1
-    return is_integral and numbers <= _MOST_POLYNOMIALS
+    if is_integral:
+        return numbers <= _MOST_POLYNOMIALS
+    return num_coefficients(dim) <= _SHORT and numbers <= _FEW_POLYNOMIALS
 
 
 # the programs -------------------------------------------------------------------------
