@@ -13,6 +13,9 @@ from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 
+# ArviZ 0.23 writes a file at its first import on each day. Two processes that do so at
+# once end with an error: here it is written before there are others.
+import arviz  # noqa: F401
 import jax
 import pytest
 

@@ -68,6 +68,7 @@ _FARTHER = 1.15
 HELD_OUT = 32  # draws that judge the design, in pairs
 IN_DOUBLE = 8  # draws on which the precisions are compared
 _FAR = 100  # times the limit of the residual, where the precision does not matter
+_HOPELESS = 1e5  # the same where it is high enough, but no exact rows would help
 FLOAT_ERROR = 0.05  # largest rounding error of a summed residual, as a log ratio
 # The same between modes: above it, their constants are corrected.
 _FLOAT_ERROR_OF_MODES = 0.005
@@ -618,6 +619,9 @@ def _choose_form(
         if np.isfinite(found[0]).all():
             error = _rounding_of_some(scan, exact, expansion, draws, scatter)
             if error <= FLOAT_ERROR:
+                spread = float(found[0].std(ddof=1) * problem.likelihood_weight)
+                if spread > _HOPELESS * taylor.max_residual_sd:
+                    raise _too_far(problem, taylor, spread, draws, draws)
                 return scan, found, error
         right = exact.residuals(taylor.order, expansion, few)
         if not np.isfinite(right).all():
@@ -630,12 +634,7 @@ def _choose_form(
             return scan, found, errors[-1]
     if not spread <= _FAR * taylor.max_residual_sd:
         # numbers of this size are rounded, too, but more digits would not help
-        raise HeavyTails(
-            "the expansion of the likelihood does not hold over the posterior of the "
-            f"surrogate: the sum of the residuals has a standard deviation of "
-            f"{spread:.2g} over {len(few)} of its draws, and max_residual_sd="
-            f"{taylor.max_residual_sd:g} is the limit. {_why_far(problem, draws)}"
-        )
+        raise _too_far(problem, taylor, spread, few, draws)
     if not np.isfinite(errors).any():
         raise Imprecise(
             "within the posterior of the surrogate, the log likelihood of some row "
@@ -647,6 +646,22 @@ def _choose_form(
         f"{np.nanmin(errors):.2g}, and {FLOAT_ERROR} is the limit. Rounding errors "
         "that all rows share are multiplied by the number of rows. Call "
         "numpyro.enable_x64() before the run, or standardise the data."
+    )
+
+
+def _too_far(
+    problem: Problem,
+    taylor: Taylor,
+    spread: float,
+    measured: np.ndarray,
+    draws: np.ndarray,
+) -> HeavyTails:
+    """The error for a residual that no exact rows would make small."""
+    return HeavyTails(
+        "the expansion of the likelihood does not hold over the posterior of the "
+        f"surrogate: the sum of the residuals has a standard deviation of "
+        f"{spread:.2g} over {len(measured)} of its draws, and max_residual_sd="
+        f"{taylor.max_residual_sd:g} is the limit. {_why_far(problem, draws)}"
     )
 
 
