@@ -584,21 +584,59 @@ def test_polynomials_that_are_kept_are_those_that_are_derived(monkeypatch, order
 
 
 @pytest.mark.parametrize(
-    ("size", "dim", "keeps"),
-    [(1200, 2, True), (1200, 14, True), (1200, 15, False), (200_000, 2, False)],
+    ("size", "dim", "gamma", "keeps"),
+    [
+        (1200, 2, "parameter", True),
+        (1200, 14, "parameter", True),
+        (1200, 15, "parameter", False),
+        (200_000, 2, "parameter", False),
+        (1200, 2, "data", False),
+        (1200, 2, None, False),
+    ],
 )
-def test_short_polynomials_of_few_rows_are_kept(size, dim, keeps):
+def test_short_polynomials_of_gamma_functions_are_kept(size, dim, gamma, keeps):
     """A step has no derivatives then, which compile slowly for a gamma function."""
 
     def model(x):
         b = numpyro.sample("b", dist.Normal(0.0, 1.0).expand([dim]))
         with numpyro.plate("rows", size) as i:
-            numpyro.sample("y", dist.Normal(b.sum(), 1.0), obs=x[i])
+            if gamma == "parameter":
+                y = dist.NegativeBinomial2(jnp.exp(b.sum()), jnp.exp(b[0]))
+            elif gamma == "data":
+                y = dist.Poisson(jnp.exp(b.sum()))
+            else:
+                y = dist.Normal(b.sum(), 1.0)
+            numpyro.sample("y", y, obs=x[i])
 
     problem = problem_of(
-        model, jnp.zeros(size), plates={"rows": size}, example={"b": np.zeros(dim)}
+        model, jnp.ones(size), plates={"rows": size}, example={"b": np.zeros(dim)}
     )
     assert _row_sums.keeps_polynomials(problem, dim) is keeps
+
+
+@pytest.mark.skipif(jax.config.jax_enable_x64, reason="about single precision")
+def test_stored_polynomials_that_round_too_much_are_derived(monkeypatch):
+    """Where columns are far from zero, products of single coordinates cancel."""
+
+    def model(x, y):
+        b = numpyro.sample("b", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+        phi = numpyro.sample("phi", dist.HalfNormal(3.0))
+        with numpyro.plate("rows", len(y)) as i:
+            rate = jax.nn.softplus(b[0] + b[1] * x[i])
+            numpyro.sample("y", dist.NegativeBinomial2(rate, phi), obs=y[i])
+
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=12_000)
+    y = jnp.asarray(rng.negative_binomial(2, 2 / (2 + np.exp(0.3 * x))))
+    data = jnp.asarray(x + 400.0, jnp.float32), y
+    for share, stored in ((0.2, True), (0.02, False)):
+        monkeypatch.setattr(_pilot, "_OF_STORED", share)
+        kernel = MinibatchMH(model, control_variate="taylor2", batch_size=100)
+        state = kernel.init(random.key(0), 10, None, data, {})
+        pilot = kernel.facts["pilot"]
+        assert pilot["form"] == "direct"
+        assert 0.001 < pilot["float_error"] < 0.01  # of 0.05
+        assert bool(state.surrogate.expansion.rows) is stored
 
 
 def test_few_rows_at_any_number_of_draws_use_one_program():
@@ -2309,21 +2347,32 @@ def test_searches_that_all_end_elsewhere_are_reported(monkeypatch):
 
 def test_more_searches_look_for_a_higher_mode():
     """As many as it takes until two agree, and no more than eight."""
+    problem = SimpleNamespace(example=np.zeros(2), in_coordinates=lambda z: 100.0 * z)
+    starts = []
 
     def until_confirmed(*values):
         left = [Optimum(np.zeros(1), v, np.isfinite(v)) for v in values]
         first, left = left[:4], left[4:]
-        density = SimpleNamespace(share=1.0, searched=lambda starts: [left.pop(0)])
-        found = _center._until_confirmed(density, first)
+
+        def optimum(start):
+            starts.append(start)
+            return left.pop(0)
+
+        density = SimpleNamespace(share=1.0, optimum=optimum)
+        found = _center._until_confirmed(density, problem, first)
         return len(found), _center._is_alone(density, found)
 
     inf, more = np.inf, [9e2 + 9.0 * k for k in range(9)]
     assert until_confirmed(inf, 0.0, 0.5, 80.0) == (4, False)
     # one other end is no evidence: a search can end where the density is flat
     assert until_confirmed(inf, inf, 0.0, 80.0) == (4, False)
+    assert not starts
     assert until_confirmed(inf, 0.0, 80.0, 90.0, 70.0, 0.1, 0.0) == (6, False)
     assert until_confirmed(inf, 0.0, 80.0, 90.0, -50.0, 10.0, -50.1, 0.0) == (7, False)
+    assert until_confirmed(inf, 0.0, 80.0, 90.0, inf, 0.0) == (6, False)
     assert until_confirmed(inf, 0.0, 80.0, 90.0, *more) == (12, True)
+    # in the coordinates of the expansion, whatever their scales
+    assert np.shape(starts) == (15, 2) and np.abs(starts).max() > 100.0
 
 
 def test_the_batch_size_of_the_model_is_kept():

@@ -26,7 +26,7 @@ def compilers() -> ThreadPoolExecutor:
 
 
 def in_parallel(fn: Callable[[Any], None], parts: Sequence[Any]) -> None:
-    """Call a function of NumPy arrays for each part, on as many threads as there are.
+    """Call a function of NumPy arrays for each part, on one thread for each core.
 
     :param fn: a function that writes its result, each call to another place.
     :param parts: its arguments.

@@ -97,12 +97,14 @@ def check_rows(
             found = untraced(comparison.difference)
         except (TypeError, ValueError) as error:
             # JAX does not compile np.argsort(x); an odd number of rows has no pairs
+            if isinstance(error, ValueError) and "shape" not in str(error):
+                raise  # of the model itself, or of this package
             raise ValueError(
-                f"{who}: the model cannot be compiled for some of its rows "
+                f"{who}: the model cannot be compiled for a subset of its rows "
                 f"({type(error).__name__}: {first_line(error)}). Compute what needs "
                 "all rows or several of them, such as ranks or sums of pairs, before "
                 "the model and pass it as an argument with one entry for each row. "
-                "In the model, use JAX's functions, jnp.sort and not np.sort."
+                "In the model, use JAX functions: jnp.sort, not np.sort."
             ) from error
         if found is not None:
             message = untraced(partial(message_of, who, comparison, found))

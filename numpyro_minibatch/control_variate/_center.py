@@ -69,6 +69,14 @@ class Center(NamedTuple):
     about: Callable[[np.ndarray], Expansion]
     known_hessian: np.ndarray
 
+    def without_polynomials(self) -> Center:
+        """The same if each evaluation derives the polynomials of rows."""
+
+        def about(point: np.ndarray) -> Expansion:
+            return self.about(point)._replace(rows={})
+
+        return self._replace(expansion=self.expansion._replace(rows={}), about=about)
+
 
 def find_center(
     problem: Problem,
@@ -115,9 +123,9 @@ def find_center(
                 raise NotDefinite.of(values[0], center, vectors[:, 0])
         return found(center, 0.0)
     stage("mode of some rows")
-    ends = density.searched(starts)
-    if taylor.modes == 1 and problem.near is None:
-        ends = _until_confirmed(density, ends)
+    ends, are_optima = density.searched(starts)
+    if are_optima and problem.near is None:
+        ends = _until_confirmed(density, problem, ends)
     best = _highest(ends)
     own = ends[len(starts) - 1]
     if given and own.fun < best.fun + _AS_HIGH:
@@ -137,7 +145,8 @@ def find_center(
             if not more > 0.5:
                 raise PriorKinks(str(kinks)) from None
         raise
-    other_mode = _other_mode(density, ends, best, hessian)
+    alone = are_optima and _is_alone(density, ends)
+    other_mode = _other_mode(density, ends, best, hessian, alone)
     return found(center, other_mode)
 
 
@@ -224,20 +233,24 @@ class Density:
         triples = zip(found.rows, found.known, ridge, strict=False)
         return [np.asarray(q - (self.weight * r + k)) for r, k, q in triples]
 
-    def searched(self, starts: np.ndarray) -> list[Optimum]:
+    def searched(self, starts: np.ndarray) -> tuple[list[Optimum], bool]:
         """The ends of searches on some rows, one for each start.
 
         The searches use Newton steps, which need one program for some rows and for all.
         If none of them ends at a mode, or if there are many coordinates, they use
         quasi-Newton steps.
+
+        :return: the ends, and whether they are those of Newton steps: optima, where
+            others may only have stalled.
         """
         if self.by_newton:
-            ends = [self._by_newton(start) for start in starts]
+            ends = [self.optimum(start) for start in starts]
             if any(np.isfinite(end.fun) for end in ends):
-                return ends
-        return [quasi_newton(self.of_some, start) for start in starts]
+                return ends, True
+        return [quasi_newton(self.of_some, start) for start in starts], False
 
-    def _by_newton(self, start: np.ndarray) -> Optimum:
+    def optimum(self, start: np.ndarray) -> Optimum:
+        """The end of Newton steps on some rows; infinite if they do not converge."""
         try:
             # the end of a search on a part of the rows is only a start for all rows
             close = _NEAR if self.sums.some.are_all else _NEAR_OF_SOME
@@ -307,15 +320,18 @@ def _other_mode(
     ends: list[Optimum],
     best: Optimum,
     hessian: np.ndarray,
+    alone: bool,
 ) -> float:
-    """The distance of another search's end from the best one, in sds; or 0."""
+    """The distance of another search's end from the best one, in sds; or 0.
+
+    :param alone: whether one search found the best one, and the others lower ones.
+    """
     root = np.linalg.cholesky(hessian)
     distances = [np.linalg.norm(root.T @ (r.x - best.x)) for r in ends]
     # a worse optimum matters where its density is not negligible
     share = density.share
-    most = 20.0 * share + 20.0
-    if _is_alone(density, ends):
-        most = np.inf  # or where it shows that searches miss higher ones, too
+    # or where it shows that searches miss higher ones, too
+    most = np.inf if alone else 20.0 * share + 20.0
     near = [r.fun < best.fun + most for r in ends]
     scatter = np.sqrt(len(hessian) * share)
     far = [d for d, n in zip(distances, near, strict=True) if n and d > 5 * scatter]
@@ -327,27 +343,30 @@ def _highest(ends: list[Optimum]) -> Optimum:
 
 
 def _is_alone(density: Density, ends: list[Optimum]) -> bool:
-    """Whether several searches ended at lower optima, and one at the highest.
+    """Whether one search ended at the highest optimum, and several at lower ones.
 
-    Of modes that searches end in, those that were not seen are estimated to attract as
-    many of them as those that were seen once (Good 1953). If each search ends in
-    another mode, there are many, and the highest of them was hardly found.
+    The chance that another search ends in a mode that none has found is estimated by
+    the share of searches that were alone in their mode (Good 1953). Here only the
+    highest mode is looked at, because a higher one would take its place.
     """
     best = _highest(ends).fun
     as_high = sum(r.fun < best + density.share + _AS_HIGH for r in ends)
-    found = sum(r.ended and np.isfinite(r.fun) for r in ends)
+    found = sum(np.isfinite(r.fun) for r in ends)
     return as_high == 1 and found > _LOWER
 
 
-def _until_confirmed(density: Density, ends: list[Optimum]) -> list[Optimum]:
+def _until_confirmed(
+    density: Density, problem: Problem, ends: list[Optimum]
+) -> list[Optimum]:
     """Search from more starts until two searches agree on the highest optimum."""
     rng = np.random.default_rng(41)
     ends = list(ends)
+    size = sum(np.size(x) for x in jax.tree.leaves(problem.example))
     for _ in range(_MORE_STARTS):
         if not _is_alone(density, ends):
             break
-        start = rng.uniform(-2, 2, size=ends[0].x.shape)
-        ends += density.searched(start[None])
+        start = problem.in_coordinates(rng.uniform(-2, 2, size=(1, size)))[0]
+        ends.append(density.optimum(start))
     return ends
 
 
@@ -419,7 +438,8 @@ def newton(
 
     def step_from(x: np.ndarray) -> _Step:
         _, gradient, hessian = at(x)
-        white = hessian / np.outer(scale, scale)
+        with np.errstate(invalid="ignore", over="ignore"):
+            white = hessian / np.outer(scale, scale)
         if not (np.isfinite(white).all() and np.isfinite(gradient).all()):
             nothing = np.zeros_like(x)
             return _Step(nothing, np.inf, -np.inf, False, nothing)

@@ -34,6 +34,7 @@ from numpyro_minibatch.control_variate._problem import (
     Needs,
     NoExpansion,
     Problem,
+    Rounded,
 )
 from numpyro_minibatch.control_variate._residuals import (
     ResidualScan,
@@ -69,6 +70,7 @@ HELD_OUT = 32  # draws that judge the design, in pairs
 IN_DOUBLE = 8  # draws on which the precisions are compared
 _FAR = 100  # times the limit of the residual, where the precision does not matter
 _HOPELESS = 1e5  # the same where it is high enough, but no exact rows would help
+_OF_STORED = 0.2  # the share of it that polynomials may have which could be derived
 FLOAT_ERROR = 0.05  # largest rounding error of a summed residual, as a log ratio
 # The same between modes: above it, their constants are corrected.
 _FLOAT_ERROR_OF_MODES = 0.005
@@ -613,11 +615,15 @@ def _choose_form(
     few = draws[:IN_DOUBLE]
     exact = RowSums.of(problem, taylor, len(np.ravel(problem.in_coordinates(few)[0])))
     errors, spread = [], 0.0
+    # products of single coordinates cancel where columns are not centred
+    stored = bool(expansion.rows) and problem.row_size == 1
     for form in forms:
         scan = ResidualScan(problem, taylor.order, form, expansion)
         found, scatter = scan.sums_and_scatter(draws)
         if np.isfinite(found[0]).all():
             error = _rounding_of_some(scan, exact, expansion, draws, scatter)
+            if stored and error > _OF_STORED * FLOAT_ERROR:
+                raise Rounded("stored polynomials of rows are imprecise")
             if error <= FLOAT_ERROR:
                 spread = float(found[0].std(ddof=1) * problem.likelihood_weight)
                 if spread > _HOPELESS * taylor.max_residual_sd:

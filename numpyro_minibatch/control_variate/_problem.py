@@ -45,6 +45,7 @@ __all__ = [
     "Problem",
     "Program",
     "Refused",
+    "Rounded",
     "TooCoarse",
     "double",
     "known_hessian",
@@ -71,6 +72,10 @@ class HeavyTails(NoExpansion):
 
 class Imprecise(NoExpansion):
     """Single precision does not suffice for the data."""
+
+
+class Rounded(Imprecise):
+    """Stored polynomials of rows round more than those that are derived would."""
 
 
 class NeverFinite(Refused):

@@ -35,7 +35,7 @@ __all__ = [
 _WIDTH = 2**13  # rows per chunk of the program, for as many draws as it takes
 # if rows are integrals, draws are evaluated one by one, so that few at a time suffice
 _DRAWS, _DRAWS_OF_INTEGRALS, _DRAWS_OF_FEW = 32, 8, 64
-_FEW_ROWS = 64, 2048  # numbers to which fewer rows are filled up
+_FEW_ROWS = 64, 256, 2048  # numbers to which fewer rows are filled up
 _MOST_KEPT = 2**25  # largest number of residuals (rows times draws) kept in memory
 _KEPT = 2  # sets of draws: one scores the rows, the other judges the design
 _GRAM = 16 * _WIDTH  # about as many rows show the directions of the residuals
@@ -243,9 +243,7 @@ class ResidualScan:
         rows: Mapping[str, np.ndarray],
         masks: Mapping[str, np.ndarray],
     ) -> Callable[[], dict[str, np.ndarray]]:
-        """A function that waits for what :meth:`_of_chunks` returns.
-
-        JAX computes it meanwhile.
+        """Start the evaluation, and return a function that waits for its result.
 
         The program takes a fixed number of draws and of chunks. Those that are missing
         repeat others; chunks without a row are not evaluated.
@@ -285,8 +283,8 @@ class ResidualScan:
     ) -> Iterator[tuple[np.ndarray, dict[str, np.ndarray]]]:
         """The residuals of blocks of chunks, before exact rows are removed, ``(n, K)``.
 
-        JAX computes those of the next block while the caller uses those of one. If a
-        block has all rows, they are kept: the model is evaluated once at each draw.
+        While the caller uses one block, JAX computes the next. If a block has all rows,
+        they are kept: the model is evaluated once at each draw.
 
         :return: the numbers of the chunks, and the residuals by plate.
         """

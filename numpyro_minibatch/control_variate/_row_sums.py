@@ -7,11 +7,12 @@ these: the model is traced and compiled once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial, reduce
 from operator import add
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +31,7 @@ from numpyro_minibatch.control_variate._expand import (
 from numpyro_minibatch.control_variate._problem import Problem, Program, double
 from numpyro_minibatch.control_variate._taylor import Taylor
 from numpyro_minibatch.proposal import Modes
+from numpyro_minibatch.target import without_integrals
 
 __all__ = [
     "RowSums",
@@ -48,6 +50,11 @@ _MOST_POLYNOMIALS = 2**24  # numbers of the polynomials of all rows that are kep
 # the same if rows are no integrals: few enough for the processor's cache, and for a
 # step to read those of a row as fast as it derives them
 _FEW_POLYNOMIALS, _SHORT = 2**20, 128
+_LARGE_DERIVATIVES = {
+    *("digamma", "polygamma", "igamma_grad_a", "random_gamma_grad"),
+    *("bessel_i0e", "bessel_i1e", "regularized_incomplete_beta"),
+}
+_KNOWN_DERIVATIVES: WeakKeyDictionary[Problem, bool] = WeakKeyDictionary()
 
 
 class Some(NamedTuple):
@@ -254,8 +261,9 @@ def keeps_polynomials(problem: Problem, dim: int) -> bool:
     """Whether the polynomial of each row is computed once and stored.
 
     If a row is an integral, every program with its derivatives contains the quadrature
-    several times. Of other rows, second derivatives can be large programs, too (those
-    of a gamma function). Many rows or parameters need more memory than this is worth.
+    several times. For other rows, too, derivatives can compile to large programs: those
+    of the gamma function do. Many rows or parameters need more memory than this is
+    worth.
 
     :param problem: the target and its coordinates.
     :param dim: the number of coordinates of the expansion.
@@ -264,10 +272,59 @@ def keeps_polynomials(problem: Problem, dim: int) -> bool:
     is_integral = problem.target_of(problem.arrays).row_size > 1
     if is_integral:
         return numbers <= _MOST_POLYNOMIALS
-    return num_coefficients(dim) <= _SHORT and numbers <= _FEW_POLYNOMIALS
+    short = num_coefficients(dim) <= _SHORT and numbers <= _FEW_POLYNOMIALS
+    return short and _has_large_derivatives(problem)
+
+
+def _has_large_derivatives(problem: Problem) -> bool:
+    """Whether derivatives of the rows contain functions of which JAX has no short form.
+
+    The derivatives are looked at and not the rows themselves, because a factorial of
+    the data has none.
+    """
+    if problem not in _KNOWN_DERIVATIVES:
+        rows_at, phi = _rows_in_coordinates(problem, problem.arrays, problem.dtype)
+
+        def rows(phi: Array) -> Any:
+            return rows_at(phi, problem.one_row)
+
+        with without_integrals():
+            found = jax.make_jaxpr(partial(jax.jvp, rows))((phi,), (phi,))
+        names = {eqn.primitive.name for eqn in _equations(found.jaxpr)}
+        _KNOWN_DERIVATIVES[problem] = bool(names & _LARGE_DERIVATIVES)
+    return _KNOWN_DERIVATIVES[problem]
+
+
+def _equations(jaxpr: Any) -> Iterator[Any]:
+    """All equations of a jaxpr, with those inside of others."""
+    for eqn in jaxpr.eqns:
+        yield eqn
+        for inner in jax.tree.leaves(list(eqn.params.values()), is_leaf=_is_jaxpr):
+            if _is_jaxpr(inner):
+                yield from _equations(getattr(inner, "jaxpr", inner))
+
+
+def _is_jaxpr(x: Any) -> bool:
+    return hasattr(x, "eqns") or hasattr(x, "jaxpr")
 
 
 # the programs -------------------------------------------------------------------------
+
+
+def _rows_in_coordinates(
+    problem: Problem, arrays: list[Any], dtype: Any
+) -> tuple[Callable[[Array, Mapping[str, Array]], Any], Array]:
+    """Log likelihoods by plate, of a point and of indices, and a point."""
+    target = problem.target_of(arrays)
+    z = jax.tree.map(lambda x: jnp.zeros(jnp.shape(x), dtype), problem.example)
+    shapes = jax.eval_shape(lambda z: problem.coordinates.of(target, z), z)
+    nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    flat, unravel_phi = ravel_pytree(nothing)
+
+    def rows_at(phi: Array, indices: Mapping[str, Array]) -> Any:
+        return problem.coordinates.rows(target, unravel_phi(phi), z, indices)
+
+    return rows_at, flat
 
 
 class _Reading(NamedTuple):
@@ -300,14 +357,7 @@ class _Reading(NamedTuple):
         widths = {}
         for name, few in table.items():  # in which some rows fill whole chunks
             widths[name] = -(-few.size // -(-few.size // most))
-        z = jax.tree.map(lambda x: jnp.zeros(jnp.shape(x), phi.dtype), problem.example)
-        shapes = jax.eval_shape(lambda z: problem.coordinates.of(target, z), z)
-        nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-        _, unravel_phi = ravel_pytree(nothing)
-
-        def rows_at(phi: Array, indices: Mapping[str, Array]) -> Any:
-            return problem.coordinates.rows(target, unravel_phi(phi), z, indices)
-
+        rows_at, _ = _rows_in_coordinates(problem, arrays, phi.dtype)
         return cls(rows_at, Chunks.of(problem.plates, widths), some, table)
 
     @property
@@ -372,6 +422,7 @@ def _polynomials(
     rows are read.
     """
     reading = _Reading.of(problem, arrays, phi, some, table)
+    is_integral = problem.target_of(arrays).row_size > 1
 
     def of_row(name: str, index: Array) -> Array:
         one = dict.fromkeys(problem.plates, jnp.zeros(1, jnp.int32))
@@ -381,9 +432,25 @@ def _polynomials(
 
         return coefficients(*value_and_derivatives(value, phi))
 
+    def of_rows(indices: Mapping[str, Array]) -> dict[str, Array]:
+        if is_integral:
+            return {n: jax.vmap(partial(of_row, n))(at) for n, at in indices.items()}
+
+        # all rows at once, and forwards: what they share is derived once for them all
+        def values(phi: Array) -> tuple[Any, Any]:
+            rows = reading.rows_at(phi, indices)
+            return rows, rows
+
+        def slopes(phi: Array) -> tuple[Any, Any]:
+            slope, value = jax.jacfwd(values, has_aux=True)(phi)
+            return slope, (value, slope)
+
+        hessian, (value, slope) = jax.jacfwd(slopes, has_aux=True)(phi)
+        return jax.tree.map(jax.vmap(coefficients), value, slope, hessian)
+
     def of_chunk(i: Array) -> tuple[Array, dict[str, Array]]:
         indices, weights = reading.at(i)
-        found = {n: jax.vmap(partial(of_row, n))(at) for n, at in indices.items()}
+        found = of_rows(indices)
         sums = [
             jnp.where(weights[n][:, None] > 0, weights[n][:, None] * p, 0.0).sum(0)
             for n, p in found.items()

@@ -64,6 +64,7 @@ from numpyro_minibatch.control_variate._problem import (
     PriorKinks,
     Problem,
     Refused,
+    Rounded,
     TooCoarse,
 )
 from numpyro_minibatch.control_variate._surrogate import (
@@ -331,7 +332,12 @@ def _prepared(problem: Problem, chosen: Chosen, needs: Needs) -> Prepared:
         _check_approximation(problem, center, posterior)
         # if representative rows suffice, this residual decides nothing
         rough = needs.follows and problem.in_own_coordinates and not few
-        pilot = run_pilot(problem, chosen, needs, posterior, rough=rough)
+        try:
+            pilot = run_pilot(problem, chosen, needs, posterior, rough=rough)
+        except Rounded:
+            center = center.without_polynomials()
+            posterior = posterior._replace(expansion=center.expansion)
+            pilot = run_pilot(problem, chosen, needs, posterior, rough=rough)
     except NeverFinite:
         raise
     except Refused as reason:

@@ -100,8 +100,8 @@ def _note_all_rows(run: Run) -> Iterator[str]:
     everything = run.flag("reads_all_rows") or d.batch_sizes == d.plates
     if rows and everything and run.flag("decides"):
         yield (
-            f"every step read all {rows} rows, once or more often, so that its "
-            "accept/reject decision is exact."
+            f"every step read all {rows} rows at least once, so its accept/reject "
+            "decision is exact."
         )
 
 
