@@ -652,6 +652,9 @@ def test_few_rows_at_any_number_of_draws_use_one_program():
         found = np.asarray(scan._of_rows(draws[:count], "data", np.array(rows)))
         np.testing.assert_allclose(found, every[:count][:, rows], atol=1e-6)
     assert program._cache_size() == 1
+    more = np.asarray(scan._of_rows(draws, "data", np.arange(100)))
+    np.testing.assert_allclose(more[:, :40], every, atol=1e-6)
+    assert program._cache_size() == 2 and more.shape == (70, 100)
 
 
 def test_a_sum_in_double_precision_is_that_of_the_residuals():

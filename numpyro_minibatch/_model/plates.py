@@ -359,9 +359,7 @@ def candidates(
         def rank(frame: Any) -> tuple[int, int]:
             return _size(plates[frame.name]), -frame.dim
 
-        return all(
-            max(frames, key=rank).name != name and len(frames) > 1 for frames in held
-        )
+        return all(max(frames, key=rank).name != name for frames in held)
 
     outer = [name for name in found if not is_inner(name)]
     return [name for name in outer if _size(plates[name]) != 1] or outer
