@@ -247,6 +247,30 @@ def hierarchy(size: int) -> tuple[Any, tuple]:
     return model, (jnp.asarray(group), jnp.asarray(y, jnp.float32))
 
 
+def visits(size: int) -> tuple[Any, tuple]:
+    """Overdispersed counts: gamma functions of a parameter, which compile slowly."""
+    import jax.numpy as jnp
+    import numpy as np
+    import numpyro
+    import numpyro.distributions as dist
+
+    rng = np.random.default_rng(21)
+    columns = [rng.gamma(3, 1, size), rng.random(size) < 0.4, rng.random(size) < 0.02]
+    X = np.stack([*columns, rng.normal(size=size)], 1).astype(np.float32)
+    rate = np.exp(-1 + 0.2 * X[:, 0] + 1.5 * X[:, 2])
+    y = rng.poisson(rate * rng.gamma(1.5, 1 / 1.5, size))
+
+    def model(X: Any, y: Any) -> None:
+        a = numpyro.sample("a", dist.Normal(0, 5))
+        b = numpyro.sample("b", dist.Normal(0, 2).expand([4]).to_event(1))
+        phi = numpyro.sample("phi", dist.Gamma(1, 0.1))
+        with numpyro.plate("rows", len(y)) as i:
+            mean = jnp.exp(a + X[i] @ b)
+            numpyro.sample("y", dist.NegativeBinomial2(mean, phi), obs=y[i])
+
+    return model, (jnp.asarray(X), jnp.asarray(y, jnp.int32))
+
+
 def published(name: str, size: int) -> tuple[Any, tuple]:
     """A problem of `benchmarks.temperature_one`, of its own size."""
     import jax.numpy as jnp
@@ -324,6 +348,7 @@ PROBLEMS = {
     "logistic": Problem(logistic, (10_000, 200_000, 1_000_000), _WITH_HMCECS),
     "covertype": Problem(partial(published, "covertype"), (319_055,), _WITH_HMCECS),
     "poisson": Problem(partial(published, "poisson"), (200_000,)),
+    "visits": Problem(visits, (4_000,)),
     "hierarchy": Problem(hierarchy, (5_000,)),
     "quadrature": Problem(quadrature, (10_000,)),
     "groups": Problem(groups, (10_000,)),
