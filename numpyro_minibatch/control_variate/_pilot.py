@@ -616,7 +616,8 @@ def _choose_form(
     exact = RowSums.of(problem, taylor, len(np.ravel(problem.in_coordinates(few)[0])))
     errors, spread = [], 0.0
     # products of single coordinates cancel where columns are not centred
-    stored = bool(expansion.rows) and problem.row_size == 1
+    one = isinstance(expansion, Expansion)  # of several modes, none are stored
+    stored = one and bool(expansion.rows) and problem.row_size == 1
     for form in forms:
         scan = ResidualScan(problem, taylor.order, form, expansion)
         found, scatter = scan.sums_and_scatter(draws)
