@@ -465,9 +465,41 @@ def selected(group: Any, y: Any) -> None:
         numpyro.sample("score", dist.Normal(means[0], 1.0), obs=y)
 
 
+def a_site_of_each_group(group: Any, y: Any) -> None:
+    means = numpyro.sample("means", dist.Normal(0.0, 1.0).expand([3]))
+    for j in range(3):
+        with numpyro.plate(f"rows_{j}", int((group == j).sum())):
+            numpyro.sample(f"y_{j}", dist.Normal(means[j], 1.0), obs=y[group == j])
+
+
+X_AROUND = RNG.normal(size=N)
+Y_AROUND = RNG.normal(size=N)
+
+
+def with_arrays_around(group: Any, y: Any) -> None:
+    slope = numpyro.sample("slope", dist.Normal(0.0, 1.0))
+    with numpyro.plate("rows", N, subsample_size=10) as idx:
+        numpyro.sample(
+            "score", dist.Normal(slope * X_AROUND[idx], 1.0), obs=Y_AROUND[idx]
+        )
+
+
 @pytest.mark.parametrize(
     ("model", "line", "says"),
     [
+        (
+            a_site_of_each_group,
+            '`with numpyro.plate(f"rows_{j}", int((group == j).sum())):`',
+            "a[group] in place of a[j], and y in place of y[group == j]",
+        ),
+        (
+            with_arrays_around,
+            "slope * X_AROUND[idx]",
+            "X_AROUND and Y_AROUND are NumPy arrays from outside of the model, which "
+            "a batch cannot index: pass them as arguments, def with_arrays_around(..., "
+            "X_AROUND, Y_AROUND), and mcmc.run(key, ..., X_AROUND=X_AROUND, "
+            "Y_AROUND=Y_AROUND); or write jnp.asarray(X_AROUND)",
+        ),
         (
             assigned,
             "`number = len(np.unique(group))`",
@@ -507,6 +539,55 @@ def test_the_line_that_needs_values_is_written_anew(
         inspect_model("MINT", model, (group, Y), {}, 10)
     message = str(caught.value)
     assert line in message and says in message, message
+
+
+def reads_globals() -> None:
+    slope = numpyro.sample("slope", dist.Normal(0.0, 1.0))
+    numpyro.sample("score", dist.Normal(slope * X_AROUND, 1.0), obs=Y_AROUND)
+
+
+def test_arrays_from_outside_become_arguments() -> None:
+    x, y = X_AROUND, Y_AROUND
+
+    def reads_closure() -> None:
+        slope = numpyro.sample("slope", dist.Normal(0.0, 1.0))
+        with numpyro.plate("rows", N):
+            numpyro.sample("score", dist.Normal(slope * x, 1.0), obs=y)
+
+    def advised(x: Any, y: Any) -> None:
+        slope = numpyro.sample("slope", dist.Normal(0.0, 1.0))
+        with numpyro.plate("rows", N):
+            numpyro.sample("score", dist.Normal(slope * x, 1.0), obs=y)
+
+    says = r"def reads_closure\(x, y\), and mcmc.run\(key, x=x, y=y\)"
+    with pytest.raises(ValueError, match=says):
+        inspect_model("MINT", reads_closure, (), {}, 10)
+    with pytest.raises(ValueError, match=r"def reads_globals\(X_AROUND, Y_AROUND\)"):
+        inspect_model("MINT", reads_globals, (), {}, 10)
+    assert inspect_model("MINT", advised, (x, y), {}, 10)[0].plates == (("rows", N),)
+
+
+def test_sites_that_a_loop_makes_of_groups_are_named() -> None:
+    group = np.arange(N) % 4
+
+    def written(group: Any, y: Any) -> None:
+        means = numpyro.sample("means", dist.Normal(0.0, 1.0).expand([4]))
+        for j in range(4):
+            numpyro.sample(f"y_{j}", dist.Normal(means[j], 1.0), obs=y[group == j])
+
+    def advised(group: Any, y: Any) -> None:
+        means = numpyro.sample("means", dist.Normal(0.0, 1.0).expand([4]))
+        with numpyro.plate("data", N) as idx:
+            numpyro.sample("y", dist.Normal(means[group[idx]], 1.0), obs=y[idx])
+
+    says = r"'y_0', 'y_1' and 2 more have 15, 15, ... entries.*group of each row"
+    with pytest.raises(ValueError, match=says) as caught:
+        inspect_model("MINT", written, (group, np.asarray(Y)), {}, 10)
+    assert 'sample("y", dist.Normal(a[group[idx]], ...), obs=y[idx])' in str(
+        caught.value
+    )
+    layout, _ = inspect_model("MINT", advised, (group, Y), {}, 10)
+    assert layout.plates == (("data", N),)
 
 
 def test_what_the_refusal_advises_runs() -> None:

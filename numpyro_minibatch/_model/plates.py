@@ -113,10 +113,12 @@ def choose_plates(
     default: int | None = None,
     advised: Advised = PLAIN,
     lengths: Collection[int] | None = None,
+    around: str = "",
 ) -> tuple[dict[str, int], dict[str, int]]:
     """The rows of one draw of each subsampled plate, and the sizes of these plates.
 
     :param advised: what to advise where no rows of a batch are given.
+    :param around: what to advise about arrays around the model, if it reads any.
     :raises ValueError: there is none, or the sizes given do not fit the model.
     """
     plates = {s.name: s.args for s in sites if s.type == "plate"}
@@ -158,7 +160,9 @@ def choose_plates(
     if full:
         widths = {name: plates[name][0] for name in widths}
     if not widths:
-        raise ValueError(_no_plate(who, sites, plates, in_scan, listing, advised))
+        raise ValueError(
+            _no_plate(who, sites, plates, in_scan, listing, advised, around)
+        )
     for name, width in widths.items():
         size = plates[name][0]
         if size == 1:
@@ -178,11 +182,13 @@ def _no_plate(
     in_scan: list[str],
     listing: str,
     advised: Advised,
+    around: str,
 ) -> str:
     """The reason why no plate is subsampled, and a remedy.
 
     :param in_scan: plates in a scan.
     :param listing: the plates of the model, described.
+    :param around: what to advise about arrays around the model, if it reads any.
     """
     samples = [s for s in sites if s.type == "sample"]
     if in_scan:
@@ -206,7 +212,7 @@ def _no_plate(
     return (
         f"{who} needs a data plate whose rows it can subsample, and found none to "
         f"subsample among the model's plates: {listing}. "
-        f"{_why_no_rows(sites, plates)}"
+        f"{_why_no_rows(sites, plates, around)}"
     )
 
 
@@ -229,8 +235,13 @@ def _needs_batch_size(
     return f"{needed}: pass {given}{variate if advised.control_variate else ''}"
 
 
-def _why_no_rows(sites: list[Site], plates: Mapping[str, tuple[Any, ...]]) -> str:
-    """The reason why nothing in a model can be subsampled, and a remedy."""
+def _why_no_rows(
+    sites: list[Site], plates: Mapping[str, tuple[Any, ...]], around: str = ""
+) -> str:
+    """The reason why nothing in a model can be subsampled, and a remedy.
+
+    :param around: the advice to pass arrays that the model reads from its surroundings.
+    """
     observed = [s for s in sites if s.type == "sample" and s.observed]
     for name in sorted(plates, key=lambda name: -plates[name][0]):
         local = _latent_in(name, sites)
@@ -277,12 +288,15 @@ def _why_no_rows(sites: list[Site], plates: Mapping[str, tuple[Any, ...]]) -> st
                 "be its first dimension: leave the dimension of length 1 out, and pass "
                 "the data as arguments of the model that have one entry for each row."
             )
+        of_groups = _of_one_loop(site, observed)
+        if of_groups:
+            return of_groups
         if shape and shape[0] > 1:
+            given = "Pass the data as arguments that have one entry for each row"
             return (
                 f"Observed site {site.name!r} has {shape[0]} entries, and no argument "
-                "of the model has as many along an axis. Pass the data as arguments "
-                "that have one entry for each row, also lagged ones (y[1:], y[:-1]); "
-                "or put the site into a plate:"
+                f"of the model has as many along an axis. {around or given}, "
+                "also lagged ones (y[1:], y[:-1]); or put the site into a plate:"
                 f"{example_plate(shape[0], _unused(sites), site)}"
             )
     if len(observed) > 1:
@@ -298,6 +312,31 @@ def _why_no_rows(sites: list[Site], plates: Mapping[str, tuple[Any, ...]]) -> st
     return (
         f"Observed site {site.name!r} has one entry. Rows are entries of a site, so "
         f"give it all of the data:{example_plate(1000, _unused(sites), site)}"
+    )
+
+
+def _of_one_loop(site: Site, observed: list[Site]) -> str:
+    """What to write in place of a loop that makes a site for the rows of each group."""
+    stem = site.name.rstrip("0123456789")
+    same = [s for s in observed if s.name.rstrip("0123456789") == stem != s.name]
+    rows = [shape[0] for s in same if (shape := batch_shape(s))]
+    if site not in same or len(same) < 2 or len(rows) < len(same) or sum(rows) < 3:
+        return ""
+    name = stem.rstrip("_-./[( ") or "y"
+    if name in {s.name for s in observed}:
+        name = f"{name}_all"
+    more = f" and {len(same) - 2} more" if len(same) > 2 else ""
+    kind = site.kind.removesuffix(".to_event")
+    return (
+        f"Observed sites {same[0].name!r}, {same[1].name!r}{more} have {rows[0]}, "
+        f"{rows[1]}{', ...' if more else ''} entries, as if a Python loop made one "
+        "site for each group of rows. Write one site for the rows of all groups, and "
+        "index the parameters of the groups by an argument that has the group of each "
+        "row:\n"
+        f'    with numpyro.plate("data", {sum(rows)}) as idx:\n'
+        f'        numpyro.sample("{name}", dist.{kind}(a[group[idx]], ...), '
+        "obs=y[idx])\n"
+        "where a has one value for each group."
     )
 
 

@@ -54,12 +54,18 @@ from numpyro_minibatch._model.sites import (
     AllRows,
     Site,
     abstract_sites,
+    batch_shape,
     explained,
     own_sizes,
     without_rows,
 )
 from numpyro_minibatch._model.tables import check_masked
-from numpyro_minibatch._model.values import NEEDS_VALUES, first_line
+from numpyro_minibatch._model.values import (
+    NEEDS_VALUES,
+    arrays_around,
+    as_arguments,
+    first_line,
+)
 from numpyro_minibatch.host_rows import find_rows, map_rows
 from numpyro_minibatch.target import ModelTarget
 
@@ -207,6 +213,7 @@ def _with_plates(
     """The same, with the plates that have given numbers of rows, by default any."""
     sizes, full, default, whole, named, advised, sampled = asked
     given = moved = None
+    around = _around(target.model, sites)
     if whole:
         names = {s.name: s.args[0] for s in sites if s.name in own_sizes(sites)}
         widths, plates = names, names
@@ -218,7 +225,7 @@ def _with_plates(
         sites, rows = with_row_plate(target, sites, named_lengths)
         sites, moved, sizes = in_one_plate(who, target, sites, sizes)
         widths, plates = choose_plates(
-            who, sites, sizes, full, default, advised, _held(sites, lengths)
+            who, sites, sizes, full, default, advised, _held(sites, lengths), around
         )
     # whichever plate the rows are taken from, this is wrong in any of them
     every = {site.name: site.args[0] for site in sites if site.type == "plate"}
@@ -257,6 +264,24 @@ def _with_plates(
         tuple(name for name in latents if found[name].circular),
     )
     return layout, frozen, warned
+
+
+def _around(model: Any, sites: list[Site]) -> str:
+    """The advice to pass arrays that a model reads from its surroundings."""
+    observed = [s for s in sites if s.type == "sample" and s.observed]
+    sizes = {n for s in observed for n in batch_shape(s)}
+    rows = {name: x for name, x in arrays_around(model).items() if len(x) in sizes}
+    if not rows:
+        return ""
+    size = max(map(len, rows.values()))
+    names = [name for name, x in rows.items() if len(x) == size]
+    one = len(names) == 1
+    return (
+        f"{' and '.join(names)} {'has' if one else 'have'} {size} rows and "
+        f"{'comes' if one else 'come'} from outside of the model; pass "
+        f"{'it as an argument' if one else 'them as arguments'}, "
+        f"{as_arguments(model, names)}"
+    )
 
 
 def _held(sites: list[Site], lengths: set[int] | None) -> set[int] | None:
@@ -318,7 +343,9 @@ def _indexed_or_given(
         local = latent_of_rows(sites, latents, plates)
         if local:
             raise ValueError(f"{who}: {local}") from None
-        raise ValueError(f"{error}{_AS_ARGUMENTS}") from None
+        around = _around(target.model, sites)
+        remedy = f" Or: {around}." if around else _AS_ARGUMENTS
+        raise ValueError(f"{error}{remedy}") from None
 
 
 def _sites_as_written(

@@ -11,10 +11,11 @@ shows a replacement if the line itself determines one.
 from __future__ import annotations
 
 import ast
+import contextlib
 import inspect
 import textwrap
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -23,6 +24,8 @@ import numpy as np
 
 __all__ = [
     "NEEDS_VALUES",
+    "arrays_around",
+    "as_arguments",
     "first_line",
     "function_of",
     "is_of_array",
@@ -66,6 +69,7 @@ class _Line(NamedTuple):
     :param in_model: whether it is in the function that the kernel was given, and not in
         one that this calls.
     :param numpy_modules: the names in it of NumPy.
+    :param loops: the names in it that a loop around it counts.
     """
 
     number: int
@@ -76,6 +80,7 @@ class _Line(NamedTuple):
     computes: frozenset[str]
     in_model: bool
     numpy_modules: frozenset[str] = frozenset()
+    loops: frozenset[str] = frozenset()
 
 
 def first_line(error: BaseException) -> str:
@@ -214,10 +219,30 @@ def _advice(model: Any, line: _Line | None, error: BaseException) -> str:
         return _GENERAL
     names = ", ".join(map(repr, line.traced))
     if line.numpy and isinstance(error, jax.errors.TracerArrayConversionError):
+        others = arrays_around(model)
+        if line.numpy[0] not in others:
+            return (
+                f"{line.numpy[0]} is a NumPy array, which a batch cannot index: pass "
+                "it as an argument of the model, or write "
+                f"jnp.asarray({line.numpy[0]})."
+            )
+        rows = len(others[line.numpy[0]])
+        same = [
+            name
+            for name, x in others.items()
+            if isinstance(x, np.ndarray) and len(x) == rows
+        ]
+        one = len(same) == 1
         return (
-            f"{line.numpy[0]} is a NumPy array, which a batch cannot index: pass it as "
-            f"an argument of the model, or write jnp.asarray({line.numpy[0]})."
+            f"{' and '.join(same)} {'is a NumPy array' if one else 'are NumPy arrays'} "
+            f"from outside of the model, which a batch cannot index: pass "
+            f"{'it as an argument' if one else 'them as arguments'}, "
+            f"{as_arguments(model, same)}; or write jnp.asarray({same[0]})"
+            f"{'' if one else ' and so on'}."
         )
+    of_group = _of_group(line)
+    if of_group:
+        return f"{_has_rows(names)} {of_group}"
     if isinstance(error, jax.errors.NonConcreteBooleanIndexError):
         return (
             f"{_has_rows(names)} Select rows before the model and pass those, or keep "
@@ -289,6 +314,53 @@ def function_of(model: Any) -> Callable | None:
     return model
 
 
+def arrays_around(model: Any) -> dict[str, Any]:
+    """The arrays with rows that a model reads from its closure or from globals.
+
+    :param model: the model.
+    :return: the arrays by the names that its function has for them.
+    """
+    function = function_of(model)
+    if function is None:
+        return {}
+    read = {
+        name: function.__globals__[name]
+        for name in function.__code__.co_names
+        if name in function.__globals__
+    }
+    for name, cell in zip(
+        function.__code__.co_freevars, function.__closure__ or (), strict=True
+    ):
+        with contextlib.suppress(ValueError):  # not assigned yet
+            read[name] = cell.cell_contents
+    return {
+        name: value
+        for name, value in read.items()
+        if isinstance(value, np.ndarray | jax.Array)
+        and value.ndim
+        and value.shape[0] > 1
+    }
+
+
+def as_arguments(model: Any, names: Iterable[str]) -> str:
+    """What to write so that arrays around a model become arguments of it.
+
+    :param model: the model.
+    :param names: what it calls them.
+    """
+    function = function_of(model)
+    names = [*names]
+    if function is None or not names:
+        return ""
+    own = [*inspect.signature(function).parameters]
+    heading = ", ".join([*(["..."] if own else []), *names])
+    given = ", ".join(f"{name}={name}" for name in names)
+    return (
+        f"def {function.__name__}({heading}), and "
+        f"mcmc.run(key, {'..., ' if own else ''}{given})"
+    )
+
+
 def _line_in_model(
     model: Any, error: BaseException, traced_type: type = jax.Array
 ) -> _Line | None:
@@ -313,9 +385,16 @@ def _line_in_model(
     own = function is not None and frame.f_code is function.__code__
     modules = {n for n in names if _computes(frame.f_globals.get(n))}
     computes = frozenset({*traced, *numpy, *modules})
-    names_of_numpy = frozenset(n for n in names if known.get(n) is np)
     return _Line(
-        number, text, code, tuple(traced), tuple(numpy), computes, own, names_of_numpy
+        number=number,
+        text=text,
+        code=code,
+        traced=tuple(traced),
+        numpy=tuple(numpy),
+        computes=computes,
+        in_model=own,
+        numpy_modules=frozenset(n for n in names if known.get(n) is np),
+        loops=frozenset(names & _loops_around(frame, number)),
     )
 
 
@@ -372,6 +451,45 @@ def _statement(
     elif isinstance(innermost, ast.FunctionDef | ast.ClassDef):
         innermost = None
     return text, innermost
+
+
+def _loops_around(frame: FrameType, number: int) -> set[str]:
+    """The names that loops around a line assign."""
+    try:
+        lines, start = inspect.getsourcelines(frame.f_code)
+        tree = ast.parse(textwrap.dedent("".join(lines)))
+    except (OSError, TypeError, IndexError, SyntaxError):
+        return set()
+    at = number - max(start, 1) + 1
+    return {
+        name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.For) and node.lineno < at <= (node.end_lineno or 0)
+        for name in _names_in(node.target)
+    }
+
+
+def _of_group(line: _Line) -> str:
+    """What to write for a loop that selects the rows of each group."""
+    for node in ast.walk(line.code) if line.code else ():
+        if not isinstance(node, ast.Compare) or len(node.ops) != 1:
+            continue
+        sides = node.left, node.comparators[0]
+        for group, counted in (sides, sides[::-1]):
+            one = isinstance(counted, ast.Name) and counted.id in line.loops
+            if (
+                isinstance(node.ops[0], ast.Eq)
+                and one
+                and _names_in(group) & {*line.traced}
+            ):
+                index, rows = ast.unparse(counted), ast.unparse(group)
+                return (
+                    f"A loop over {index} selects the rows of each group. Write one "
+                    "site for all rows in place of the loop, without selecting: "
+                    f"parameters of the groups as a[{rows}] in place of a[{index}], "
+                    f"and y in place of y[{ast.unparse(node)}]."
+                )
+    return ""
 
 
 def _known_outside(value: ast.expr, function: Callable) -> bool:
