@@ -2341,7 +2341,12 @@ def test_searches_that_all_end_elsewhere_are_reported(monkeypatch):
     def away(size):
         kernel = MinibatchMH(target=target, control_variate="taylor2", batch_size=size)
         kernel.init(random.key(0), 10, jnp.zeros(3), (), {})
-        return kernel.facts["pilot"]["other_mode"]
+        pilot = kernel.facts["pilot"]
+        reported = "other_mode_searches" in pilot
+        assert reported == (pilot["other_mode"] > 0.0)
+        assert not reported or pilot["other_mode_searches"] > 8
+        assert not reported or pilot["other_mode_gap"] > 1.0
+        return pilot["other_mode"]
 
     assert away(100) > 100.0
     monkeypatch.setattr(_center, "_LOWER", 100)  # the test can fail
@@ -2446,7 +2451,7 @@ def test_center_of_a_known_mode(grid):
     found = find_center(problem, starts, control_variate.taylor2())
     # the data are in single precision, the search is not
     assert np.allclose(found.expansion.center, mode, atol=1e-4)
-    assert found.other_mode == 0.0
+    assert found.others.away == 0.0
 
 
 @pytest.mark.parametrize("rows", [10, 16, 17])

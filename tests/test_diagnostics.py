@@ -1126,6 +1126,12 @@ def test_trajectories_that_hold_the_tails() -> None:
         ({"surrogate_rhat": 1.3}, {}, "itself hard to sample (R-hat 1.30)"),
         ({"other_mode": 7.0}, {}, "in another mode, 7 posterior standard deviations"),
         (
+            {"other_mode": 7.0, "other_mode_searches": 12, "other_mode_gap": 28.3},
+            {},
+            "of 12 searches for the mode only one ended in the highest that was "
+            "found, and the next one is lower by 28 in the log density",
+        ),
+        (
             {},
             {"check_rms_error": 0.2, "check_rms_z": 3.0, "check_change": -0.05},
             "checked on all rows had errors of 0.2 in the log ratio, 3 times the noise",

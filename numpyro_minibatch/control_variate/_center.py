@@ -53,19 +53,40 @@ _LOWER = 2  # lower optima that make one wonder whether there are higher ones
 _MORE_STARTS = 8  # of searches that then look for them
 
 
+class OtherModes(NamedTuple):
+    """What the searches for the mode saw of others.
+
+    :param away: the distance to another mode that some search ended in, in posterior
+        standard deviations; 0 if all ended in the same mode.
+    :param gap: the difference between the log densities of the highest mode found and
+        the next one, if only one search ended in the highest one and several in lower
+        ones, so that there may be higher ones; otherwise 0.
+    :param searches: how many searches were made then.
+    """
+
+    away: float = 0.0
+    gap: float = 0.0
+    searches: int = 0
+
+    @property
+    def report(self) -> dict[str, float]:
+        """The same as a part of the report of the set-up."""
+        gap = {"other_mode_gap": self.gap, "other_mode_searches": self.searches}
+        return {"other_mode": self.away, **(gap if self.searches else {})}
+
+
 class Center(NamedTuple):
     """The result of the search for the centre.
 
     :param expansion: the sum of the rows' polynomials about it, in double precision.
-    :param other_mode: distance to another mode that some search ended in, in
-        posterior standard deviations; 0 if all ended in the same mode.
+    :param others: what the searches saw of other modes.
     :param about: the expansion about another point, by the same compiled pass.
     :param known_hessian: the Hessian there of everything that is not expanded; zero if
         the coordinates are not those that are sampled.
     """
 
     expansion: Expansion
-    other_mode: float
+    others: OtherModes
     about: Callable[[np.ndarray], Expansion]
     known_hessian: np.ndarray
 
@@ -111,9 +132,9 @@ def find_center(
     density = Density.of(problem, taylor, dim)
     meanwhile()
 
-    def found(center: np.ndarray, other_mode: float) -> Center:
+    def found(center: np.ndarray, others: OtherModes) -> Center:
         expansion, known = density.with_known(center)
-        return Center(expansion, other_mode, density.about, known)
+        return Center(expansion, others, density.about, known)
 
     if taylor.center is not None:
         center = _given(problem, taylor.center.values)
@@ -121,7 +142,7 @@ def find_center(
             values, vectors = np.linalg.eigh(density.of_all(center)[2])
             if not values[0] > 0:
                 raise NotDefinite.of(values[0], center, vectors[:, 0])
-        return found(center, 0.0)
+        return found(center, OtherModes())
     stage("mode of some rows")
     ends, are_optima = density.searched(starts)
     if are_optima and problem.near is None:
@@ -146,8 +167,7 @@ def find_center(
                 raise PriorKinks(str(kinks)) from None
         raise
     alone = are_optima and _is_alone(density, ends)
-    other_mode = _other_mode(density, ends, best, hessian, alone)
-    return found(center, other_mode)
+    return found(center, _other_modes(density, ends, best, hessian, alone))
 
 
 class Known(NamedTuple):
@@ -315,14 +335,14 @@ def _prior_of_phi(problem: Problem, arrays: list[Any], seed: Array) -> Array:
     return jax.vmap(one)(keys)
 
 
-def _other_mode(
+def _other_modes(
     density: Density,
     ends: list[Optimum],
     best: Optimum,
     hessian: np.ndarray,
     alone: bool,
-) -> float:
-    """The distance of another search's end from the best one, in sds; or 0.
+) -> OtherModes:
+    """What the ends of searches other than the best one say of other modes.
 
     :param alone: whether one search found the best one, and the others lower ones.
     """
@@ -335,7 +355,11 @@ def _other_mode(
     near = [r.fun < best.fun + most for r in ends]
     scatter = np.sqrt(len(hessian) * share)
     far = [d for d, n in zip(distances, near, strict=True) if n and d > 5 * scatter]
-    return float(max(far, default=0.0))
+    away = float(max(far, default=0.0))
+    if not alone or not away:
+        return OtherModes(away)
+    lower = sorted(r.fun for r in ends if np.isfinite(r.fun))
+    return OtherModes(away, lower[1] - lower[0], len(ends))
 
 
 def _highest(ends: list[Optimum]) -> Optimum:

@@ -139,12 +139,12 @@ class TooCoarse(Exception):
 
     :param better: the better one.
     :param near: a flat position in the middle of the posterior.
-    :param other_mode: how far the searches for the mode ended from each other.
+    :param others: what the searches saw of other modes, for the report.
     """
 
-    def __init__(self, better: Any, near: np.ndarray, other_mode: float) -> None:
+    def __init__(self, better: Any, near: np.ndarray, others: dict[str, float]) -> None:
         super().__init__("the approximation of the likelihood is too coarse")
-        self.better, self.near, self.other_mode = better, near, other_mode
+        self.better, self.near, self.others = better, near, others
 
 
 class Chosen(NamedTuple):

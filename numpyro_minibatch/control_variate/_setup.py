@@ -19,7 +19,7 @@ from numpyro_minibatch.control_variate._all_rows import (
     every_row,
     with_every_row,
 )
-from numpyro_minibatch.control_variate._center import Center, find_center
+from numpyro_minibatch.control_variate._center import Center, OtherModes, find_center
 from numpyro_minibatch.control_variate._coordinates import choose_coordinates
 from numpyro_minibatch.control_variate._exact_rows import (
     check_exact_rows,
@@ -311,16 +311,16 @@ def _prepared(problem: Problem, chosen: Chosen, needs: Needs) -> Prepared:
         if at_once and not problem.in_own_coordinates:
             sampled = _target_posterior(problem, needs, positions)
             if sampled is not None and sampled.rhat <= MIXED:
-                return _of_all_rows(problem, chosen, needs, 0.0, sampled)
+                return _of_all_rows(problem, chosen, needs, OtherModes(), sampled)
         if found is None:
             problem, center = _centred(problem, positions, taylor, at_once)
         else:
             expansion, known = found.modes[0][:2]
-            center = Center(expansion, 0.0, found.about, known.hessian)
+            center = Center(expansion, OtherModes(), found.about, known.hessian)
         if at_once and problem.in_own_coordinates:
             exact = all_rows_at_once(problem, center)
             if exact is not None:
-                return _of_all_rows(problem, chosen, needs, center.other_mode, exact)
+                return _of_all_rows(problem, chosen, needs, center.others, exact)
         start = starting_point(problem, center.expansion, start)
         posterior = surrogate_posterior(
             problem,
@@ -356,7 +356,7 @@ def _prepared(problem: Problem, chosen: Chosen, needs: Needs) -> Prepared:
         if sampled is None or sampled.rhat > _DISAGREE:
             raise
         try:
-            return _of_all_rows(problem, chosen, needs, 0.0, sampled)
+            return _of_all_rows(problem, chosen, needs, OtherModes(), sampled)
         except Refused:
             raise reason from None
     outcome = _of_expansion(problem, chosen, needs, center, posterior, pilot)
@@ -379,7 +379,7 @@ def _check_approximation(
         return
     better = problem.better(_starts(problem, posterior.draws))
     if better is not None:
-        raise TooCoarse(better, posterior.location, center.other_mode)
+        raise TooCoarse(better, posterior.location, center.others.report)
 
 
 def _of_expansion(
@@ -413,7 +413,7 @@ def _of_expansion(
         posterior, pilot, tails = all_exact, Pilot.of_every_row(problem, whole), None
     check_residuals(problem, chosen.taylor, posterior, pilot)
     moves = _moves(problem, needs, posterior)
-    return _outcome(problem, center.other_mode, posterior, moves, pilot, tails)
+    return _outcome(problem, center.others, posterior, moves, pilot, tails)
 
 
 def _is_flat(problem: Problem, reason: Refused) -> bool:
@@ -476,13 +476,13 @@ def _of_all_rows(
     problem: Problem,
     chosen: Chosen,
     needs: Needs,
-    other_mode: float,
+    others: OtherModes,
     posterior: SurrogatePosterior,
 ) -> Prepared:
     """The outcome with a surrogate that evaluates all rows."""
     pilot = Pilot.of_every_row(problem, _all_read(problem, chosen))
     moves = _moves(problem, needs, posterior)
-    return _outcome(problem, other_mode, posterior, moves, pilot, None)
+    return _outcome(problem, others, posterior, moves, pilot, None)
 
 
 def _all_read(problem: Problem, chosen: Chosen) -> Chosen:
@@ -560,7 +560,7 @@ def _with_modes(
     known = [k for k, each in enumerate(tails) if np.isfinite(each.inefficiency)]
     worst = max(known, key=lambda k: tails[k].inefficiency, default=None)
     of_worst = None if worst is None else tails[worst]
-    outcome = _outcome(problem, 0.0, posterior, moves, pilot, of_worst)
+    outcome = _outcome(problem, OtherModes(), posterior, moves, pilot, of_worst)
     if worst is not None:
         outcome.report["tail_mode"] = worst
     modes = posterior.expansion.modes  # type: ignore[attr-defined]
@@ -716,7 +716,7 @@ def _may_have_groups(problem: Problem) -> bool:
 
 def _outcome(
     problem: Problem,
-    other_mode: float,
+    others: OtherModes,
     posterior: SurrogatePosterior,
     moves: Trajectories,
     pilot: Pilot,
@@ -744,7 +744,7 @@ def _outcome(
         "surrogate_stuck": moves.stuck,
         "surrogate_drivers": _drivers(problem, moves.bent),
         "over_relaxed": over_relaxed,
-        "other_mode": other_mode,
+        **others.report,
         "exact_rows": posterior.expansion.num_exact,
     }
     if tails is not None and not posterior.expansion.has_every_row:

@@ -211,7 +211,19 @@ def _advise_elsewhere(pilot: Mapping[str, float]) -> Iterator[str]:
 
 def _advise_other_mode(run: Run) -> Iterator[str]:
     away = run.pilot.get("other_mode", 0.0)
-    if away > 0:
+    searches = run.pilot.get("other_mode_searches", 0)
+    if searches:
+        yield (
+            f"of {searches:.0f} searches for the mode only one ended in the highest "
+            "that was found, and the next one is lower by "
+            f"{run.pilot['other_mode_gap']:.2g} in the log density: there may be "
+            "higher modes that no search found, and the chains explore only this one. "
+            "Start from a position that is known to be good, init_strategy="
+            "init_to_value(values=...), such as the best of several optimisations, "
+            "or write MinibatchMH(model, control_variate=control_variate.taylor2("
+            "modes=8)), which looks for more modes and moves between them."
+        )
+    elif away > 0:
         yield (
             "a search for the centre of the expansion ended in another mode, "
             f"{away:.2g} posterior standard deviations away. The chains explore only "
@@ -268,8 +280,10 @@ FAMILY = Family(
             _advise_quadrature,
         ),
         Rule(
-            "a search for the centre ... ended in another mode",
-            "there are at least two modes, and the chains explore one",
+            "a search for the centre ... ended in another mode*, *of 12 searches for "
+            "the mode only one ended in the highest",
+            "there are at least two modes, and the chains explore one; if only one "
+            "search found it, there may be higher ones",
             "`control_variate.taylor2(modes=8)`, a ladder of temperatures, or one "
             "higher temperature",
             _advise_other_mode,

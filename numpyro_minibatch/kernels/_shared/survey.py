@@ -211,7 +211,7 @@ def _refined(kernel: Any, static: Static, arrays: list[Any], init: Any) -> Any:
             prepared = _surveyed(kernel, static, arrays, init, better=approximation)
         except TooCoarse as coarse:
             kernel._learn(refined=coarse.better)
-            other["other_mode"] = coarse.other_mode
+            other |= coarse.others
             prepared = _surveyed(kernel, static, arrays, init, near=coarse.near)
     except Refused as reason:
         finer = model.finer(args, kwargs)
@@ -232,7 +232,8 @@ def _refined(kernel: Any, static: Static, arrays: list[Any], init: Any) -> Any:
             leaves = jax.tree.leaves(prepared.starts)
             near = np.concatenate([np.mean(x, 0, dtype=float).ravel() for x in leaves])
             found = prepared.report.items()
-            other = {n: x for n, x in found if n == "other_mode"} | other
+            seen = {n: x for n, x in found if n.startswith("other_mode")}
+            other = seen | other
         prepared = _surveyed(kernel, static, arrays, init, near=near)
         error, _ = approximation.at(prepared)
     return prepared._replace(report=prepared.report | other | error)
