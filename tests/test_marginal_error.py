@@ -218,7 +218,9 @@ def test_the_second_set_up_searches_from_the_first_posterior(
         if near is not None:
             return before._replace(report={"other_mode": 0.0})
         if found == "early":
-            raise survey.TooCoarse(better, np.array([2.0, 3.0, 6.0]), 6.0)
+            raise survey.TooCoarse(
+                better, np.array([2.0, 3.0, 6.0]), {"other_mode": 6.0}
+            )
         return before
 
     class Measured:

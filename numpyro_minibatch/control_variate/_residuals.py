@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
+from scipy.sparse import csc_array
 
 from numpyro_minibatch._internal.passes import Chunks, chunk_of, scan_shared
 from numpyro_minibatch.batch import Design, Weighted, stratum_of
@@ -118,7 +119,7 @@ class ResidualScan:
         self.exact = {n: ExactRows.alone(none, N) for n, N in problem.plates.items()}
         self.representatives: dict[str, np.ndarray] = {}
         self.surplus: dict[str, tuple[np.ndarray, np.ndarray]] = {}
-        self._known: dict[bytes, dict[str, np.ndarray]] = {}
+        self._known: dict[bytes, dict[str, _Parts]] = {}
 
     def about(self, expansion: Expansion) -> ResidualScan:
         """The same passes for an expansion about another centre."""
@@ -235,14 +236,14 @@ class ResidualScan:
         :param rows: the rows, ``(n, width)`` by plate.
         :param masks: which of them are read; others are zero.
         """
-        return self._sent(draws, rows, masks)()
+        return {n: x.whole() for n, x in self._sent(draws, rows, masks)().items()}
 
     def _sent(
         self,
         draws: np.ndarray,
         rows: Mapping[str, np.ndarray],
         masks: Mapping[str, np.ndarray],
-    ) -> Callable[[], dict[str, np.ndarray]]:
+    ) -> Callable[[], dict[str, _Parts]]:
         """Start the evaluation, and return a function that waits for its result.
 
         The program takes a fixed number of draws and of chunks. Those that are missing
@@ -263,15 +264,17 @@ class ResidualScan:
                 parts.append(self._program(*self._arguments(padded, read, kept)))
             by_draws.append((len(some), parts))
 
-        def result() -> dict[str, np.ndarray]:
-            found = {}
-            for n, r in rows.items():
-                of_draws = [
-                    _joined([np.asarray(x[n])[:, :count] for x in parts])
-                    for count, parts in by_draws
-                ]
-                found[n] = _joined(of_draws, 1)[: number * len(r[0])]
-            return found
+        def result() -> dict[str, _Parts]:
+            return {
+                n: _Parts(
+                    [
+                        [np.asarray(x[n])[:, :count] for x in parts]
+                        for count, parts in by_draws
+                    ],
+                    number * len(r[0]),
+                )
+                for n, r in rows.items()
+            }
 
         return result
 
@@ -280,7 +283,7 @@ class ResidualScan:
 
     def _evaluated(
         self, draws: np.ndarray, blocks: Iterable[np.ndarray]
-    ) -> Iterator[tuple[np.ndarray, dict[str, np.ndarray]]]:
+    ) -> Iterator[tuple[np.ndarray, dict[str, _Parts]]]:
         """The residuals of blocks of chunks, before exact rows are removed, ``(n, K)``.
 
         While the caller uses one block, JAX computes the next. If a block has all rows,
@@ -289,7 +292,7 @@ class ResidualScan:
         :return: the numbers of the chunks, and the residuals by plate.
         """
         draws, key = np.asarray(draws, self.dtype), self._key(draws)
-        waiting: list[tuple[np.ndarray, Callable[[], dict[str, np.ndarray]]]] = []
+        waiting: list[tuple[np.ndarray, Callable[[], dict[str, _Parts]]]] = []
         for numbers in blocks:
             if key in self._known:
                 yield numbers, self._known[key]
@@ -332,8 +335,8 @@ class ResidualScan:
                     start = int(numbers[place]) * width
                     rows = slice(start, min(start + width, size))
                     if start < size:
-                        here = slice(place * width, place * width + rows.stop - start)
-                        residual = found[name][here]
+                        here = place * width
+                        residual = found[name].some(here, here + rows.stop - start)
                         yield name, rows, self._left(name, rows, residual, of_exact)
 
     def _left(
@@ -581,7 +584,7 @@ class ResidualScan:
         for name, chosen in some.rows.items():
             rows = np.asarray(chosen)
             if known is not None:
-                mine = known[name][rows]
+                mine = known[name].whole()[rows]
             else:
                 read = self._table(name, rows)
                 mine = self._of_chunks(np.asarray(draws, self.dtype), *read)[name]
@@ -617,31 +620,53 @@ class ResidualScan:
             stratum, probability = stratum_of(design, self.problem.plates[name])
             count = design.num_strata
             # the last stratum holds the rows that are always drawn
-            stratum = np.where(stratum < 0, count, stratum)
-            small = np.min_scalar_type(count)
-            tables[name] = stratum.astype(small), probability
-            shape = len(draws) // 2, count + 1
+            stratum = np.where(stratum < 0, count, stratum).astype(np.int32)
+            tables[name] = stratum, probability
+            shape = count + 1, len(draws) // 2
             parts[name] = np.zeros(shape), np.zeros(shape)
         for name, rows, residual in self._pieces(draws):
             stratum, probability = (table[rows] for table in tables[name])
-            # the rows of a stratum next to each other; small integers sort fast
-            order = np.argsort(stratum, kind="stable")
-            stratum = stratum[order]
-            first = np.flatnonzero(np.append(True, stratum[1:] != stratum[:-1]))
-            pairs = (residual[:, 1::2] - residual[:, :-1:2]).astype(np.float64)[order]
-            square = pairs**2 / probability[order, None]
-            for part, of_row in zip(parts[name], (pairs, square), strict=True):
-                part[:, stratum[first]] += np.add.reduceat(of_row, first, axis=0).T
+            pairs = residual[:, 1::2].astype(np.float64) - residual[:, :-1:2]
+            whole, square = parts[name]
+            # a matrix with a one for each row adds them up by stratum
+            number = len(stratum)
+            ones = np.ones(number), stratum, np.arange(number + 1, dtype=np.int32)
+            by_stratum = csc_array(ones, shape=(len(whole), number))
+            whole += by_stratum @ pairs
+            np.square(pairs, out=pairs)
+            pairs /= probability[:, None]
+            square += by_stratum @ pairs
         variance = np.zeros(len(draws) // 2)
         for name, (whole, square) in parts.items():
-            among = np.maximum(square - whole**2, 0)[:, :-1].sum(1)
+            among = np.maximum(square - whole**2, 0)[:-1].sum(0)
             variance += among / scheme.draws_of(name)
         return variance
 
 
-def _joined(parts: list[np.ndarray], axis: int = 0) -> np.ndarray:
-    """Arrays along an axis; a single one, which may have gigabytes, is not copied."""
-    return parts[0] if len(parts) == 1 else np.concatenate(parts, axis)
+class _Parts:
+    """The residuals of chunks of rows at some draws, as the program returned them.
+
+    They may have gigabytes, so they are joined only where they are read.
+
+    :param by_draws: for each group of draws the arrays of some chunks, ``(n, K)``, all
+        but the last with the same number of rows.
+    :param number: the number of rows; the last array may have more.
+    """
+
+    def __init__(self, by_draws: list[list[np.ndarray]], number: int) -> None:
+        self._by_draws, self._number = by_draws, number
+
+    def some(self, start: int, stop: int) -> np.ndarray:
+        """The residuals of some rows of one chunk, ``(stop - start, K)``."""
+        which, first = divmod(start, len(self._by_draws[0][0]))
+        rows = slice(first, first + stop - start)
+        found = [parts[which][rows] for parts in self._by_draws]
+        return found[0] if len(found) == 1 else np.concatenate(found, 1)
+
+    def whole(self) -> np.ndarray:
+        """The residuals of all rows, ``(number, K)``."""
+        found = [np.concatenate(parts) for parts in self._by_draws]
+        return np.concatenate(found, 1)[: self._number]
 
 
 # the programs -------------------------------------------------------------------------
