@@ -33,6 +33,7 @@ from numpyro_minibatch import (
 )
 from numpyro_minibatch.diagnostics import (
     _acceptance,
+    _effective,
     _run,
     log_ratio_rows,
     normal_error_bound,
@@ -386,6 +387,10 @@ def test_diverging() -> None:
     assert not advice(diverging=diverging)
     diverging[0, :3] = True
     assert "not finite at 3 draws" in advice(diverging=diverging)
+    of_numpyro = result(diverging=diverging)
+    del of_numpyro.posterior.attrs["facts"]
+    (said,) = diagnose(of_numpyro).advice
+    assert said.startswith("3 trajectories") and "energy" in said
 
 
 def test_chains_that_disagree() -> None:
@@ -1198,3 +1203,23 @@ def test_errors_of_standard_deviations_allow_for_a_heavy_tail() -> None:
     error = found.mcse_sd * np.sqrt(found.ess_sd / 1000)
     missed = float((abs(found.sd - true) > 1.96 * error).mean())
     assert missed < 0.07  # 12% with a largest shape of 0.45 of the fitted tail
+
+
+def test_errors_of_standard_deviations_allow_for_draws_that_were_not_seen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The variance of six normal rows, whose squares have an infinite variance."""
+    rng, runs, shape = np.random.default_rng(11), 500, 2.5
+    draws = 1 / rng.gamma(shape, size=(4, 500, runs))
+    true = math.sqrt(1 / ((shape - 1) ** 2 * (shape - 2)))
+
+    def missed() -> float:
+        found = precision(draws, [str(k) for k in range(runs)])
+        error = found.mcse_sd * np.sqrt(found.ess_sd / 2000)
+        assert 0.2 < np.isfinite(error).mean() < 0.5  # the others cannot miss
+        return float((abs(found.sd - true) > 1.96 * error).mean())
+
+    monkeypatch.setattr(_effective, "_OF_UNSEEN", 0.0)
+    assert missed() > 0.15
+    monkeypatch.undo()
+    assert missed() < 0.1

@@ -291,8 +291,19 @@ def _advise_acceptance(run: Run) -> Iterator[str]:
 
 def _advise_diverging(run: Run) -> Iterator[str]:
     d, setup = run.measured(Acceptance), run.measured(Setup)
-    if d.diverging > 0:
-        count = round(d.diverging * setup.num_chains * setup.num_draws)
+    if not d.diverging > 0:
+        return
+    count = round(d.diverging * setup.num_chains * setup.num_draws)
+    if "facts" not in run.attrs:  # NumPyro's own kernels mean something else by it
+        yield (
+            f"{count} trajectories ({d.diverging:.2g} of them) diverged: their energy "
+            "changed by more than 1,000, or was not finite. The draws may miss a "
+            "region in which the posterior is narrow, such as the neck of a funnel. "
+            "Write a larger target_accept_prob, such as 0.95, or, in a hierarchical "
+            "model, group effects that are non-centred: "
+            'numpyro.deterministic("theta", mu + tau * eta).'
+        )
+    else:
         yield (
             f"the log density was not finite at {count} draws ({d.diverging:.2g} of "
             "them). Look for parameters at which the model overflows, and write "
@@ -333,9 +344,11 @@ FAMILY = Family(
             _advise_acceptance,
         ),
         Rule(
-            "the log density was not finite at",
-            "divergences: the model overflows somewhere",
-            "tighter priors, `init_strategy`",
+            "the log density was not finite at*, or with NUTS *trajectories ... "
+            "diverged",
+            "divergences: the model overflows somewhere; with NUTS also that its steps "
+            "are too long for a narrow region",
+            "tighter priors, `init_strategy`; a larger `target_accept_prob` of NUTS",
             _advise_diverging,
         ),
         Rule(

@@ -15,6 +15,7 @@ _TAILS = (0.05, 0.95)
 _SMALLEST_TAIL = 20  # draws to which a tail is fitted
 _LARGEST_SHAPE = 0.48
 _NO_ERROR = 0.85  # shape from which on squares have no error
+_OF_UNSEEN = 1.5  # error, in units of what draws beyond the largest would contribute
 _AT_ONCE = 64  # parameters whose tails are fitted at once
 
 
@@ -86,10 +87,11 @@ def precision(columns: np.ndarray, names: list[str]) -> xr.Dataset:
     to either side [1]. The error of a standard deviation needs the fourth moment of the
     draws, to which a heavy tail contributes much by few draws: a run that happened to
     visit the tail too little underestimates both. So the largest squares count as those
-    of a generalised Pareto distribution that is fitted to them [2]. If its shape is at
-    least 0.85, the error is infinite: the draws do not show that there is a standard
-    deviation at all (from a shape of 1 on there is none), and quantiles are what they
-    determine.
+    of a generalised Pareto distribution that is fitted to them [2]. If its shape is
+    above one half, the error includes what draws beyond the largest one would
+    contribute. If it is at least 0.85, the error is infinite: the draws do not show
+    that there is a standard deviation at all (from a shape of 1 on there is none), and
+    quantiles are what they determine.
 
     :param columns: the draws, shape ``(chain, draw, parameter)``.
     :param names: of the parameters.
@@ -149,6 +151,13 @@ def _smoothed_variance(values: np.ndarray) -> np.ndarray:
     each of 12 other posteriors, it was in 27% for the median of six log-normal rows, in
     7% for a hierarchy of five groups, and in none for the others.
 
+    Between these shapes the second moment of the squares is infinite, and their mean is
+    too low in most runs: draws beyond the largest one would contribute to it. Of 400
+    samples of 1,000, 4,000 and 20,000 draws of an inverse gamma variable with shape
+    2.5, the variance of six normal rows, 21 to 27% missed, and 3 to 8% with that
+    contribution, times 1.5, as a part of the error. Of 300 runs of another censored
+    scale, 24% and 8%. Intervals for 11 lighter tails change by little.
+
     :param values: shape ``(chain, draw, parameter)``.
     :return: at least the variance of the numbers, shape ``(parameter,)``; infinite if
         the tail is too heavy for any.
@@ -163,18 +172,32 @@ def _smoothed_variance(values: np.ndarray) -> np.ndarray:
     for first in range(0, parameters, _AT_ONCE):
         block = np.sort(flat[:, first : first + _AT_ONCE], axis=0)
         below, cut = block[:-size], block[-size - 1]
-        shape, scale = _pareto(block[-size:] - cut)
-        too_heavy = shape >= _NO_ERROR
+        whole, scale = _pareto(block[-size:] - cut)
+        too_heavy = whole >= _NO_ERROR
         # above one half the second moment is infinite
-        shape = np.minimum(shape, _LARGEST_SHAPE)
+        shape = np.minimum(whole, _LARGEST_SHAPE)
         excess = scale / (1 - shape)
         square = 2 * scale**2 / ((1 - shape) * (1 - 2 * shape))
         mean = (below.sum(0) + size * (cut + excess)) / number
         tail = cut**2 + 2 * cut * excess + square
         second = (np.square(below).sum(0) + size * tail) / number
-        found[first : first + _AT_ONCE] = np.where(too_heavy, np.inf, second - mean**2)
+        heavier = np.clip(whole, _LARGEST_SHAPE, _NO_ERROR)
+        unseen = _beyond(size, heavier, scale) - _beyond(size, _LARGEST_SHAPE, scale)
+        missed = _OF_UNSEEN * unseen / number  # an error of the mean, not of a draw
+        variance = second - mean**2 + number * missed**2
+        found[first : first + _AT_ONCE] = np.where(too_heavy, np.inf, variance)
     # NaN where many draws are equal, as of a discrete parameter
     return np.fmax(found, plain)
+
+
+def _beyond(size: int, shape: float | np.ndarray, scale: np.ndarray) -> np.ndarray:
+    """The sum that excesses above the largest of ``size`` contribute on average.
+
+    One of ``size`` excesses of a generalised Pareto distribution is above its quantile
+    of ``1 - 1 / size``, and by this much on average.
+    """
+    quantile = scale * (size**shape - 1) / shape
+    return quantile + (scale + shape * quantile) / (1 - shape)
 
 
 def _pareto(excesses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
