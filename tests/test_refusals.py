@@ -15,10 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import pandas as pd
 import pytest
 from numpyro import handlers
 from numpyro.contrib.control_flow import scan
 from numpyro.infer import MCMC
+from scipy.stats import rankdata
 
 from numpyro_minibatch import (
     MINT,
@@ -472,6 +474,23 @@ def a_site_of_each_group(group: Any, y: Any) -> None:
             numpyro.sample(f"y_{j}", dist.Normal(means[j], 1.0), obs=y[group == j])
 
 
+def factorized(group: Any, y: Any) -> None:
+    codes, names = pd.factorize(group)
+    means = numpyro.sample("means", dist.Normal(0.0, 1.0).expand([len(names)]))
+    numpyro.sample("score", dist.Normal(means[codes], 1.0), obs=y)
+
+
+def categories(group: Any, y: Any) -> None:
+    codes = pd.Categorical(group).codes
+    means = numpyro.sample("means", dist.Normal(0.0, 1.0).expand([3]))
+    numpyro.sample("score", dist.Normal(means[codes], 1.0), obs=y)
+
+
+def ranked(group: Any, y: Any) -> None:
+    slope = numpyro.sample("slope", dist.Normal(0.0, 1.0))
+    numpyro.sample("score", dist.Normal(slope * rankdata(group), 1.0), obs=y)
+
+
 X_AROUND = RNG.normal(size=N)
 Y_AROUND = RNG.normal(size=N)
 
@@ -492,6 +511,18 @@ def with_arrays_around(group: Any, y: Any) -> None:
             '`with numpyro.plate(f"rows_{j}", int((group == j).sum())):`',
             "a[group] in place of a[j], and y in place of y[group == j]",
         ),
+        (
+            factorized,
+            "`codes, names = pd.factorize(group)`",
+            "Compute pd.factorize(group) beforehand, from all rows",
+        ),
+        (
+            categories,
+            "`codes = pd.Categorical(group).codes`",
+            "add codes to the parameters of categories, and write mcmc.run(key, ..., "
+            "codes=pd.Categorical(group).codes)",
+        ),
+        (ranked, "rankdata(group)", "Compute rankdata(group) beforehand"),
         (
             with_arrays_around,
             "slope * X_AROUND[idx]",

@@ -27,9 +27,9 @@ from numpyro_minibatch._model.rowwise import trace_rows
 from numpyro_minibatch._model.rowwise_rules import rows_of_plate
 from numpyro_minibatch._model.sites import Site, own_sizes, static_site, values_missing
 from numpyro_minibatch._model.values import (
-    NEEDS_VALUES,
     first_line,
     is_of_array,
+    is_of_values,
     own_check,
 )
 from numpyro_minibatch.target import ModelTarget, Target, Terms, data_frames
@@ -166,7 +166,7 @@ def check_indexing(
             warnings.simplefilter("ignore")
             jax.eval_shape(run, probe_indices(plates))
     except (ValueError, TypeError, AssertionError, AttributeError) as error:
-        if isinstance(error, NEEDS_VALUES) or is_of_array(error):
+        if is_of_values(error) or is_of_array(error):
             args, kwargs = target.args, target.kwargs
             message = values_missing(who, target.model, args, kwargs, error)
             raise NeedsValues(message) from error

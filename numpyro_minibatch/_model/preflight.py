@@ -61,10 +61,10 @@ from numpyro_minibatch._model.sites import (
 )
 from numpyro_minibatch._model.tables import check_masked
 from numpyro_minibatch._model.values import (
-    NEEDS_VALUES,
     arrays_around,
     as_arguments,
     first_line,
+    is_of_values,
 )
 from numpyro_minibatch.host_rows import find_rows, map_rows
 from numpyro_minibatch.target import ModelTarget
@@ -356,7 +356,7 @@ def _sites_as_written(
         with explained(who, target.model, target.args, target.kwargs):
             return abstract_sites(target)
     except (ValueError, TypeError, AssertionError) as error:
-        if isinstance(error.__cause__, NEEDS_VALUES):
+        if is_of_values(error.__cause__):
             _raise_reason_by_values(who, target)
         if find_rows((target.args, dict(target.kwargs))):
             try:

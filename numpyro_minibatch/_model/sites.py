@@ -19,9 +19,9 @@ from numpyro.infer import init_to_uniform
 
 from numpyro_minibatch._model.tables import as_arrays, tables_among
 from numpyro_minibatch._model.values import (
-    NEEDS_VALUES,
     first_line,
     is_of_array,
+    is_of_values,
     needs_latents,
     needs_values,
     no_attribute,
@@ -148,7 +148,7 @@ def explained(
                 f"({first_line(error)})"
             ) from error
         of_table = isinstance(error, TypeError) and tables_among(model, args, kwargs)
-        if isinstance(error, NEEDS_VALUES) or of_table:
+        if is_of_values(error) or of_table:
             message = values_missing(who, model, args, kwargs, error)
             raise TypeError(message) from error
         raise
@@ -212,10 +212,8 @@ def latents_needed(who: str, model: Any, args: tuple, kwargs: Mapping[str, Any])
     try:
         with warnings.catch_warnings(action="ignore"):
             jax.eval_shape(jax.vmap(run), jax.ShapeDtypeStruct((1,), bool))
-    except NEEDS_VALUES as error:
-        return needs_latents(who, model, error, kind)
-    except Exception:  # other errors have their own explanations
-        pass
+    except Exception as error:  # others have their own explanations
+        return needs_latents(who, model, error, kind) if is_of_values(error) else ""
     return ""
 
 

@@ -23,19 +23,19 @@ import jax
 import numpy as np
 
 __all__ = [
-    "NEEDS_VALUES",
     "arrays_around",
     "as_arguments",
     "first_line",
     "function_of",
     "is_of_array",
+    "is_of_values",
     "needs_latents",
     "needs_values",
     "no_attribute",
     "own_check",
 ]
 
-NEEDS_VALUES = (
+_NEEDS_VALUES = (
     jax.errors.ConcretizationTypeError,
     jax.errors.NonConcreteBooleanIndexError,
     jax.errors.TracerArrayConversionError,
@@ -52,6 +52,7 @@ _BUILT_IN = {
     "abs", "bool", "dict", "float", "int", "len", "list", "max", "min", "range",
     "round", "set", "sorted", "sum", "tuple",
 }  # fmt: skip
+_COMPUTE = {"jax", "math", "numpy", "pandas", "scipy", "sklearn"}
 _TO_PYTHON = {"bool", "float", "int"}
 _CONVERTERS = ("array", "asarray", "asanyarray", "ascontiguousarray", "copy")
 
@@ -81,6 +82,17 @@ class _Line(NamedTuple):
     in_model: bool
     numpy_modules: frozenset[str] = frozenset()
     loops: frozenset[str] = frozenset()
+
+
+def is_of_values(error: BaseException | None) -> bool:
+    """Whether code needed the values of an array that has none.
+
+    Libraries that check the types of their arguments name that of JAX's arrays.
+
+    :param error: any error.
+    """
+    named = isinstance(error, TypeError) and "Tracer" in str(error)
+    return named or isinstance(error, _NEEDS_VALUES)
 
 
 def first_line(error: BaseException) -> str:
@@ -399,14 +411,16 @@ def _line_in_model(
 
 
 def _is_of_a_library(frame: FrameType) -> bool:
-    path = frame.f_code.co_filename.replace("\\", "/")
+    # compiled modules have relative names
+    path = "/" + frame.f_code.co_filename.replace("\\", "/")
     return any(part in path for part in _NOT_THE_MODEL)
 
 
-def _computes(module: Any) -> bool:
-    """Whether a value is a module of functions that have no effect but their result."""
-    name = getattr(module, "__name__", "") if inspect.ismodule(module) else ""
-    return name.partition(".")[0] in ("numpy", "jax", "scipy", "pandas", "math")
+def _computes(value: Any) -> bool:
+    """Whether calls of a module, a function or a class only compute their result."""
+    name = "__name__" if inspect.ismodule(value) else "__module__"
+    root = str(getattr(value, name, None)).partition(".")[0]
+    return root in _COMPUTE and (inspect.ismodule(value) or callable(value))
 
 
 def _holds(value: Any, kind: type) -> bool:
