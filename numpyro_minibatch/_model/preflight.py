@@ -54,7 +54,6 @@ from numpyro_minibatch._model.sites import (
     AllRows,
     Site,
     abstract_sites,
-    batch_shape,
     explained,
     own_sizes,
     without_rows,
@@ -269,7 +268,8 @@ def _with_plates(
 def _around(model: Any, sites: list[Site]) -> str:
     """The advice to pass arrays that a model reads from its surroundings."""
     observed = [s for s in sites if s.type == "sample" and s.observed]
-    sizes = {n for s in observed for n in batch_shape(s)}
+    # the shapes of a site need not fit, which is refused later
+    sizes = {n for s in observed for n in (*s.shape, *(s.value_shape or ()))}
     rows = {name: x for name, x in arrays_around(model).items() if len(x) in sizes}
     if not rows:
         return ""
