@@ -33,7 +33,7 @@ from numpyro_minibatch import (
     to_inference_data,
 )
 from numpyro_minibatch._model.prior import heavy_tailed
-from numpyro_minibatch.batch import Weighted
+from numpyro_minibatch.batch import Weighted, stratum_of
 from numpyro_minibatch.control_variate import (
     Coordinates,
     ExactRows,
@@ -930,6 +930,40 @@ def test_residuals_of_some_rows_keep_the_requested_order():
     np.testing.assert_allclose(
         scan.of_rows(draws, rows.take(order)), in_order[:, order], rtol=1e-6
     )
+
+
+def test_passes_in_many_parts_are_those_over_single_rows(monkeypatch):
+    """Five calls of the program, more draws than one takes, and half a chunk left."""
+    monkeypatch.setattr(_residuals, "_WIDTH", 16)
+    monkeypatch.setattr(_residuals, "_CHUNKS", 2)
+    rng = np.random.default_rng(4)
+    x = jnp.asarray(rng.normal(size=150), jnp.float32)
+
+    def model(x):
+        mu = numpyro.sample("mu", dist.Normal(0, 1))
+        with numpyro.plate("data", len(x)) as idx:
+            numpyro.sample("y", dist.StudentT(2.0, mu, 1.0), obs=x[idx])
+
+    problem = problem_of(model, x, example={"mu": np.zeros(())})
+    expansion = find_center(problem, np.zeros((1, 1)), Taylor(2)).expansion
+    scan = ResidualScan(problem, 2, "direct", expansion)
+    draws = expansion.center + 0.3 * rng.normal(size=(40, 1))
+    each = scan.of_rows(draws, Rows(np.zeros(150, int), np.arange(150)))
+    sums, _ = scan.sums(draws)
+    np.testing.assert_allclose(sums, each.sum(1), rtol=1e-3, atol=1e-4)
+    scheme = batch.stratified().bound({"data": 20}, problem.plates)
+    chance, order = rng.uniform(0.1, 1.0, size=(2, 150)).astype(np.float32)
+    design = scheme.build(chance, order, "data")
+    stratum, probability = stratum_of(design, 150)
+    assert design.num_strata > 2
+    pairs = (each[1::2] - each[::2]).astype(float)
+    right = np.zeros(20)
+    for k in range(design.num_strata):  # rows that are always drawn add nothing
+        mine = stratum == k
+        p, d = probability[mine], pairs[:, mine]
+        right += ((d**2 / p).sum(1) - d.sum(1) ** 2) / scheme.draws_of("data")
+    found = scan.variances(draws, {"data": design}, scheme)
+    np.testing.assert_allclose(found, right, rtol=1e-3, atol=1e-5 * right.max())
 
 
 def test_passes_over_kept_residuals_are_those_through_the_model(monkeypatch):

@@ -598,6 +598,32 @@ def test_arrays_from_outside_become_arguments() -> None:
     assert inspect_model("MINT", advised, (x, y), {}, 10)[0].plates == (("rows", N),)
 
 
+def two_outcomes() -> None:
+    slope = numpyro.sample("slope", dist.Normal(0.0, 1.0))
+    numpyro.sample("score1", dist.Normal(slope * X_AROUND, 1.0), obs=Y_AROUND)
+    numpyro.sample("score2", dist.Normal(slope * X_AROUND, 1.0), obs=Y_AROUND)
+
+
+def test_two_outcomes_are_no_loop() -> None:
+    with pytest.raises(ValueError, match="from outside of the model") as caught:
+        inspect_model("MINT", two_outcomes, (), {}, 10)
+    assert "loop" not in str(caught.value)
+
+
+@pytest.mark.parametrize("wrong", [None, "1"])
+def test_an_error_of_the_model_itself_is_not_one_of_values(wrong: Any) -> None:
+    """NUTS raises the same, which names the true reason."""
+
+    def model(x: Any, y: Any) -> None:
+        slope = numpyro.sample("slope", dist.Normal(0.0, 1.0))
+        with numpyro.plate("rows", N):
+            numpyro.sample("score", dist.Normal(slope * x + wrong, 1.0), obs=y)
+
+    with pytest.raises(TypeError, match="unsupported operand") as caught:
+        inspect_model("MINT", model, (X_AROUND, Y_AROUND), {}, 10)
+    assert "values" not in str(caught.value)
+
+
 def test_sites_that_a_loop_makes_of_groups_are_named() -> None:
     group = np.arange(N) % 4
 

@@ -289,14 +289,17 @@ def _why_no_rows(
                 "the data as arguments of the model that have one entry for each row."
             )
         of_groups = _of_one_loop(site, observed)
-        if of_groups:
+        if of_groups and not around:
             return of_groups
         if shape and shape[0] > 1:
-            given = "Pass the data as arguments that have one entry for each row"
+            given = (
+                "Pass the data as arguments that have one entry for each row, also "
+                "lagged ones (y[1:], y[:-1])"
+            )
             return (
                 f"Observed site {site.name!r} has {shape[0]} entries, and no argument "
-                f"of the model has as many along an axis. {around or given}, "
-                "also lagged ones (y[1:], y[:-1]); or put the site into a plate:"
+                f"of the model has as many along an axis. {around or given}; or put "
+                "the site into a plate:"
                 f"{example_plate(shape[0], _unused(sites), site)}"
             )
     if len(observed) > 1:
@@ -318,7 +321,11 @@ def _why_no_rows(
 def _of_one_loop(site: Site, observed: list[Site]) -> str:
     """What to write in place of a loop that makes a site for the rows of each group."""
     stem = site.name.rstrip("0123456789")
-    same = [s for s in observed if s.name.rstrip("0123456789") == stem != s.name]
+    same = [
+        s
+        for s in observed
+        if s.name.rstrip("0123456789") == stem != s.name and s.kind == site.kind
+    ]
     rows = [shape[0] for s in same if (shape := batch_shape(s))]
     if site not in same or len(same) < 2 or len(rows) < len(same) or sum(rows) < 3:
         return ""

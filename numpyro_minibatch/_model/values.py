@@ -42,9 +42,11 @@ _NEEDS_VALUES = (
     jax.errors.TracerIntegerConversionError,
 )
 
+# libraries that compute with the values of arrays, and know nothing of JAX
+_OF_VALUES = ("/pandas/", "/polars/", "/scipy/", "/sklearn/", "/xarray/")
 _NOT_THE_MODEL = (
     *("/jax/", "/jaxlib/", "/numpy/", "/numpyro/", "/numpyro_minibatch/"),
-    *("/pandas/", "/polars/", "/scipy/", "/sklearn/", "/xarray/"),
+    *_OF_VALUES,
 )
 # attributes of tables that lead to an array, which the model has already
 _ARRAYS = {"array", "data", "iloc", "loc", "to_numpy", "values"}
@@ -87,12 +89,17 @@ class _Line(NamedTuple):
 def is_of_values(error: BaseException | None) -> bool:
     """Whether code needed the values of an array that has none.
 
-    Libraries that check the types of their arguments name that of JAX's arrays.
+    Libraries that check the types of their arguments name that of JAX's arrays. In the
+    model's own lines such an error has another reason: ``x + None``.
 
-    :param error: any error.
+    :param error: any error, with its traceback.
     """
-    named = isinstance(error, TypeError) and "Tracer" in str(error)
-    return named or isinstance(error, _NEEDS_VALUES)
+    if isinstance(error, _NEEDS_VALUES):
+        return True
+    if not isinstance(error, TypeError) or "Tracer" not in str(error):
+        return False
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return _is_in(frame, _OF_VALUES)
 
 
 def first_line(error: BaseException) -> str:
@@ -411,9 +418,13 @@ def _line_in_model(
 
 
 def _is_of_a_library(frame: FrameType) -> bool:
+    return _is_in(frame, _NOT_THE_MODEL)
+
+
+def _is_in(frame: FrameType, folders: tuple[str, ...]) -> bool:
     # compiled modules have relative names
     path = "/" + frame.f_code.co_filename.replace("\\", "/")
-    return any(part in path for part in _NOT_THE_MODEL)
+    return any(part in path for part in folders)
 
 
 def _computes(value: Any) -> bool:
