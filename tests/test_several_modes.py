@@ -16,6 +16,7 @@ import numpyro.distributions as dist
 import pytest
 import xarray as xr
 from numpyro.infer import MCMC
+from numpyro.infer.reparam import CircularReparam
 
 from numpyro_minibatch import (
     AMAGOLD,
@@ -1107,3 +1108,30 @@ def test_one_mode_has_the_draws_of_an_ordinary_run():
     assert kernel.pilot["num_modes"] == 1 and kernel.pilot["mode_missed"] == 0
     for name in draws[0]:
         np.testing.assert_allclose(draws[1][name], draws[0][name], atol=1e-4)
+
+
+@pytest.mark.parametrize("modes", [1, 4])
+def test_angles_that_differ_by_a_turn_are_one_mode(modes):
+    y = 3.1 + 0.7 * np.random.default_rng(5).normal(size=400)  # around both ends
+    y = ((y + np.pi) % (2 * np.pi) - np.pi).astype(np.float32)
+
+    @partial(numpyro.handlers.reparam, config={"mean": CircularReparam()})
+    def model(y):
+        mean = numpyro.sample("mean", dist.VonMises(0.0, 0.1))
+        with numpyro.plate("rows", len(y), subsample_size=16) as idx:
+            numpyro.sample("y", dist.VonMises(mean, 2.0), obs=y[idx])
+
+    variate = control_variate.taylor2(modes=modes)
+    kernel = MinibatchMH(model, control_variate=variate)
+    mcmc = MCMC(kernel, num_warmup=50, num_samples=200, progress_bar=False)
+    mcmc.run(jax.random.key(0), y)
+    if modes == 1:
+        assert kernel.pilot["other_mode"] == 0
+    else:
+        assert kernel.pilot["num_modes"] == 1
+    # the angle itself jumps from one end to the other
+    idata = to_inference_data(mcmc)
+    assert np.ptp(idata.posterior["mean"].values) > 6
+    diagnosis = diagnose(idata)
+    assert not [text for text in diagnosis.advice if "mode" in text]
+    assert "(mean_unwrapped)" in str(diagnosis)

@@ -186,12 +186,14 @@ class Density:
     :param sums: of the likelihood and of everything else.
     :param ridge: where the ridge has its maximum, and its precision.
     :param by_newton: whether searches on some rows use the Hessian.
+    :param in_one_turn: takes whole turns off the angles of a position.
     """
 
     weight: Any
     sums: RowSums
     ridge: tuple[Any, Any]
     by_newton: bool
+    in_one_turn: Callable[[np.ndarray], np.ndarray]
 
     @classmethod
     def of(cls, problem: Problem, taylor: Taylor, dim: int) -> Density:
@@ -209,6 +211,7 @@ class Density:
             sums=sums,
             ridge=_ridge(problem, taylor),  # other threads go on compiling
             by_newton=by_newton,
+            in_one_turn=problem.in_one_turn,
         )
 
     @property
@@ -267,7 +270,12 @@ class Density:
             ends = [self.optimum(start) for start in starts]
             if any(np.isfinite(end.fun) for end in ends):
                 return ends, True
-        return [quasi_newton(self.of_some, start) for start in starts], False
+        return [self.descended(start) for start in starts], False
+
+    def descended(self, start: np.ndarray, *rest: Any) -> Optimum:
+        """The end of quasi-Newton steps on some rows."""
+        end = quasi_newton(self.of_some, start, *rest)
+        return end._replace(x=self.in_one_turn(end.x))
 
     def optimum(self, start: np.ndarray) -> Optimum:
         """The end of Newton steps on some rows; infinite if they do not converge."""
@@ -277,7 +285,7 @@ class Density:
             end, _ = newton(self.curved, start, near=close)
         except Refused:
             return Optimum(start, np.inf, False)
-        return Optimum(end, float(self.curved(end)[0]), True)
+        return Optimum(self.in_one_turn(end), float(self.curved(end)[0]), True)
 
     def about(self, center: np.ndarray) -> Expansion:
         """The expansion of the likelihood about a point."""

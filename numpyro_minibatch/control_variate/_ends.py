@@ -12,7 +12,7 @@ from jax.flatten_util import ravel_pytree
 
 from numpyro_minibatch.control_variate._center import Density, newton
 from numpyro_minibatch.control_variate._problem import Problem, Refused, double
-from numpyro_minibatch.control_variate._search import Optimum, quasi_newton
+from numpyro_minibatch.control_variate._search import Optimum
 from numpyro_minibatch.target import ModelTarget
 
 __all__ = [
@@ -61,7 +61,7 @@ class Ends:
 
     def search(self, start: np.ndarray) -> Optimum:
         """A search on some rows, which ends early when it reaches a known end."""
-        return quasi_newton(self.density.of_some, start, self._arrives)
+        return self.density.descended(start, self._arrives)
 
     def too_low(self, value: float) -> bool:
         """Whether an end cannot matter, allowing for the noise of using some rows."""

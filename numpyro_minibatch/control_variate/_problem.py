@@ -28,7 +28,7 @@ from numpyro_minibatch.batch import Scheme
 from numpyro_minibatch.control_variate._expand import Coordinates
 from numpyro_minibatch.control_variate._taylor import Taylor
 from numpyro_minibatch.estimate import Weights
-from numpyro_minibatch.target import Target, without_integrals
+from numpyro_minibatch.target import ModelTarget, Target, without_integrals
 
 __all__ = [
     "Better",
@@ -50,6 +50,9 @@ __all__ = [
     "double",
     "known_hessian",
 ]
+
+
+_CUT = 2.2  # where turns begin; exact multiples of pi / 2 are common modes
 
 
 class Refused(ValueError):
@@ -401,6 +404,29 @@ class Problem:
         with double():
             at = jnp.asarray(positions, jnp.float64)
             return np.asarray(self.compiled(_phi_of)(at))
+
+    @cached_property
+    def _turns(self) -> np.ndarray:
+        """Which flat coordinates are angles that ``CircularReparam`` unwrapped."""
+        target = self.target_of(self.arrays)
+        shapes = jax.eval_shape(lambda z: self.coordinates.of(target, z), self.example)
+        if not isinstance(target, ModelTarget) or not isinstance(shapes, dict):
+            return np.zeros(1, bool)
+        angles = jax.eval_shape(target.deterministic, self.example)
+        unwrapped = {f"{name}_unwrapped" for name in angles}
+        flags = {n: np.full(shapes[n].shape, n in unwrapped) for n in sorted(shapes)}
+        return np.concatenate([flag.ravel() for flag in flags.values()])
+
+    def in_one_turn(self, phi: np.ndarray) -> np.ndarray:
+        """The same position with each angle in one turn, for modes to be compared.
+
+        A model with ``CircularReparam`` has the same density at positions that differ
+        by turns, and these are one mode.
+        """
+        if not self._turns.any():
+            return phi
+        turns = np.floor((phi - _CUT) / (2 * np.pi)) + 1
+        return np.where(self._turns, phi - 2 * np.pi * turns, phi)
 
 
 def _phi_of(problem: Problem, arrays: list[Any], positions: Array) -> Array:

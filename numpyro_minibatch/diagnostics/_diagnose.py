@@ -26,7 +26,8 @@ def diagnose(
         have been saved and read back.
     :param var_names: the parameters whose R-hat and effective sample size are computed;
         some are enough for a large network. By default all but the deterministic sites
-        with a value for each row, which are functions of the others.
+        with a value for each row and the angles of ``CircularReparam``, which are
+        functions of the others.
     :return: the numbers and the advice.
     :raises TypeError: ``idata`` is not an InferenceData or DataTree.
     :raises ValueError: it has no ``posterior``, or not the variables ``var_names``.
@@ -73,7 +74,10 @@ def diagnose(
     stats = get_group(idata, "sample_stats")
     of_rows = json.loads(posterior.attrs.get("of_rows", "[]"))
     if var_names is None:
-        var_names = [str(name) for name in posterior if name not in of_rows]
+        # an angle jumps where a turn ends, and its unwrapped site does not
+        angles = [name for name in posterior if f"{name}_unwrapped" in posterior]
+        left_out = {*of_rows, *angles}
+        var_names = [str(name) for name in posterior if name not in left_out]
     return diagnosed(
         posterior[list(var_names)],
         xr.Dataset() if stats is None else stats,
