@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import os
+import time
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
@@ -82,6 +83,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("long_runs")
         if item.get_closest_marker("slow_in_single") and not _is_double():
             item.add_marker("slow")
+
+
+_UNTIL = float(os.environ.get("TESTS_UNTIL", "inf"))  # seconds since 1970
+_NO_TIME = "there was no time for this test"
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what would start after the time that ``.ci/run`` gives."""
+    if time.time() > _UNTIL:
+        pytest.skip(_NO_TIME)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say how many tests that were."""
+    skipped = terminalreporter.getreports("skipped")
+    count = sum(_NO_TIME in str(report.longrepr) for report in skipped)
+    if count:
+        terminalreporter.section(f"NO TIME for {count} tests", sep="!")
 
 
 def _is_double() -> bool:
