@@ -22,6 +22,7 @@ from numpyro.infer.util import potential_energy
 from scipy.stats import norm
 
 from numpyro_minibatch import AMAGOLD, MinibatchMH, marginalize, recover_marginals
+from numpyro_minibatch._model import batch_comparison
 from numpyro_minibatch.inference_data import as_inference_data, get_group
 from numpyro_minibatch.kernels import MinibatchKernel
 
@@ -447,3 +448,51 @@ def test_rows_by_rows_are_refused_whichever_plate_could_be_taken_instead() -> No
 
     with pytest.raises(ValueError, match="it has the rows twice"):
         set_up(in_two_plates, jnp.ones((20, N)))
+
+
+def test_the_line_that_uses_a_number_of_rows_is_named() -> None:
+    def model(x: Any, y: Any) -> None:
+        rows = len(y)
+        tau = 1 / (3 * np.sqrt(rows))
+        b = numpyro.sample("b", dist.Normal(0.0, tau))
+        with numpyro.plate("rows", rows):
+            numpyro.sample("y", dist.Normal(b * x, 1.0), obs=y)
+
+    line = r"It is computed with a number of rows in line \d+, `tau = 1 / "
+    kernel = AMAGOLD(model, step_size=1e-2, batch_size=8)
+    with pytest.raises(ValueError, match=line) as error:
+        kernel.init(jax.random.key(0), 5, None, (X, Y), {})
+    assert str(error.value).count("`") == 2  # neither the plate nor `rows = len(y)`
+
+
+def test_of_several_statements_on_a_line_one_is_meant() -> None:
+    def model(g: Any, y: Any) -> None:
+        both, codes = np.unique(g, return_inverse=True)
+        k = len(both)  # noqa: E702
+        means = numpyro.sample("means", dist.Normal(0.0, 1.0).expand([k]))
+        numpyro.sample("y", dist.Normal(means[codes], 1.0), obs=y)
+
+    with pytest.raises(TypeError) as error:
+        set_up(model, GROUP, Y)
+    remedy = "Compute np.unique(g, return_inverse=True) beforehand, from all rows"
+    assert remedy in str(error.value)
+
+
+@pytest.mark.parametrize("loops", ["over the rows", "over a grid"])
+def test_a_program_that_compiles_for_minutes_is_warned_of(
+    monkeypatch: pytest.MonkeyPatch, loops: str
+) -> None:
+    monkeypatch.setattr(batch_comparison, "_MANY_OPERATIONS", 30)
+
+    def model(x: Any, y: Any) -> None:
+        b = numpyro.sample("b", dist.Normal(0.0, 1.0))
+        if loops == "over the rows":
+            squares = jnp.array([value**2 for value in x])
+        else:
+            squares = sum(x**2 / k for k in range(1, 21))
+        numpyro.sample("y", dist.Normal(b * squares, 1.0), obs=y)
+
+    reason = "Its Python code loops over rows" if "rows" in loops else "jax.lax.scan"
+    kernel = AMAGOLD(model, step_size=1e-2, batch_size=8)
+    with pytest.warns(UserWarning, match=rf"a program of \d+ operations.* {reason}"):
+        kernel.init(jax.random.key(0), 5, None, (X, Y), {})

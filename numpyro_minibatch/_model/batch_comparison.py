@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpyro.util import find_stack_level
 
 from numpyro_minibatch._internal.precision import double, full_precision, is_double
 from numpyro_minibatch._model.layout import Layout
@@ -42,6 +43,7 @@ _MOST_READ = 10_000_000  # numbers of the data in which unusual rows are sought
 # would do, were there no models that drop an axis of length one.
 _LARGE, _SMALL = 16, 2
 _SMALL_OF_PROOF = 5  # rows of the smaller batch of a proof: not a factor of the larger
+_MANY_OPERATIONS = 5_000  # of a model; such a program compiles for half a minute
 _RADII = (2.0, 0.5, 0.05)  # positions are uniform within these, as NumPyro's starts
 # relative differences between batches: rounding stays below the first, or below the
 # second in double precision
@@ -210,6 +212,28 @@ class Difference(NamedTuple):
     size: float
 
 
+def _warn_of_size(whole: int, batch: int) -> None:
+    """Warn of a model whose compilation takes minutes.
+
+    :param whole: how many operations it has with all rows.
+    :param batch: how many with a batch.
+    """
+    if whole < _MANY_OPERATIONS:
+        return
+    reason = (
+        "Its Python code loops over rows: compute with whole arrays in place of the "
+        "loop (x**2, not np.array([v**2 for v in x])), or before the model."
+        if whole > 4 * batch
+        else "Write loops with jax.lax.scan or as operations on arrays."
+    )
+    warnings.warn(
+        f"the model is a program of {whole:,} operations, which takes minutes to "
+        f"compile. {reason}",
+        UserWarning,
+        stacklevel=find_stack_level(),
+    )
+
+
 @dataclass
 class Comparison:
     """The same rows at the same positions in several batches.
@@ -249,6 +273,7 @@ class Comparison:
             one, other = (trace(i, self.position, self.arrays) for i in batches)
         except (TypeError, ValueError):
             return False  # not for any number of rows, which the comparison says better
+        _warn_of_size(len(one.jaxpr.eqns), len(other.jaxpr.eqns))
         if names[0] != names[1]:
             return False
         rows, fixed, plates_of = names[0]

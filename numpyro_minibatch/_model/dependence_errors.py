@@ -10,6 +10,7 @@ from numpyro.distributions.distribution import ExpandedDistribution, Independent
 
 from numpyro_minibatch._model.batch_comparison import DIFFERS, Comparison, Difference
 from numpyro_minibatch._model.row_axes import suggestion
+from numpyro_minibatch._model.values import lines_with_numbers_of_rows
 from numpyro_minibatch.target import ModelTarget, Slices, data_frames, flatten_arguments
 
 __all__ = ["message_of"]
@@ -94,6 +95,11 @@ def _message_of_slices(
         site = _describe(comparison, found)
         if site.event:
             cause = f"{_advice(comparison, target, found, 0)} "
+    if found.between == "size":
+        of_rows = target.slices.names(target.model, arguments)
+        lines = lines_with_numbers_of_rows(target.model, of_rows)
+        if lines:
+            cause += f"It is computed with a number of rows in {'; '.join(lines[:3])}. "
     known = {number for number, _, _ in target.slices.leaves}
     left = tuple(
         (number, "", 0)

@@ -31,7 +31,7 @@ from numpyro_minibatch._model.batch_comparison import (
 from numpyro_minibatch._model.content import known_content
 from numpyro_minibatch._model.dependence_errors import message_of
 from numpyro_minibatch._model.layout import Layout
-from numpyro_minibatch._model.values import first_line, function_of
+from numpyro_minibatch._model.values import first_line, function_of, line_of
 from numpyro_minibatch.target import Target
 
 __all__ = ["check_rows", "known_by"]
@@ -99,12 +99,22 @@ def check_rows(
             # JAX does not compile np.argsort(x); an odd number of rows has no pairs
             if isinstance(error, ValueError) and "shape" not in str(error):
                 raise  # of the model itself, or of this package
+            line, called = line_of(model, error)
+            where = f" in {line}" if line else ""
+            # bindings to C++ print their signatures
+            said = f" ({type(error).__name__}: {first_line(error)})"
+            said = "" if "incompatible function arguments" in said else said
+            what = (
+                f"{called} before the model, from all rows,"
+                if called
+                else "what needs all rows or several of them, such as ranks or sums of "
+                "pairs, before the model"
+            )
             raise ValueError(
-                f"{who}: the model cannot be compiled for a subset of its rows "
-                f"({type(error).__name__}: {first_line(error)}). Compute what needs "
-                "all rows or several of them, such as ranks or sums of pairs, before "
-                "the model and pass it as an argument with one entry for each row. "
-                "In the model, use JAX functions: jnp.sort, not np.sort."
+                f"{who}: the model cannot be compiled for a subset of its rows{where}"
+                f"{said}. Compute {what} and pass it as an argument with one entry for "
+                "each row. What needs one row alone is written with JAX's functions: "
+                "jnp.exp, not np.exp."
             ) from error
         if found is not None:
             message = untraced(partial(message_of, who, comparison, found))

@@ -15,7 +15,7 @@ import contextlib
 import inspect
 import textwrap
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -29,6 +29,8 @@ __all__ = [
     "function_of",
     "is_of_array",
     "is_of_values",
+    "line_of",
+    "lines_with_numbers_of_rows",
     "needs_latents",
     "needs_values",
     "no_attribute",
@@ -115,14 +117,29 @@ def own_check(error: BaseException) -> str:
 
     :param error: the error, with its traceback.
     """
-    *_, (frame, number) = traceback.walk_tb(error.__traceback__)
+    *_, (frame, place) = _places(error)
     if _is_of_a_library(frame):
         return ""
-    text, code = _statement(frame, number)
+    number, _ = place
+    text, code = _statement(frame, place)
     if not isinstance(code, ast.Assert | ast.Raise):
         return ""
     said = f" ({first_line(error)})" if str(error) else ""
     return f"line {number}, `{text}`{said}"
+
+
+def line_of(model: Any, error: BaseException) -> tuple[str, str]:
+    """The line of the user's that raised an error, and its largest call of a library.
+
+    :param model: the model.
+    :param error: the error, with its traceback.
+    :return: both as parts of a message; empty where they are not known.
+    """
+    line = _line_in_model(model, error)
+    if line is None or not line.text:
+        return "", ""
+    called = "" if line.code is None else _computed(line.code, line)
+    return f"line {line.number}, `{line.text}`", called
 
 
 def needs_values(who: str, model: Any, error: BaseException) -> str:
@@ -388,15 +405,12 @@ def _line_in_model(
     :param traced_type: the type of arrays that have no values.
     """
     function = function_of(model)
-    found = None
-    for frame, number in traceback.walk_tb(error.__traceback__):
-        if not _is_of_a_library(frame):
-            found = frame, number
-    if found is None:
+    found = [x for x in _places(error) if not _is_of_a_library(x[0])]
+    if not found:
         return None
-    frame, number = found
-    is_test = isinstance(error, jax.errors.TracerBoolConversionError)
-    text, code = _statement(frame, number, is_test)
+    frame, place = found[-1]
+    number, _ = place
+    text, code = _statement(frame, place)
     names = {x.id for x in ast.walk(code) if isinstance(x, ast.Name)} if code else set()
     known = {**frame.f_globals, **frame.f_locals}
     traced = sorted(n for n in names if _holds(frame.f_locals.get(n), traced_type))
@@ -438,14 +452,25 @@ def _holds(value: Any, kind: type) -> bool:
     return any(isinstance(x, kind) for x in jax.tree.leaves(value))
 
 
-def _statement(
-    frame: FrameType, number: int, tests: bool = False
-) -> tuple[str, ast.stmt | None]:
+def _places(error: BaseException) -> list[tuple[FrameType, tuple[int, int]]]:
+    """The frames of a traceback, each with the line and the column that were run."""
+    found = []
+    trace = error.__traceback__
+    while trace is not None:
+        positions = [*trace.tb_frame.f_code.co_positions()]
+        line, _, column, _ = positions[trace.tb_lasti // 2]
+        found.append((trace.tb_frame, (line or trace.tb_lineno, column or 0)))
+        trace = trace.tb_next
+    return found
+
+
+def _statement(frame: FrameType, place: tuple[int, int]) -> tuple[str, ast.stmt | None]:
     """The first line of the statement that is being run, and its code.
 
-    :param tests: whether it is a condition that is being run, and not what follows it
-        on the same line, if it does.
+    :param place: the line of the file and the column. There may be several statements
+        on one line.
     """
+    number, column = place
     try:
         lines, start = inspect.getsourcelines(frame.f_code)
     except (OSError, TypeError, IndexError):
@@ -454,19 +479,21 @@ def _statement(
     if not 0 <= at < len(lines):
         return "", None
     text = lines[at].strip()
+    whole = "".join(lines)
+    dedented = textwrap.dedent(whole)
     try:
-        tree = ast.parse(textwrap.dedent("".join(lines)))
+        tree = ast.parse(dedented)
     except SyntaxError:
         return text, None
+    indent = whole.index("\n") - dedented.index("\n") if "\n" in whole else 0
+    run = at + 1, max(column - indent, 0)
     innermost: ast.stmt | None = None
     for node in ast.walk(tree):
         if not isinstance(node, ast.stmt):
             continue
-        if tests and isinstance(innermost, ast.If | ast.While):
-            if innermost.test.lineno <= at + 1 <= (innermost.test.end_lineno or 0):
-                break
-        end = node.end_lineno or node.lineno
-        if node.lineno <= at + 1 <= end:  # a child is seen after its parent
+        begin = node.lineno, node.col_offset
+        end = node.end_lineno or node.lineno, node.end_col_offset or 0
+        if begin <= run < end:  # a child is seen after its parent
             innermost = node
     if isinstance(innermost, ast.With):
         # what is in the block is none of the line
@@ -568,6 +595,55 @@ def _converted(code: ast.stmt) -> str:
     if value.func.attr in _CONVERTERS and len(value.args) == 1:
         return ast.unparse(value.args[0])
     return ""
+
+
+def lines_with_numbers_of_rows(model: Any, names: Iterable[str]) -> list[str]:
+    """The lines of a model that use the length of one of its arguments.
+
+    :param model: the model.
+    :param names: the arguments that have rows.
+    :return: the lines, as parts of a message. Those that only give a plate its size, or
+        the length a name, are none.
+    """
+    function = function_of(model)
+    try:
+        lines, start = inspect.getsourcelines(function)  # type: ignore[arg-type]
+        tree = ast.parse(textwrap.dedent("".join(lines)))
+    except (OSError, TypeError, SyntaxError):
+        return []
+    rows, lengths = set(names), set()
+
+    def is_length(node: ast.AST) -> bool:
+        if isinstance(node, ast.Name):
+            return node.id in lengths and isinstance(node.ctx, ast.Load)
+        if isinstance(node, ast.Call):
+            of = node.args[0] if len(node.args) == 1 else None
+            name = getattr(node.func, "id", None)
+            return name == "len" and getattr(of, "id", None) in rows
+        return (
+            isinstance(node, ast.Attribute)
+            and node.attr in ("shape", "size")
+            and getattr(node.value, "id", None) in rows
+        )
+
+    def visit(node: ast.AST) -> Iterator[int]:
+        if isinstance(node, ast.Call):
+            called = ast.unparse(node.func).rpartition(".")[2]
+            if called in ("plate", "plate_stack", "ones", "zeros", "arange", "expand"):
+                return
+        value = getattr(node, "value", None)
+        if isinstance(node, ast.Assign) and value is not None:
+            bare = value.value if isinstance(value, ast.Subscript) else value
+            if is_length(bare):
+                lengths.update(_names_in(ast.Tuple(node.targets, ast.Store())))
+                return
+        if is_length(node):
+            yield node.lineno  # type: ignore[attr-defined]
+        for child in ast.iter_child_nodes(node):
+            yield from visit(child)
+
+    numbers = sorted({*visit(tree)})
+    return [f"line {start + n - 1}, `{lines[n - 1].strip()}`" for n in numbers]
 
 
 def _only_computes(expression: ast.expr, line: _Line) -> bool:
