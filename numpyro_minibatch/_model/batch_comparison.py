@@ -223,7 +223,7 @@ def _warn_of_size(whole: int, batch: int) -> None:
     reason = (
         "Its Python code loops over rows: compute with whole arrays in place of the "
         "loop (x**2, not np.array([v**2 for v in x])), or before the model."
-        if whole > 4 * batch
+        if whole > 2 * batch
         else "Write loops with jax.lax.scan or as operations on arrays."
     )
     warnings.warn(
