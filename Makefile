@@ -34,13 +34,14 @@ FAST_COMPILER ?= $$($(BIN)/python tests/compiling.py $(COMPILING))
 # `--optimised` for tests whose programs run for longer than they compile
 COMPILING ?=
 
-.PHONY: help demo test verify test-single test-double lint format types doctest wheel \
-	examples docs lowest test-other clean
+.PHONY: help demo test verify verify-double test-single test-double lint format types \
+	doctest wheel examples docs lowest test-other clean
 
 help:
 	@echo 'make demo        set up .venv and run the demo, examples/covertype.py'
 	@echo 'make test        set up .venv and run the quick tests, in float32 and float64'
 	@echo 'make verify      run the long tests, most of them statistical checks'
+	@echo 'make verify-double  run those that also run in float64'
 	@echo 'make lint        check format and style; `make format` repairs them'
 	@echo 'make types       check the type hints'
 	@echo 'make doctest     run the examples in the docstrings and in the documentation'
@@ -77,6 +78,9 @@ verify:
 	$(MAKE) --no-print-directory test-single SELECT='slow and not long_runs'
 	$(MAKE) --no-print-directory test-single SELECT='slow and long_runs' \
 	    COMPILING=--optimised SHARES=worksteal
+
+verify-double:
+	$(MAKE) --no-print-directory test-double SELECT_X64='x64 and slow'
 
 test-single: $(VENV)/.has-test
 	XLA_FLAGS="$(FAST_COMPILER) $$XLA_FLAGS" \

@@ -1,8 +1,8 @@
 """Says in the header of a run what it ran on, and frees compiled programs; sets
 nothing, so that a test file behaves the same on its own.
 
-The marks ``slow``, ``slow_in_single``, ``long_runs``, ``x64`` and ``once`` are
-explained in ``pyproject.toml``.
+The marks ``slow``, ``long_runs``, ``x64`` and ``once`` are explained in
+``pyproject.toml``.
 """
 
 from __future__ import annotations
@@ -75,14 +75,12 @@ LONG_RUNS = {"test_exactness"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of these files, and those that are slow in this precision."""
+    """Mark the tests of these files."""
     for item in items:
         if item.path.stem in STATISTICAL:
             item.add_marker("once")
         if item.path.stem in LONG_RUNS:
             item.add_marker("long_runs")
-        if item.get_closest_marker("slow_in_single") and not _is_double():
-            item.add_marker("slow")
 
 
 _UNTIL = float(os.environ.get("TESTS_UNTIL", "inf"))  # seconds since 1970

@@ -109,7 +109,7 @@ class NoFlip(AMAGOLD):
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param("flip", marks=pytest.mark.slow_in_single),
+        pytest.param("flip", marks=pytest.mark.slow),
         pytest.param("thick", marks=slow),
         pytest.param("thick, goes on", marks=slow),
         pytest.param("no friction", marks=slow),
@@ -240,6 +240,7 @@ def test_full_batches_without_friction_are_hamiltonian_monte_carlo():
     assert accepted > 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("resample_momentum", [True, False])
 def test_without_correction_it_is_sghmc(resample_momentum):
     """The distribution of the midpoint scheme, whose momentum may be drawn anew."""
@@ -298,6 +299,7 @@ def test_both_parametrisations():
 # temperatures ---
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temper_prior", [False, pytest.param(True, marks=slow)])
 def test_temperature_of_the_prior(temper_prior):
     """A conjugate model at temperature 4, noise on, all rows in the decision."""
@@ -360,7 +362,7 @@ CORRECTIONS = {
 }
 
 
-@pytest.mark.slow_in_single
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [
@@ -583,7 +585,7 @@ def test_default_settings_need_no_tuning(settings):
         assert (rows >= 1000 * steps).all()
 
 
-@pytest.mark.slow_in_single
+@pytest.mark.slow
 def test_lengths_make_the_slowest_direction_independent():
     """On a normal of scales 1 and 30 that no mass matrix evens out.
 
@@ -653,6 +655,7 @@ def test_chains_start_far_from_a_plateau():
     assert tau[:, 40:].min() > 0.05, tau[:, 40]
 
 
+@pytest.mark.slow
 def test_short_steps_end_stays_where_the_adapted_step_is_too_long(monkeypatch):
     """Five standard deviations a step are unstable, and a third of that is not."""
 

@@ -357,6 +357,7 @@ def test_all_permutations_are_equally_likely(size):
     assert chi_square(ranks, np.full(number, 1 / number)) > ALPHA
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", SIZES)
 def test_single_positions_are_uniform(size):
     num_columns = _permutation._grid(size)[1]
@@ -372,11 +373,13 @@ def test_single_positions_are_uniform(size):
     assert not too_small(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", SIZES)
 def test_pairs_of_positions_are_uniform(size):
     assert not too_small(p_values_of_pairs(size))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [size for size in SIZES if size > 7])
 def test_batches_are_random_draws_without_replacement(size):
     m = batch_size(size)

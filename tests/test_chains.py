@@ -219,7 +219,7 @@ def of_animals(phi: Any, rho: Any, seen: np.ndarray) -> Any:
     return total
 
 
-@pytest.mark.slow_in_single
+@pytest.mark.slow
 @pytest.mark.x64
 def test_states_of_probability_zero_have_derivatives() -> None:
     """Products with zero probabilities overflow in second derivatives by themselves."""
@@ -358,6 +358,7 @@ def walk(y: Any, in_scan: bool = True) -> None:
             numpyro.sample("y", dist.Normal(levels[:, None] + a, 1.0), obs=y[i].T)
 
 
+@pytest.mark.slow
 def test_sites_of_another_scan_keep_their_values_in_the_integrals() -> None:
     values = {"level": np.array([0.5, -1.0, 2.0, 0.3], np.float32)}
     found = log_rows(marginalize(walk), values, Y)
@@ -461,6 +462,7 @@ def test_rows_that_share_latent_values_are_refused(model: Any) -> None:
         kernel.init(jax.random.key(0), 0, None, (y,), {})
 
 
+@pytest.mark.slow
 def test_shared_latent_values_are_seen_because_rows_have_values_of_their_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -496,6 +498,7 @@ def test_the_values_that_a_check_gives_differ_between_rows() -> None:
     assert len(np.unique(binary)) == 8
 
 
+@pytest.mark.slow
 def test_draws_of_a_run_have_the_steps_of_the_scan() -> None:
     seen = simulated_animals(60)
     kernel = MINT(animals, batch_size=20, temperature=3.0)

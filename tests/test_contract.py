@@ -429,6 +429,7 @@ def test_arguments_are_compared_by_what_they_hold() -> None:
     assert Given.of((np.zeros((0, 3)),), {}) is not None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jitted", [False, True])
 @kernels(
     *("MINT", "SGLD", "control-variate", "RENHD", "CyclicalSGHMC"),
@@ -449,6 +450,7 @@ def test_a_state_goes_on_with_its_own_data_only(name: str, jitted: bool) -> None
     mcmc.run(chain_keys()[1], X, 1 - Y, init_params=last)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Some donated buffers")  # NumPyro's, with vmap
 def test_a_state_of_another_kernel_is_refused() -> None:
     """NumPyro's driver reads fields of the state before the kernel sees it."""
@@ -508,6 +510,7 @@ def ladder() -> ReplicaExchange:
     return ReplicaExchange(inner, num_replicas=2, temperature_ratio=4.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make", [KERNELS["control-variate"], ladder], ids=["kernel", "ladder"]
 )
@@ -568,6 +571,7 @@ SEQUENTIAL = (
 )
 
 
+@pytest.mark.slow
 @kernels(*SEQUENTIAL, quick=("MHMinibatch",))
 def test_vectorized_chains_are_the_sequential_ones(name: str) -> None:
     # as many draws as in the reference, so that the program is not compiled again
@@ -625,6 +629,7 @@ def test_parallel_chains_are_the_vectorized_ones(tmp_path: Path) -> None:
 # keys ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @kernels("MINT-augmented", "MINT-langevin", "MHMinibatch")
 def test_old_keys_give_the_draws_of_typed_keys(name: str) -> None:
     old = jax.random.split(jax.random.PRNGKey(0), CHAINS)[0]
@@ -652,6 +657,7 @@ def steps_without_reuse(name: str, key: jax.Array) -> None:
         jax.jit(steps).lower(state)  # the check happens before anything compiles
 
 
+@pytest.mark.slow
 @every_kernel
 def test_no_key_is_used_twice(name: str) -> None:
     steps_without_reuse(name, jax.random.key(0))
@@ -1064,6 +1070,7 @@ def survivors(kernel: MinibatchKernel) -> list[Any]:
     return [array() for array in watched if array() is not None]
 
 
+@pytest.mark.slow
 @kernels("MINT-augmented", "MHMinibatch", "control-variate", "AMAGOLD", "SGNHT")
 def test_the_kernel_does_not_hold_the_data(name: str) -> None:
     kernel = KERNELS[name]()

@@ -331,11 +331,11 @@ EXACT = {
 
 
 MARKS = dict.fromkeys(EXACT, slow) | {
-    "default": pytest.mark.slow_in_single,
-    "langevin": pytest.mark.slow_in_single,
-    "over-relaxed": pytest.mark.slow_in_single,
-    "delayed random walk": pytest.mark.slow_in_single,
-    "exact rows": pytest.mark.slow_in_single,
+    "default": pytest.mark.slow,
+    "langevin": pytest.mark.slow,
+    "over-relaxed": pytest.mark.slow,
+    "delayed random walk": pytest.mark.slow,
+    "exact rows": pytest.mark.slow,
 }
 
 
@@ -391,7 +391,7 @@ def test_distribution_of_presets(kind, temperature):
     assert np.abs(posterior.z_scores(draws)).max() < 5.0
 
 
-@pytest.mark.slow_in_single
+@pytest.mark.slow
 @x64
 @pytest.mark.parametrize("exact_rows", [0, 20])
 def test_distribution_with_several_plates(exact_rows, grid):
@@ -469,7 +469,7 @@ def test_rows_that_are_not_expanded_need_not_be_drawn():
     assert {first, first + 100} <= read <= {first, first + 100, first + 100 + len(y)}
 
 
-@pytest.mark.slow_in_single
+@pytest.mark.slow
 @x64
 @pytest.mark.parametrize("order", [1, 2])
 @pytest.mark.parametrize(
@@ -538,6 +538,7 @@ def test_an_expansion_with_exact_rows_is_the_likelihood(kind, order):
     assert np.diff(apart) == pytest.approx(np.diff(logs), abs=tolerance)
 
 
+@pytest.mark.slow
 @x64
 @pytest.mark.parametrize("order", [1, 2])
 def test_polynomials_that_are_kept_are_those_that_are_derived(monkeypatch, order):
@@ -614,6 +615,7 @@ def test_short_polynomials_of_gamma_functions_are_kept(size, dim, gamma, keeps):
     assert _row_sums.keeps_polynomials(problem, dim) is keeps
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(jax.config.jax_enable_x64, reason="about single precision")
 def test_stored_polynomials_that_round_too_much_are_derived(monkeypatch):
     """Where columns are far from zero, products of single coordinates cancel."""
@@ -737,7 +739,7 @@ class Reticent(type(proposal.surrogate_hmc())):
         return made._replace(log_surrogate=None)
 
 
-@pytest.mark.slow_in_single
+@pytest.mark.slow
 @x64
 def test_the_surrogate_ratio_cancels_in_a_decision(grid):
     """The same decisions and log densities as with the ratio of the whole target."""
@@ -777,6 +779,7 @@ def test_the_surrogate_ratio_cancels_in_a_decision(grid):
         np.testing.assert_allclose(one, other, 1e-5, 1e-9 if exact else 5e-3)
 
 
+@pytest.mark.slow
 def test_a_surrogate_that_is_the_target_leaves_nothing_to_decide():
     x, y = (a[:600] for a in DATA)
     kernel = MinibatchMH(
@@ -808,7 +811,7 @@ def alike_data():
     return x[mixed], y[mixed]
 
 
-@pytest.mark.slow_in_single
+@pytest.mark.slow
 @x64
 def test_exact_rows_represent_similar_rows():
     """One row of each kind, times their number, reduced by a tenth to keep the
@@ -1398,6 +1401,7 @@ def one_wide_scale(y):
         numpyro.sample("obs", dist.Normal(0.0, s), obs=y[idx])
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*a minibatch does not pay")
 @pytest.mark.parametrize(
     ("model", "rows", "long", "drivers"),
@@ -1657,6 +1661,7 @@ def test_the_first_of_two_reasons_is_given(monkeypatch):
     assert next(reasons, None) is None  # all were tried
 
 
+@pytest.mark.slow
 def test_moves_have_the_scale_of_the_posterior_of_all_rows():
     """Where the expansion is so coarse that every row is evaluated instead.
 
@@ -2019,6 +2024,7 @@ def test_a_search_without_an_end_is_an_error():
         kernel.init(random.key(0), 10, None, (jnp.linspace(-1.0, 2.0, 12_001),), {})
 
 
+@pytest.mark.slow
 def test_up_to_some_thousand_rows_with_kinks_are_all_evaluated():
     """The chain is then HMC on the posterior, which needs no second derivatives.
 
@@ -2048,6 +2054,7 @@ def test_up_to_some_thousand_rows_with_kinks_are_all_evaluated():
     assert abs(squares.mean() - 1) < 4 * squares.std() / np.sqrt(ess)
 
 
+@pytest.mark.slow
 def test_kinks_of_the_prior_do_not_matter():
     """A coefficient whose prior has its peak within the posterior.
 
@@ -2108,6 +2115,7 @@ def test_kinks_of_the_prior_of_a_target_by_hand_are_the_reason():
         kernel.init(random.key(0), 10, {"b": jnp.asarray(0.1)}, (), {})
 
 
+@pytest.mark.slow
 def test_kinks_are_the_reason_for_steps_much_longer_than_the_posterior():
     """Second derivatives of a regression to a quantile vanish, but for its scale."""
     rng = np.random.default_rng(21)
@@ -2160,6 +2168,7 @@ def test_residuals_that_round_too_much_are_an_error(monkeypatch):
     assert "AMAGOLD(model)" in str(error.value)
 
 
+@pytest.mark.slow
 def test_only_priors_with_heavy_tails_are_blamed():
     def priors(y):
         s = numpyro.sample("s", dist.HalfCauchy(1e6))
@@ -2319,6 +2328,7 @@ def test_a_start_far_away_is_moved_to_a_draw_before_the_warmup(grid):
     assert pilot["start_distance"] == pytest.approx(distance, rel=0.2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by", ["init_to_value", "init_params"])
 def test_labels_are_those_of_the_start(by):
     """Modes with other labels are equally high, and rounding decides between them."""

@@ -46,6 +46,7 @@ def test_quadrature_does_not_depend_on_the_grid(name):
         assert np.abs(off).max() < 1e-3 * values["sd"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name != "groups"])
 def test_densities_by_hand_are_those_of_the_models(name):
     """Up to a constant, at random parameters; those of groups are integrated out."""

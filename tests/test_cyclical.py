@@ -314,6 +314,7 @@ def test_every_draw_has_the_distribution_of_the_algorithm(name: str) -> None:
     assert np.abs(errors_of(name)).max() < 4.8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "wrong"),
     [

@@ -50,6 +50,7 @@ CASES: dict[str, tuple[Callable[[], Any], tuple[int, ...]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.x64
 @pytest.mark.parametrize("name", CASES)
 def test_short_normal_vectors_have_the_densities_of_numpyro(name: str) -> None:

@@ -343,7 +343,7 @@ def thermostat_moments(rule, h, temperature, noise, steps=1500, chains=512):
 THERMOSTATS = [("symmetric", 0.1, 0.01), ("euler", 0.03, 0.03)]
 
 
-@pytest.mark.slow_in_single
+@pytest.mark.slow
 @pytest.mark.parametrize("integrator, h, bias", THERMOSTATS)
 def test_thermostat(integrator, h, bias):
     """The friction absorbs isotropic gradient noise."""
@@ -433,7 +433,7 @@ def test_bias_table(row):
         assert not np.allclose(np.diag(cov), np.diag(energy.cov), rtol=0.1)
 
 
-@pytest.mark.slow_in_single
+@pytest.mark.slow
 def test_known_bugs_fail_the_bias_table(monkeypatch):
     """Bugs: one batch for all steps of a draw; a likelihood divided by N once more."""
     settings = BIASES["midpoint-20"]
@@ -475,7 +475,7 @@ def one_batch_for_all(rule, reader, *args):
     return path.follow(rule, Stuck, *args)
 
 
-@pytest.mark.slow_in_single
+@pytest.mark.slow
 def test_no_finite_population_is_noticed():
     """The same table with the variance of a batch with replacement."""
     settings = BIASES["sgld-141"]
@@ -535,7 +535,7 @@ def test_each_step_reads_rows_of_its_own(monkeypatch):
     assert set(found.round(1)) == {0.0, STEPS}
 
 
-@pytest.mark.slow_in_single
+@pytest.mark.slow
 def test_thermostat_kernel():
     """SGNHT absorbs minibatch noise that is equal in all coordinates."""
     precision = np.array([[1.3, 0.4], [0.4, 0.8]])
@@ -572,7 +572,7 @@ def test_thermostat_kernel():
 # temperatures ---
 
 
-@pytest.mark.slow_in_single
+@pytest.mark.slow
 @pytest.mark.parametrize("temper_prior", [False, True])
 def test_temperature_of_the_prior(temper_prior):
     """The stationary distribution differs if the prior is tempered too."""
@@ -589,7 +589,7 @@ def test_temperature_of_the_prior(temper_prior):
     assert np.abs(z_scores(not temper_prior)).max() > 8
 
 
-@pytest.mark.slow_in_single
+@pytest.mark.slow
 def test_jacobians_are_not_tempered():
     """A scale's tempered distribution by quadrature, in its own coordinates."""
     line, start = problems.tempered_scale(4.0)

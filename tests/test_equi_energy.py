@@ -162,6 +162,7 @@ def energies_of(
     return jax.jit(jax.vmap(one))(keys)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sizes", "temper_prior"),
     [((200, 200, 200), False), ((200, 37, 5), True), ((101, 100, 30), False)],
@@ -308,6 +309,7 @@ def test_a_jump_preserves_the_distribution(k: int) -> None:
 # distributions ------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temper_prior", [False, pytest.param(True, marks=slow)])
 def test_every_chain_has_its_distribution(temper_prior: bool) -> None:
     """All rows, energy floors included."""
@@ -332,6 +334,7 @@ def test_every_chain_has_its_distribution(temper_prior: bool) -> None:
     assert (fields["ring"] == rings).mean() > 0.999  # except for rounding
 
 
+@pytest.mark.slow
 def test_the_printed_ratio_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_jumps, "log_jump_ratio", printed_ratio)
     z = of_rungs(run(kernel(energies=[4.0, 20.0], **FULL)))[0]
@@ -398,6 +401,7 @@ def test_masses_of_modes(of_all_rows_below: Any) -> None:
     assert p_value(truth + np.array([-0.04, 0.04, 0.0]), z) < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("full", [pytest.param(True, marks=slow), False])
 def test_rows_are_counted_as_elsewhere(full: bool) -> None:
     """The batch of a state, and that of a gradient, which both ends of a move read."""
@@ -477,6 +481,7 @@ def test_five_modes_by_their_weights() -> None:
     assert alone.min() > 2 * distance.max() and alone.mean() > 0.1, alone
 
 
+@pytest.mark.slow
 def test_chains_begin_one_after_the_other() -> None:
     mcmc = MCMC(
         kernel(**FULL),
@@ -498,6 +503,7 @@ def test_chains_begin_one_after_the_other() -> None:
     np.testing.assert_array_equal(count.sum(-1), [[150, 250]] * 4)
 
 
+@pytest.mark.slow
 def test_temperatures_of_batches() -> None:
     """The paper's batch sizes, which correspond to 0.995, and those that the noise
     needs."""
@@ -589,6 +595,7 @@ def test_results_of_a_model() -> None:
     assert 0.1 < found.acceptance_rate < 0.6
 
 
+@pytest.mark.slow
 def test_advice_on_a_ladder_of_noise_or_with_gaps() -> None:
     built = MINTEE(
         model, batch_size=[100, 80, 60, 50], temperatures=[1.0, 2.0, 3.0, 4.0]

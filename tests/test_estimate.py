@@ -55,7 +55,7 @@ def truth(plates):
     [
         pytest.param(batch.without_replacement(), id="without replacement"),
         pytest.param(batch.with_replacement(), id="with replacement"),
-        pytest.param(batch.pilot(), id="pilot", marks=pytest.mark.slow_in_single),
+        pytest.param(batch.pilot(), id="pilot", marks=pytest.mark.slow),
     ],
 )
 def test_unbiased_with_the_variance_it_reports(scheme, plates):
@@ -110,7 +110,7 @@ def test_full_batch_is_exact(chunk):
     assert (num_rows == N + K).all()
 
 
-@pytest.mark.slow_in_single
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", [batch.pilot(), batch.growing()])
 def test_adaptive_batches_meet_the_variance_or_read_everything(scheme):
     keys = random.split(random.key(5), 500)

@@ -223,6 +223,7 @@ def noisy() -> Any:
     return run(kernel)
 
 
+@pytest.mark.slow
 def test_energies_of_noisy_swaps_are_unbiased(noisy: Any) -> None:
     stats = noisy["sample_stats"]
     assert np.nanmax(stats["swap_log_ratio_variance"]) > 0.3

@@ -157,10 +157,10 @@ KERNELS = {
 
 
 MARKS = dict.fromkeys(KERNELS, slow) | {
-    "shared batch": pytest.mark.slow_in_single,
+    "shared batch": pytest.mark.slow,
     "exact barker": (),
-    "pilot": pytest.mark.slow_in_single,
-    "langevin": pytest.mark.slow_in_single,
+    "pilot": pytest.mark.slow,
+    "langevin": pytest.mark.slow,
 }
 
 
@@ -179,7 +179,7 @@ def test_conjugate(name):
         assert (extra["log_ratio_variance"] > 0).mean() > 0.9  # the noise was on
 
 
-@pytest.mark.slow_in_single
+@pytest.mark.slow
 def test_augmented():
     """The augmented chain is exact too, at temperatures that keep it moving."""
     # T >= N sd / sqrt(m): the rows' log likelihoods have sd about 0.7
@@ -203,7 +203,7 @@ def test_tempered_prior():
     assert np.abs(z_scores(draws, other_mean, other_cov)).max() > 8
 
 
-@pytest.mark.slow_in_single
+@pytest.mark.slow
 def test_several_plates_and_a_site_outside():
     """Estimates and variances of two plates add; observed sites share a temperature."""
     kernel = MINT(split_model, temperature=20.0, step_size=0.15, **FIXED)
@@ -234,6 +234,7 @@ def test_the_distribution_does_not_depend_on_which_plates_are_subsampled(sizes):
     check(draws, mean, cov)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temper_prior", [False, True])
 def test_jacobians_are_not_tempered(temper_prior):
     """A scale's tempered distribution by quadrature, in its own coordinates."""

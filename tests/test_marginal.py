@@ -376,6 +376,7 @@ def test_three_skewed_numbers_of_a_row_get_still_more_nodes() -> None:
     assert report["quadrature_error"] < model.accuracy
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [0.15, 0.5])
 def test_an_exponential_tail_is_integrated_with_few_nodes(shape: float) -> None:
     """The logarithm of a gamma variable, whose 61 Gauss-Hermite nodes leave 2e-3."""
@@ -432,6 +433,7 @@ KINKED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", KINKED.values(), ids=KINKED)
 def test_a_density_with_a_kink_is_integrated_on_both_sides(make: Callable) -> None:
     """As accurately, and with derivatives, as one without a kink."""
@@ -921,6 +923,7 @@ def excess(cens: Any, y: Any, prior: Any) -> None:
         numpyro.sample("latent", dist.Normal(m, 1.0), obs=obs)
 
 
+@pytest.mark.slow
 def test_rows_with_an_infinite_integral_are_refused_at_once() -> None:
     improper = dist.ImproperUniform(dist.constraints.positive, (), ())
     cens = jnp.array([True, True, False, True, False, True, True])
@@ -953,6 +956,7 @@ def test_rows_with_an_infinite_integral_are_refused_at_once() -> None:
     start(lambda y: log_rates(y, dist.Normal(0.0, 2.0)), counts)
 
 
+@pytest.mark.slow
 def test_padding_of_missing_values_contributes_nothing() -> None:
     def model(x: Any, k: Any, y: Any, valid: Any, of_y: Any) -> None:
         b = numpyro.sample("b", dist.Normal(0.0, 1.0))
@@ -1057,6 +1061,7 @@ EXCLUDED: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("of", EXCLUDED.values(), ids=EXCLUDED)
 def test_states_that_the_observations_exclude_have_derivatives(of: Callable) -> None:
     """A count above zero where nothing is present."""
@@ -1194,6 +1199,7 @@ def test_rows_that_the_model_excludes_are_named_before_a_set_up(
         mcmc.run(jax.random.key(0), y)
 
 
+@pytest.mark.slow
 def test_rows_that_one_start_allows_are_accepted() -> None:
     def model(y: Any) -> None:
         b = numpyro.sample("b", dist.Normal(0.0, 10.0))
@@ -1414,6 +1420,7 @@ STATES = {  # and whether the rows can share one value of a state
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("use", "shared"), STATES.values(), ids=STATES)
 def test_rows_share_the_value_of_a_state_if_the_model_allows_it(
     use: Callable, shared: bool
@@ -1655,6 +1662,7 @@ def test_an_angle_of_a_row_is_summed_as_the_warning_says() -> None:
     np.testing.assert_allclose(rows, exact, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("event", [False, True])
 def test_a_site_without_a_density_is_refused(event: bool) -> None:
     def model(y: Any, width: float) -> None:

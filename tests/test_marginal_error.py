@@ -102,6 +102,7 @@ def test_a_kink_at_the_maximum_is_told_from_a_density_without_one() -> None:
     assert not find_reach(rising, place).falls.any()
 
 
+@pytest.mark.slow
 def test_the_set_up_measures_the_quadrature_error_of_log_ratios() -> None:
     y = counts(2000)
     draws = {"mu": np.linspace(-0.7, -0.3, 8), "s": 1.5 + 0.1 * np.sin(np.arange(8.0))}
@@ -163,6 +164,7 @@ def test_a_run_reports_its_quadrature_error() -> None:
     assert 0 < pilot["quadrature_error"] < 1e-4 and pilot["quadrature_nodes"] == 15
 
 
+@pytest.mark.slow
 def test_a_coarse_quadrature_is_refined_unless_it_was_chosen() -> None:
     y = (jnp.asarray(counts(2000)),)
     draws = {"mu": np.linspace(-0.7, -0.3, 8), "s": 1.5 + 0.1 * np.sin(np.arange(8.0))}
@@ -242,6 +244,7 @@ def test_the_second_set_up_searches_from_the_first_posterior(
     np.testing.assert_array_equal(positions, asked[1:])
 
 
+@pytest.mark.slow
 def test_a_measurement_is_compiled_before_its_draws_are_known() -> None:
     traced = []
 
@@ -268,6 +271,7 @@ def test_a_measurement_is_compiled_before_its_draws_are_known() -> None:
     assert len(traced) > seen
 
 
+@pytest.mark.slow
 def test_the_search_for_the_mode_compiles_the_measurement(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -427,6 +431,7 @@ def test_what_single_precision_rounds_to_a_border_is_measured() -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(jax.config.jax_enable_x64, reason="about single precision")
 def test_rows_of_inner_plates_are_compared_in_double_precision_only() -> None:
     """They are compared at draws of the outer sites, which depend on the precision."""
@@ -496,6 +501,7 @@ def test_a_second_mode_is_seen() -> None:
     assert "second mode" in str(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", [0.01, 0.3])
 def test_a_second_mode_out_of_reach_is_refused(noise: float) -> None:
     """The sign of a number is not observed: modes are up to a thousand sds apart."""
@@ -551,6 +557,7 @@ def heavy(y: Any, prior: Any = dist.StudentT) -> None:
         numpyro.sample("y", dist.Poisson(jnp.exp(a)), obs=y[idx])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tail", ["heavy", "light"])
 def test_a_heavy_tail_is_integrated(tail: str) -> None:
     """A Cauchy effect given a count of zero has nearly half of its mass far out."""
@@ -608,6 +615,7 @@ def test_a_second_mode_that_matters_is_refused() -> None:
     assert found["quadrature_sd_elsewhere"] < 1e-3
 
 
+@pytest.mark.slow
 def test_a_few_rows_with_all_of_the_error_are_measured() -> None:
     """Four of 60,000 rows have a count of zero, between those of a fixed distance."""
     y = np.full(60_000, 40.0)
@@ -622,6 +630,7 @@ def test_a_few_rows_with_all_of_the_error_are_measured() -> None:
     assert found["quadrature_screened"] == 1.0
 
 
+@pytest.mark.slow
 def test_a_class_larger_than_what_is_measured_counts_with_its_size() -> None:
     """3,000 of 20,000 rows have nearly all of the error; 2,000 are measured."""
     y = np.full(20_000, 40.0)
@@ -682,6 +691,7 @@ def kinked(y: Any) -> None:
         numpyro.sample("y", dist.Normal(u, 1.0), obs=y[idx])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "accurate"), [(kinked, False), (overdispersed, True)]
 )
@@ -701,6 +711,7 @@ def test_runs_without_a_control_variate_are_measured_afterwards(
     assert ("quadrature_sd" in facts["quadrature"]) == accurate
 
 
+@pytest.mark.slow
 def test_sample_measures_the_quadrature_at_draws_and_not_at_its_start(
     tmp_path: Path,
 ) -> None:
@@ -723,6 +734,7 @@ def test_sample_measures_the_quadrature_at_draws_and_not_at_its_start(
     assert len(set(found.values())) == 2  # of two seeds
 
 
+@pytest.mark.slow
 def test_of_very_many_rows_random_ones_are_looked_at(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -737,6 +749,7 @@ def test_of_very_many_rows_random_ones_are_looked_at(
     assert found["quadrature_sd"] == pytest.approx(whole["quadrature_sd"], rel=0.3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("size", "finer"), [(3_000, None), (200_000, 11)])
 def test_two_numbers_of_many_rows_are_looked_at_with_fewer_points(
     size: int, finer: int | None
@@ -775,6 +788,7 @@ def nested(y: Any) -> None:
             numpyro.sample("y", dist.Poisson(jnp.exp(a)), obs=y[idx].T)
 
 
+@pytest.mark.slow
 def test_the_quadrature_of_inner_plates_is_measured() -> None:
     y = jnp.asarray(counts(60).reshape(20, 3))
     found = quadrature_error(marginalize(nested), run_at(4, s=3.0), y)

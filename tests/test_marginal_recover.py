@@ -64,6 +64,7 @@ def normal_of_rows(y: Any) -> None:
             numpyro.sample("y", dist.Normal(a, 2.0), obs=y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("skew", [None, 1.6])
 def test_a_number_with_a_kink_has_its_conditional_distribution(skew: Any) -> None:
     """Under its own name, although it is integrated as a side and a distance."""
@@ -321,6 +322,7 @@ def in_buckets(small: Any, large: Any) -> None:
                 numpyro.sample(f"y_{name}", dist.Normal(a, 1.0), obs=y[idx].T)
 
 
+@pytest.mark.slow
 def test_rows_of_several_plates_are_recovered() -> None:
     """Buckets of ``by_group`` have plates of their own."""
     group = np.repeat(np.arange(9), [1, 1, 1, 1, 1, 4, 4, 4, 4])

@@ -110,6 +110,7 @@ def test_sghmc_trains_from_a_draw_of_the_prior() -> None:
     assert accuracy({k: v[-100:] for k, v in draws.items()}) > 0.9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["SGHMC", "AMAGOLD"])
 def test_samples_from_the_mode_that_descent_found(name: str, start: Any) -> None:
     common: dict[str, Any] = {"b": B, "init_strategy": init_to_value(values=start)}
@@ -216,6 +217,7 @@ def program_of(name: str) -> tuple[Any, Any]:
     return program(KERNELS[name]())
 
 
+@pytest.mark.slow
 @every_kernel
 def test_noise_is_one_normal_number_per_parameter_and_step(name: str) -> None:
     steps = KERNELS[name]().settings["num_steps"]
@@ -264,6 +266,7 @@ def test_the_size_sees_gradients_of_rows() -> None:
     assert largest(jax.make_jaxpr(per_row)(jnp.zeros(D), X).jaxpr) >= N * D // 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["SGHMC", "AMAGOLD"])
 def test_chains_read_rows_of_their_own(name: str, start: Any) -> None:
     # steps too short to move, so estimates differ only by their rows

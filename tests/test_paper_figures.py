@@ -211,6 +211,7 @@ def test_accuracy_over_rows(pair):
         assert (np.diff(rows, axis=1) > 0).all()
 
 
+@pytest.mark.slow
 def test_figures_of_the_recorded_results(tmp_path):
     from benchmarks.papers.record import RESULTS, load
 

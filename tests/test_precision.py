@@ -253,6 +253,7 @@ def simulated():
     return x, x + rng.normal(size=1200)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["dataclass", "slots", "Series"])
 def test_a_run_leaves_the_arrays_of_its_arguments_to_others(name):
     x, y = simulated()
@@ -277,6 +278,7 @@ def test_a_run_leaves_the_rows_of_its_arguments_to_others():
         assert jnp.asarray(array).dtype == jnp.result_type(float)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["namespace", "object", "DataArray"])
 def test_an_argument_that_changed_is_read_again(name):
     x, y = simulated()
@@ -445,6 +447,7 @@ def draws_of(kernel, *data, draws):
     return np.asarray(mcmc.get_samples()["b"])
 
 
+@pytest.mark.slow
 def test_nuts_and_the_surrogate_sample_it_in_turn():
     # of one process: each has programs with the arrays of its precision
     rng = np.random.default_rng(3)
@@ -528,6 +531,7 @@ def regression():
     return model, (jnp.asarray(X), jnp.asarray(y)), seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", KERNELS)
 def test_products_are_as_precise_as_their_factors(name, regression):
     model, data, seen = regression
@@ -555,6 +559,7 @@ def test_a_precision_that_the_user_chose_is_left(regression):
     assert set(seen) == {"tensorfloat32"}
 
 
+@pytest.mark.slow
 def test_analyses_and_marginalized_models_have_it_too():
     seen = []
 

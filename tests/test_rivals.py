@@ -212,7 +212,7 @@ def test_serfling_and_bernstein_hold_the_mean():
     assert ends[1] < 0.5 * ends[0]
 
 
-@pytest.mark.slow_in_single
+@pytest.mark.slow
 def test_rows_that_break_the_bound_are_all_read():
     values = jnp.asarray(gains(0.002, -0.01))
     keys = random.split(random.key(5), 50)
@@ -432,7 +432,7 @@ RIGHT = {
 QUICK = ("austerity", "confidence")
 
 
-@pytest.mark.slow_in_single
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [n if n in QUICK else pytest.param(n, marks=slow) for n in RIGHT]
 )
@@ -453,6 +453,7 @@ def test_distribution(name):
         assert ((variance == 0) == all_read).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "temperature, step_size", [(1.0, 0.035), pytest.param(20.0, 0.15, marks=slow)]
 )

@@ -287,6 +287,7 @@ def test_a_run_gives_what_arviz_expects() -> None:
     np.testing.assert_allclose(values, expected, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [30, {"second": 30}, {"first": 40, "second": 30}])
 def test_plates_of_the_same_size_share_a_batch(size: Any) -> None:
     mcmc = MCMC(

@@ -691,6 +691,7 @@ def test_rounding_errors_that_differ_between_modes_are_known():
     assert not rounding_of_modes(problem, TWO, small, posterior, 2).any()
 
 
+@pytest.mark.slow
 def test_rounding_errors_are_subtracted_from_the_constants(monkeypatch):
     data = (jnp.asarray(tied_data(1500)),)
 

@@ -818,6 +818,7 @@ def test_what_makes_a_coarse_surrogate_give_way_to_all_rows() -> None:
     assert of(0.1, 1.1, 1.4) and not of(0.01, 1.1, 1.4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kept", "all_rows"), [({}, True), ({"batch_size": 100}, False)]
 )

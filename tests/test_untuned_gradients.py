@@ -119,6 +119,7 @@ def test_few_rows_on_which_no_expansion_holds():
     assert abs(off[1]) < 4 * error[1] + 0.03
 
 
+@pytest.mark.slow
 def test_an_expansion_that_does_not_hold_is_refused_with_what_to_write():
     def product(y):  # its level sets are hyperbolas
         a = numpyro.sample("a", dist.Normal(0, 10))
