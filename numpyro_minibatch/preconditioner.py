@@ -20,30 +20,39 @@ __all__ = ["Preconditioner", "ScaleState", "Scales", "Whitening", "rmsprop"]
 
 
 class Scales(NamedTuple):
-    """Coordinates whose scales depend on other coordinates, as in a funnel.
+    """Coordinates whose locations and scales depend on others: funnels and bananas.
 
-    ``x = exp(slopes @ d) * r + shifts @ d`` with ``d = drivers @ r``. Rows of
-    ``slopes`` and ``shifts`` are zero for the drivers themselves, so that ``d`` is also
-    ``drivers @ x`` and the map has an inverse.
+    ``x = exp(slopes @ d) * r + shifts @ d + curves @ h(d)`` with ``d = drivers @ r``
+    and ``h(d) = sqrt(1 + d**2) - 1``. A location thus has one slope far to the left
+    and another one far to the right. Rows of ``slopes``, ``shifts`` and ``curves`` are
+    zero for the drivers themselves, so that ``d`` is also ``drivers @ x`` and the map
+    has an inverse.
 
-    :param drivers: selects the coordinates that scales depend on, ``(k, D)``.
+    :param drivers: selects the coordinates that others depend on, ``(k, D)``.
     :param slopes: derivatives of the logarithms of the scales, ``(D, k)``.
-    :param shifts: derivatives of the locations, ``(D, k)``.
+    :param shifts: derivatives of the locations at zero, ``(D, k)``.
+    :param curves: half the difference between the slopes of the locations on both
+        sides, ``(D, k)``.
     """
 
     drivers: Array
     slopes: Array
     shifts: Array
+    curves: Array
 
     def apply(self, r: Array) -> Array:
         """``x``, of ``r``."""
         d = self.drivers @ r
-        return jnp.exp(self.slopes @ d) * r + self.shifts @ d
+        return jnp.exp(self.slopes @ d) * r + self._location(d)
 
     def undo(self, x: Array) -> Array:
         """The inverse of :meth:`apply`."""
         d = self.drivers @ x
-        return jnp.exp(-(self.slopes @ d)) * (x - self.shifts @ d)
+        return jnp.exp(-(self.slopes @ d)) * (x - self._location(d))
+
+    def _location(self, d: Array) -> Array:
+        bend = jnp.sqrt(1.0 + jnp.square(d)) - 1.0
+        return self.shifts @ d + self.curves @ bend
 
     def log_volume(self, r: Array) -> Array:
         """The logarithm of the determinant of the derivative of :meth:`apply`."""
@@ -55,9 +64,12 @@ class Scales(NamedTuple):
         :param gradient: that of the log density of ``x`` with respect to ``x``.
         :param r: where it was evaluated.
         """
-        direct = jnp.exp(self.slopes @ (self.drivers @ r)) * gradient
+        d = self.drivers @ r
+        direct = jnp.exp(self.slopes @ d) * gradient
         of_scales = self.slopes.T @ (direct * r + 1.0)
-        return direct + self.drivers.T @ (of_scales + self.shifts.T @ gradient)
+        bend = d / jnp.sqrt(1.0 + jnp.square(d))
+        of_locations = self.shifts.T @ gradient + bend * (self.curves.T @ gradient)
+        return direct + self.drivers.T @ (of_scales + of_locations)
 
 
 class Whitening(NamedTuple):

@@ -91,11 +91,12 @@ class WithSetUp(Proposal):
         return proposal.surrogate_hmc().propose(key, z, step_size, at)
 
 
-# the scales of the second and third coordinates depend on the first one
+# scales and locations of the second and third coordinates depend on the first one
 SCALES = Scales(
     jnp.array([[0.8, 0.0, 0.0], [0.0, 0.0, 0.0]]),
     jnp.array([[0.0, 0.0], [0.4, 0.0], [0.3, 0.0]]),
     jnp.array([[0.0, 0.0], [0.5, 0.0], [-0.2, 0.0]]),
+    jnp.array([[0.0, 0.0], [-0.7, 0.0], [0.4, 0.0]]),
 )
 
 

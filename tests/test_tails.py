@@ -413,7 +413,7 @@ def test_trajectories_are_longer_where_squares_are_correlated(
     """Each number is the correlation of the squares of a parameter."""
     draws, z = correlated_squares(np.array(kept))
     found = trajectories(draws, ending_at(draws, z))
-    assert found == (1, long, 0.0, None)
+    assert found[:4] == (1, long, 0.0, None)
 
 
 def ending_at(
@@ -731,9 +731,9 @@ def test_long_trajectories_that_stick_are_not_used() -> None:
         return np.where(stick, 0.0, 1.0), draws
 
     limit = np.sort(draws[:, 0])[-20]
-    assert trajectories(draws, ends) == (1, False, 0.0, None)
+    assert trajectories(draws, ends)[:4] == (1, False, 0.0, None)
     limit = np.inf
-    assert trajectories(draws, ends) == (1, True, 0.0, None)
+    assert trajectories(draws, ends)[:4] == (1, True, 0.0, None)
 
 
 @slow
@@ -891,6 +891,107 @@ def test_scales_that_vary_are_found_with_their_driver() -> None:
     assert np.abs(kurtosis(white, fisher=False) - 3).max() < 1
 
 
+def banana(rng: np.random.Generator, number: int) -> np.ndarray:
+    """A location that is a curve in another parameter, and one apart from them."""
+    along, across, other = rng.normal(size=(3, number))
+    curve = np.sqrt(1 + along**2) - 1
+    return np.column_stack([3 * along - 2, 0.2 * across + 0.5 * along + curve, other])
+
+
+def test_a_curve_is_found_with_its_driver() -> None:
+    draws = banana(np.random.default_rng(5), 2000)
+    assert fit_scales(draws, np.float64) is None  # the scales do not vary
+    found = fit_scales(draws, np.float64, curves=True)
+    assert found is not None and found.whitening.scales is not None
+    scales = found.whitening.scales
+    assert list(np.nonzero(np.asarray(scales.drivers))[1]) == [0]
+    np.testing.assert_allclose(
+        np.asarray(scales.curves)[:, 0], [0.0, 1.0, 0.0], atol=0.15
+    )
+    np.testing.assert_allclose(
+        np.asarray(scales.shifts)[:, 0], [0.0, 0.5, 0.0], atol=0.1
+    )
+    with jax.enable_x64(True):
+        at = jnp.asarray(draws) - found.center
+        white = jax.vmap(found.whitening.whiten)(at)
+        np.testing.assert_allclose(jax.vmap(found.whitening.color)(white), at)
+    assert np.abs(np.asarray(white).mean(0)).max() < 0.1
+    np.testing.assert_allclose(np.cov(np.asarray(white).T), np.eye(3), atol=0.12)
+
+
+def test_curves_are_used_where_trajectories_then_go_farther() -> None:
+    """Where the posterior bends, and not where its scales vary."""
+    of_banana = _trajectories.Trajectories(4, False, 0.0, None, 0.5)
+    for other, used in (
+        (of_banana._replace(kept=0.1), True),
+        (of_banana._replace(kept=0.45), False),  # hardly less
+        (of_banana._replace(kept=0.1, num_steps=8), False),
+        (of_banana._replace(kept=0.1, stuck=0.001), False),
+    ):
+        found = trajectories_of(banana, of_banana, other)
+        assert (found.bent is not None) == used
+        assert found[:3] == (other if used else of_banana)[:3]
+    # trajectories that go far enough are left alone
+    good = of_banana._replace(kept=0.15)
+    assert trajectories_of(banana, good, good._replace(kept=0.0)).bent is None
+
+
+def trajectories_of(
+    make: Callable[[np.random.Generator, int], np.ndarray], *each: Any
+) -> Any:
+    """The choice between trajectories in linear and in curved coordinates."""
+    draws = make(np.random.default_rng(5), 2000)
+    posterior: Any = SimpleNamespace(
+        gaussian=False, draws=draws, location=draws.mean(0), root=np.eye(3)
+    )
+    problem: Any = SimpleNamespace(dtype=np.float64)
+    answers = iter(each)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_trajectories, "_in_coordinates", lambda *_: next(answers))
+        return _trajectories.trajectories(problem, posterior)
+
+
+@pytest.mark.filterwarnings("ignore:.*a minibatch does not pay")
+def test_a_saturating_curve_is_sampled() -> None:
+    """Reaction rates: for small constants the largest rate does not depend on them."""
+    x = np.array([1.1, 1.9, 0.5, 1.9, 0.8, 1.0, 1.7, 0.9], np.float32)
+    y = np.array([1.0, 1.3, 0.3, 1.2, 0.9, 0.7, 1.6, 0.6], np.float32)
+
+    def rates(x: Any, y: Any) -> None:
+        largest = numpyro.sample("largest", dist.HalfNormal(10.0))
+        half = numpyro.sample("half", dist.HalfNormal(10.0))
+        with numpyro.plate("data", len(y)) as i:
+            rate = largest * x[i] / (half + x[i])
+            numpyro.sample("y", dist.Normal(rate, 0.3), obs=y[i])
+
+    kernel = MinibatchMH(rates, control_variate="taylor2")
+    mcmc = MCMC(
+        kernel,
+        num_warmup=300,
+        num_samples=500,
+        num_chains=60,
+        chain_method="vectorized",
+        progress_bar=False,
+    )
+    mcmc.run(random.key(1), x, y)
+    assert kernel.pilot["surrogate_drivers"] != ""
+    draws = mcmc.get_samples(group_by_chain=True)
+    logs = np.log(np.asarray(draws["half"], np.float64))
+    off = logs - logs.mean()
+    # 0.8 in linear coordinates
+    assert (off[:, 1:] * off[:, :-1]).mean() / np.square(off).mean() < 0.5
+    u, v = np.linspace(-2, 4.5, 801)[:, None], np.linspace(-9, 4.5, 1001)
+    a, b = np.exp(u)[..., None], np.exp(v)[:, None]
+    left = np.asarray(y, float) - a * x / (b + x)
+    logs_of = u + v - (np.exp(2 * u) + np.exp(2 * v)) / 200
+    density = np.exp(logs_of - np.square(left).sum(-1) / (2 * 0.3**2))
+    mass = density.sum(0) / density.sum()
+    for limit in (0.5, 2.0, 8.0):
+        below = (np.asarray(draws["half"]) < limit).mean(1)
+        known = mass[np.exp(v) < limit].sum()
+        assert abs(below.mean() - known) < 4 * below.std() / np.sqrt(60) + 2e-3
+
+
 def test_scales_that_do_not_vary_are_left_alone() -> None:
     rng = np.random.default_rng(6)
     for dim in (2, 5, 40):
@@ -899,6 +1000,7 @@ def test_scales_that_do_not_vary_are_left_alone() -> None:
             if heavy:  # all scales vary together, but with none of the coordinates
                 draws *= np.sqrt(5 / rng.chisquare(5, size=(2000, 1)))
             assert fit_scales(draws, np.float64) is None
+            assert fit_scales(draws, np.float64, curves=True) is None
     assert fit_scales(funnel(rng, 2000)[:, :1], np.float64) is None
     assert fit_scales(np.ones((2000, 3)), np.float64) is None
 

@@ -51,6 +51,9 @@ _FEW_DRAWS = 200  # smallest effective number of draws after resampling
 # draws that judge whether the posterior is normal, and the largest standard deviation
 # of their log ratio to a normal distribution
 _JUDGING, NORMAL = 56, 0.1
+# So few draws have no tails. They are also looked at, so many standard deviations from
+# the mode along the first parameters, and their log ratio may be larger by so much.
+_FAR, _HIGHER, _LOOKED_AT = (2.0, 3.0), 0.4, 12
 
 # given the target, the surrogate in working precision, and a flat position
 Meanwhile = Callable[[Problem, Expansion, np.ndarray], None]
@@ -100,7 +103,7 @@ def surrogate_posterior(
         normal = laplace(problem, expansion, known_hessian)
         with double():
             wide = expansion.cast(jnp.float64)
-            some = jnp.asarray(normal.draws[:_JUDGING], jnp.float64)
+            some = jnp.asarray(_judged(normal), jnp.float64)
             values = problem.compiled(log_densities)(wide, some)
         if _misfit(normal, np.asarray(values)) < NORMAL:
             return normal
@@ -141,20 +144,36 @@ def laplace(
 def misfit(problem: Problem, normal: SurrogatePosterior, expansion: Expansion) -> float:
     """Standard deviation of the log ratio of a surrogate to a normal distribution.
 
+    If tails are heavier than those of a normal distribution, it is that of the tails.
+
     :param problem: the target and its coordinates.
     :param normal: what :func:`laplace` returned, whose draws are used.
     :param expansion: that of the surrogate.
     """
-    some = normal.draws[:_JUDGING]
+    some = _judged(normal)
     values = log_surrogate_at(problem, expansion.cast(problem.dtype), some)
     return _misfit(normal, values)
 
 
+def _judged(normal: SurrogatePosterior) -> np.ndarray:
+    """Draws, and positions in both tails of parameters."""
+    covariance = (normal.root.T @ normal.root)[:_LOOKED_AT]
+    away = covariance / np.sqrt(np.diagonal(covariance))[:, None]
+    tails = [normal.location + sign * far * away for far in _FAR for sign in (-1, 1)]
+    return np.concatenate([normal.draws[:_JUDGING], *tails])
+
+
 def _misfit(normal: SurrogatePosterior, values: np.ndarray) -> float:
+    """The same, of the log density at these positions."""
     squares = np.square(_normals(len(normal.location))[:_JUDGING]).sum(1)
     with np.errstate(invalid="ignore"):
-        found = float(np.std(values + 0.5 * squares))
-    return found if np.isfinite(found) else np.inf
+        ratio = values[:_JUDGING] + 0.5 * squares
+        found = float(np.std(ratio))
+        tails = values[_JUDGING:].reshape(len(_FAR), -1).T + 0.5 * np.square(_FAR)
+        higher = float(tails.max() - np.mean(ratio))
+    if not np.isfinite(found) or np.isnan(higher):
+        return np.inf
+    return max(found, higher) if higher > _HIGHER else found
 
 
 def _normals(dim: int) -> np.ndarray:

@@ -56,6 +56,9 @@ _LOST = 0.1
 # ones. Where unconstrained squares are below `_SCREEN`, sites are not looked at.
 _KEPT = 0.3
 _SCREEN = 0.11
+# correlation of a parameter or its square above which curved coordinates are tried, and
+# by how much they must reduce it
+_CURVED, _LESS = 0.2, 0.1
 
 
 class Trajectories(NamedTuple):
@@ -66,12 +69,15 @@ class Trajectories(NamedTuple):
     :param long: whether trajectories should be longer than that.
     :param stuck: the share of its draws from which trajectories are rarely accepted.
     :param bent: coordinates in which scales vary less; ``None`` for linear ones.
+    :param kept: the largest correlation between both ends of a trajectory of a quarter
+        of a period, of a parameter or of its square.
     """
 
     num_steps: int
     long: bool
     stuck: float
     bent: Bent | None = None
+    kept: float = 0.0
 
 
 def trajectories(
@@ -98,16 +104,28 @@ def trajectories(
     """
     if posterior.gaussian:
         return Trajectories(0, False, 0.0)
-    bent = fit_scales(posterior.draws, problem.dtype) if bend else None
     linear = straight(posterior.location, posterior.root, problem.dtype)
+    if not bend:
+        return _in_coordinates(problem, posterior, linear)
+    bent = fit_scales(posterior.draws, problem.dtype)
     found = _in_coordinates(problem, posterior, bent or linear)
+    if bent is not None:
+        other = found
+        if found.stuck > _STUCK:
+            other = _in_coordinates(problem, posterior, linear)
+        found = other if other.stuck < found.stuck else found._replace(bent=bent)
+    if found.kept <= _CURVED:
+        return found
+    # Curves follow a banana, and go wrong far from the draws that they were fitted to:
+    # only if they help.
+    bent = fit_scales(posterior.draws, problem.dtype, curves=True)
     if bent is None:
         return found
-    if found.stuck > _STUCK:
-        other = _in_coordinates(problem, posterior, linear)
-        if other.stuck < found.stuck:
-            return other
-    return found._replace(bent=bent)
+    curved = _in_coordinates(problem, posterior, bent)
+    helps = curved.kept < found.kept - _LESS and curved.num_steps <= found.num_steps
+    if helps and curved.stuck <= found.stuck:
+        return curved._replace(bent=bent)
+    return found
 
 
 def _in_coordinates(
@@ -116,13 +134,16 @@ def _in_coordinates(
     starts = _starts(problem, posterior, bent)
     num_steps, suits, stuck = _short_enough(starts)
     if not suits:
-        return Trajectories(num_steps, False, stuck)
+        return Trajectories(num_steps, False, stuck, kept=1.0)
     starts = starts.for_steps(num_steps)
-    if _squares_kept(starts, num_steps) > _KEPT:
+    ends = starts.followed(num_steps)
+    kept = _kept(starts.draws, *ends)
+    if _squares_kept(starts, *ends) > _KEPT:
         suits, stuck_of_long = _suit(starts, LONGER * num_steps, LONGER)
         if suits:
-            return Trajectories(num_steps, True, max(stuck, stuck_of_long))
-    return Trajectories(num_steps, False, stuck)
+            stuck = max(stuck, stuck_of_long)
+            return Trajectories(num_steps, True, stuck, kept=kept)
+    return Trajectories(num_steps, False, stuck, kept=kept)
 
 
 @dataclass(frozen=True)
@@ -223,9 +244,20 @@ def _short_enough(starts: _Starts) -> tuple[int, bool, float]:
     return most, False, stuck
 
 
-def _squares_kept(starts: _Starts, num_steps: int) -> float:
+def _kept(draws: np.ndarray, accepted: np.ndarray, z: np.ndarray) -> float:
+    """The largest correlation of a parameter or its square between the ends."""
+    mean, sd = draws.mean(0), draws.std(0)
+    before = (draws - mean) / np.where(sd > 0, sd, 1.0)
+    with np.errstate(invalid="ignore"):  # of ends that are never accepted
+        after = (z - mean) / np.where(sd > 0, sd, 1.0)
+        taken = accepted[:, None]
+        after = np.where(taken > 0, taken * after, 0.0) + (1 - taken) * before
+    of_values = float((before * after).mean(0).max(initial=-1.0))
+    return max(of_values, _correlation_of_squares(draws, z, accepted))
+
+
+def _squares_kept(starts: _Starts, accepted: np.ndarray, z: np.ndarray) -> float:
     """The largest correlation of a site's squares after a quarter of a period."""
-    accepted, z = starts.followed(num_steps)
     kept = _correlation_of_squares(starts.draws, z, accepted)
     if kept <= _SCREEN:
         return kept
