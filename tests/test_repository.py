@@ -41,7 +41,7 @@ def test_the_workflow_tests_every_version_of_python() -> None:
     ]
     (command,) = [step for step in job["steps"] if "run" in step]
     assert os.access(ROOT / command["run"], os.X_OK)
-    assert command["env"] == {"PYTHON": "python${{ matrix.python }}"}
+    assert command["env"]["PYTHON"] == "python${{ matrix.python }}"
 
 
 def test_the_hooks_are_targets_of_the_makefile() -> None:

@@ -161,9 +161,9 @@ def test_a_position_belongs_to_the_largest_weighted_density():
 def test_one_mode_is_followed_as_by_surrogate_hmc():
     """Where a surrogate has one mode, the proposal is the ordinary one."""
     alone = context(4, False)._replace(modes=None)
-    key, z = jax.random.key(3), jnp.array([0.3])
+    keys, z = jax.random.split(jax.random.key(3), 50), jnp.array([0.3])
     one, other = (
-        move.propose(key, z, jnp.ones(()), alone)
+        jax.vmap(lambda key, move=move: move.propose(key, z, jnp.ones(()), alone))(keys)
         for move in (proposal.across_modes(), proposal.surrogate_hmc())
     )
     assert (one.z == other.z).all() and one.jump is None

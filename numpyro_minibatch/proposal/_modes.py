@@ -30,6 +30,7 @@ __all__ = ["across_modes"]
 
 # moves within a mode; other moves draw from all modes
 _WITHIN: Any = surrogate_hmc(independent=0.0)
+_ONE_MODE: Any = surrogate_hmc()
 
 
 @dataclass(frozen=True)
@@ -51,15 +52,16 @@ class _AcrossModes(Proposal):
         object.__setattr__(self, "between", between)
 
     def evaluations(self, context: ProposalContext) -> int:
-        within = _WITHIN.evaluations(context)
-        return within if context.modes is None else within + 2
+        if context.modes is None:
+            return _ONE_MODE.evaluations(context)
+        return _WITHIN.evaluations(context) + 2
 
     def propose(
         self, key: Array, z: Array, step_size: Array, context: ProposalContext
     ) -> Proposed:
         modes = context.modes
-        if modes is None:  # a surrogate with one mode
-            return _WITHIN.propose(key, z, step_size, context)
+        if modes is None:
+            return _ONE_MODE.propose(key, z, step_size, context)
         assert context.log_surrogate is not None  # the kernel has checked
         keys = jax.random.split(key, 6)
         key_kind, key_within, key_drawn, key_noise, key_other, key_accept = keys
