@@ -84,14 +84,14 @@ def precision(columns: np.ndarray, names: list[str]) -> xr.Dataset:
     """Estimates for each parameter, with their Monte Carlo errors.
 
     The error of a quantile is that of its probability [1], divided by the density that
-    order statistics to either side show. The error of a standard deviation needs the fourth moment of the
-    draws, to which a heavy tail contributes much by few draws: a run that happened to
-    visit the tail too little underestimates both. So the largest squares count as those
-    of a generalised Pareto distribution that is fitted to them [2]. If its shape is
-    above one half, the error includes what draws beyond the largest one would
-    contribute. If it is at least 0.85, the error is infinite: the draws do not show
-    that there is a standard deviation at all (from a shape of 1 on there is none), and
-    quantiles are what they determine.
+    order statistics to either side show. The error of a standard deviation needs the
+    fourth moment of the draws, to which a heavy tail contributes much by few draws: a
+    run that happened to visit the tail too little underestimates both. So the largest
+    squares count as those of a generalised Pareto distribution that is fitted to them
+    [2]. If its shape is above one half, the error includes what draws beyond the
+    largest one would contribute. If it is at least 0.85, the error is infinite: the
+    draws do not show that there is a standard deviation at all (from a shape of 1 on
+    there is none), and quantiles are what they determine.
 
     :param columns: the draws, shape ``(chain, draw, parameter)``.
     :param names: of the parameters.
