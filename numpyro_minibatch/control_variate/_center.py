@@ -49,6 +49,7 @@ _CLOSE = 0.02  # a decrement from which on the gradient decides: 0.2 standard de
 _ASIDE = 1e-3  # of a standard deviation
 _DIRECTIONS = 4  # in which the curvature is compared with values
 _AS_HIGH = 1.0  # nats within which the mode next to the user's start is preferred
+_SAME_DENSITY = 0.01  # nats by which rounding changes the density after a turn
 _LOWER = 2  # lower optima that make one wonder whether there are higher ones
 _MORE_STARTS = 8  # of searches that then look for them
 
@@ -186,14 +187,14 @@ class Density:
     :param sums: of the likelihood and of everything else.
     :param ridge: where the ridge has its maximum, and its precision.
     :param by_newton: whether searches on some rows use the Hessian.
-    :param in_one_turn: takes whole turns off the angles of a position.
+    :param turned: a position with its angles turned towards those of another.
     """
 
     weight: Any
     sums: RowSums
     ridge: tuple[Any, Any]
     by_newton: bool
-    in_one_turn: Callable[[np.ndarray], np.ndarray]
+    turned: Callable[[np.ndarray, np.ndarray], np.ndarray]
 
     @classmethod
     def of(cls, problem: Problem, taylor: Taylor, dim: int) -> Density:
@@ -211,7 +212,7 @@ class Density:
             sums=sums,
             ridge=_ridge(problem, taylor),  # other threads go on compiling
             by_newton=by_newton,
-            in_one_turn=problem.in_one_turn,
+            turned=problem.turned,
         )
 
     @property
@@ -274,8 +275,7 @@ class Density:
 
     def descended(self, start: np.ndarray, *rest: Any) -> Optimum:
         """The end of quasi-Newton steps on some rows."""
-        end = quasi_newton(self.of_some, start, *rest)
-        return end._replace(x=self.in_one_turn(end.x))
+        return quasi_newton(self.of_some, start, *rest)
 
     def optimum(self, start: np.ndarray) -> Optimum:
         """The end of Newton steps on some rows; infinite if they do not converge."""
@@ -285,7 +285,22 @@ class Density:
             end, _ = newton(self.curved, start, near=close)
         except Refused:
             return Optimum(start, np.inf, False)
-        return Optimum(self.in_one_turn(end), float(self.curved(end)[0]), True)
+        return Optimum(end, float(self.curved(end)[0]), True)
+
+    def away(self, phi: np.ndarray, other: np.ndarray) -> np.ndarray:
+        """The difference between two positions, up to turns of angles.
+
+        A model with ``CircularReparam`` has the same density at positions that differ
+        by turns. A site can have such a name and not be an angle, so the densities are
+        compared.
+        """
+        turned = self.turned(phi, other)
+        if turned is not phi:
+            of = self.curved if self.by_newton else self.of_some
+            before, after = (float(of(x)[0]) for x in (phi, turned))
+            if not abs(after - before) < _SAME_DENSITY:
+                turned = phi
+        return turned - other
 
     def about(self, center: np.ndarray) -> Expansion:
         """The expansion of the likelihood about a point."""
@@ -355,7 +370,7 @@ def _other_modes(
     :param alone: whether one search found the best one, and the others lower ones.
     """
     root = np.linalg.cholesky(hessian)
-    distances = [np.linalg.norm(root.T @ (r.x - best.x)) for r in ends]
+    distances = [np.linalg.norm(root.T @ density.away(r.x, best.x)) for r in ends]
     # a worse optimum matters where its density is not negligible
     share = density.share
     # or where it shows that searches miss higher ones, too

@@ -42,9 +42,9 @@ class End(NamedTuple):
     hessian: np.ndarray
     found: int
 
-    def distance(self, other: np.ndarray) -> float:
+    def distance(self, other: np.ndarray, density: Density) -> float:
         """The distance to another position, in standard deviations."""
-        away = other - self.position
+        away = density.away(other, self.position)
         return float(np.sqrt(max(away @ self.hessian @ away, 0.0)))
 
 
@@ -133,7 +133,8 @@ class Ends:
         """The number of the end at which a position is, if there is one."""
         for k, end in enumerate(self.found):
             # a search may stop early, and another mode is not far below
-            if end.distance(position) < SAME and value > end.value - 1.0:
+            near = end.distance(position, self.density) < SAME
+            if near and value > end.value - 1.0:
                 return k
         return None
 

@@ -152,18 +152,19 @@ def _refine(
     largest = best + NEGLIGIBLE - _half_log_det(end.hessian)
     # the mode of all rows is a few standard deviations of some rows away
     reach = (2.0 + np.sqrt(len(end.position))) * density.spread
-    near = [x for x in copies if end.distance(x) < reach]
-    if near:
+    distances = [end.distance(x, density) for x in copies]
+    nearest = int(np.argmin(distances)) if copies else -1
+    if copies and distances[nearest] < reach:
         try:
-            start = min(near, key=end.distance)
+            start = copies[nearest]
             found = _newton_to(density, end, start, reach, largest)
         except Refused:
             pass
         else:
-            if (same := _number_of(found, refined)) is None:
+            if (same := _number_of(density, found, refined)) is None:
                 return found, same
     found = _newton_to(density, end, end.position, reach, largest)
-    return found, _number_of(found, refined)
+    return found, _number_of(density, found, refined)
 
 
 def _newton_to(
@@ -179,12 +180,12 @@ def _newton_to(
     )
 
 
-def _number_of(new: _Refined, refined: list[_Refined]) -> int | None:
+def _number_of(density: Density, new: _Refined, refined: list[_Refined]) -> int | None:
     """The number of a mode among those that are known, if it is one."""
     for k, old in enumerate(refined):
         apart = (
-            old.end.distance(new.end.position),
-            new.end.distance(old.end.position),
+            old.end.distance(new.end.position, density),
+            new.end.distance(old.end.position, density),
         )
         if min(apart) < SAME:
             return k

@@ -52,9 +52,6 @@ __all__ = [
 ]
 
 
-_CUT = 2.2  # where turns begin; exact multiples of pi / 2 are common modes
-
-
 class Refused(ValueError):
     """The control variate cannot be used; the message gives the reason and a remedy.
 
@@ -406,8 +403,8 @@ class Problem:
             return np.asarray(self.compiled(_phi_of)(at))
 
     @cached_property
-    def _turns(self) -> np.ndarray:
-        """Which flat coordinates are angles that ``CircularReparam`` unwrapped."""
+    def _angles(self) -> np.ndarray:
+        """Which flat coordinates are named as ``CircularReparam`` names angles."""
         target = self.target_of(self.arrays)
         shapes = jax.eval_shape(lambda z: self.coordinates.of(target, z), self.example)
         if not isinstance(target, ModelTarget) or not isinstance(shapes, dict):
@@ -417,16 +414,14 @@ class Problem:
         flags = {n: np.full(shapes[n].shape, n in unwrapped) for n in sorted(shapes)}
         return np.concatenate([flag.ravel() for flag in flags.values()])
 
-    def in_one_turn(self, phi: np.ndarray) -> np.ndarray:
-        """The same position with each angle in one turn, for modes to be compared.
+    def turned(self, phi: np.ndarray, to: np.ndarray) -> np.ndarray:
+        """A position with its angles turned as near to those of another as possible.
 
-        A model with ``CircularReparam`` has the same density at positions that differ
-        by turns, and these are one mode.
+        The result is the same object if none needs a turn.
         """
-        if not self._turns.any():
-            return phi
-        turns = np.floor((phi - _CUT) / (2 * np.pi)) + 1
-        return np.where(self._turns, phi - 2 * np.pi * turns, phi)
+        turns = np.round((phi - to) / (2 * np.pi)) if self._angles.any() else 0.0
+        turns = np.where(self._angles, turns, 0.0)
+        return phi - 2 * np.pi * turns if turns.any() else phi
 
 
 def _phi_of(problem: Problem, arrays: list[Any], positions: Array) -> Array:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
 import xarray as xr
 
 from numpyro_minibatch.diagnostics._report import Diagnosis, diagnosed
@@ -73,12 +74,36 @@ def diagnose(
             )
     stats = get_group(idata, "sample_stats")
     of_rows = json.loads(posterior.attrs.get("of_rows", "[]"))
+    angles = _angles(posterior)
     if var_names is None:
-        # an angle jumps where a turn ends, and its unwrapped site does not
-        angles = [name for name in posterior if f"{name}_unwrapped" in posterior]
-        left_out = {*of_rows, *angles}
+        left_out = {*of_rows, *(f"{name}_unwrapped" for name in angles)}
         var_names = [str(name) for name in posterior if name not in left_out]
-    return diagnosed(
-        posterior[list(var_names)],
-        xr.Dataset() if stats is None else stats,
-    )
+    chosen = posterior[list(var_names)]
+    about = {n: _about_mean(posterior[n]) for n in angles if n in chosen}
+    return diagnosed(chosen.assign(about), xr.Dataset() if stats is None else stats)
+
+
+def _angles(posterior: xr.Dataset) -> list[str]:
+    """Sites that ``CircularReparam`` made of others: the same up to turns."""
+    return [
+        str(name)
+        for name in posterior
+        if f"{name}_unwrapped" in posterior
+        and np.allclose(
+            np.sin(0.5 * (posterior[name] - posterior[f"{name}_unwrapped"])),
+            0,
+            atol=1e-3,
+        )
+    ]
+
+
+def _about_mean(angle: xr.DataArray) -> xr.DataArray:
+    """An angle within half a turn of its circular mean.
+
+    The angle itself jumps where a turn ends, and chains of the unwrapped site may
+    differ by turns.
+    """
+    values = angle.values  # (chain, draw, ...)
+    mean = np.arctan2(np.sin(values).mean((0, 1)), np.cos(values).mean((0, 1)))
+    away = np.arctan2(np.sin(values - mean), np.cos(values - mean))
+    return angle.copy(data=mean + away)
