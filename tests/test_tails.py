@@ -919,6 +919,16 @@ def test_a_curve_is_found_with_its_driver() -> None:
     np.testing.assert_allclose(np.cov(np.asarray(white).T), np.eye(3), atol=0.12)
 
 
+@pytest.mark.parametrize("noise", [0.05, 0.1, 0.2, 0.4])
+def test_the_driver_of_a_curve_is_its_cause(noise: float) -> None:
+    along, across = np.random.default_rng(7).normal(size=(2, 2000))
+    draws = np.column_stack([along**2 + noise * across, along])
+    found = fit_scales(draws, np.float64, curves=True)
+    assert found is not None and found.whitening.scales is not None
+    drivers = np.asarray(found.whitening.scales.drivers)
+    assert list(np.nonzero(drivers)[1])[:1] == [1]
+
+
 def test_curves_are_used_where_trajectories_then_go_farther() -> None:
     """Where the posterior bends, and not where its scales vary."""
     of_banana = _trajectories.Trajectories(4, False, 0.0, None, 0.5)
@@ -926,11 +936,16 @@ def test_curves_are_used_where_trajectories_then_go_farther() -> None:
         (of_banana._replace(kept=0.1), True),
         (of_banana._replace(kept=0.45), False),  # hardly less
         (of_banana._replace(kept=0.1, num_steps=8), False),
+        (of_banana._replace(kept=0.1, long=True), False),
         (of_banana._replace(kept=0.1, stuck=0.001), False),
     ):
         found = trajectories_of(banana, of_banana, other)
         assert (found.bent is not None) == used
         assert found[:3] == (other if used else of_banana)[:3]
+    # a third of long trajectories says little of them
+    of_long = of_banana._replace(long=True)
+    for other, used in ((of_banana, False), (of_banana._replace(kept=0.1), True)):
+        assert (trajectories_of(banana, of_long, other).bent is not None) == used
     # trajectories that go far enough are left alone
     good = of_banana._replace(kept=0.15)
     assert trajectories_of(banana, good, good._replace(kept=0.0)).bent is None
@@ -954,8 +969,9 @@ def trajectories_of(
 @pytest.mark.filterwarnings("ignore:.*a minibatch does not pay")
 def test_a_saturating_curve_is_sampled() -> None:
     """Reaction rates: for small constants the largest rate does not depend on them."""
-    x = np.array([1.1, 1.9, 0.5, 1.9, 0.8, 1.0, 1.7, 0.9], np.float32)
-    y = np.array([1.0, 1.3, 0.3, 1.2, 0.9, 0.7, 1.6, 0.6], np.float32)
+    rng = np.random.default_rng(2)
+    x = rng.uniform(0.3, 2, 8).astype(np.float32)
+    y = (2 * x / (1 + x) + 0.3 * rng.normal(size=8)).astype(np.float32)
 
     def rates(x: Any, y: Any) -> None:
         largest = numpyro.sample("largest", dist.HalfNormal(10.0))
@@ -978,9 +994,9 @@ def test_a_saturating_curve_is_sampled() -> None:
     draws = mcmc.get_samples(group_by_chain=True)
     logs = np.log(np.asarray(draws["half"], np.float64))
     off = logs - logs.mean()
-    # 0.8 in linear coordinates
-    assert (off[:, 1:] * off[:, :-1]).mean() / np.square(off).mean() < 0.5
-    u, v = np.linspace(-2, 4.5, 801)[:, None], np.linspace(-9, 4.5, 1001)
+    # 0.20 with curves and 0.55 without
+    assert (off[:, 1:] * off[:, :-1]).mean() / np.square(off).mean() < 0.35
+    u, v = np.linspace(-3, 4.5, 801)[:, None], np.linspace(-14, 4.5, 1201)
     a, b = np.exp(u)[..., None], np.exp(v)[:, None]
     left = np.asarray(y, float) - a * x / (b + x)
     logs_of = u + v - (np.exp(2 * u) + np.exp(2 * v)) / 200

@@ -139,9 +139,10 @@ def _best_driver(
 ) -> int | None:
     """The coordinate on which scales and bends of the others depend most.
 
-    The gains are those of score tests, for what the coordinate does not linearly
-    explain of another one: a quarter of the squared covariance between the coordinate
-    and its square, and half of that between a bend of the coordinate and itself.
+    The gains are for what the coordinate does not linearly explain of another one.
+    That of a scale is by a score test, a quarter of the squared covariance between the
+    coordinate and the other one's square. That of a bend is the gain of a regression,
+    which is large: by a score test, the effect could drive its cause.
 
     :param residuals: in the coordinates that drivers have already changed.
     :param drivers: those that were already chosen.
@@ -166,15 +167,15 @@ def _best_driver(
         bend = bend - line @ np.linalg.lstsq(line, bend, rcond=None)[0]
         bend = bend / max(bend.std(), 1e-6)
         clipped = np.clip(others, -math.sqrt(_OUTLIER), math.sqrt(_OUTLIER))
-        for terms, share in (
-            (x[:, [j]] * (squares - 1), 0.25),
-            (bend[:, None] * clipped, 0.5 if curves else 0.0),
+        of_scale, of_bend = x[:, [j]] * (squares - 1), bend[:, None] * clipped
+        explained = np.minimum(np.square(of_bend.mean(0)), 0.999)
+        for terms, gain in (
+            (of_scale, 0.25 * np.square(of_scale.mean(0))),
+            (of_bend, -0.5 * np.log1p(-explained) if curves else np.zeros(x.shape[1])),
         ):
-            score = terms.mean(0)
-            gain = share * np.square(score)
             gain[[j, *drivers]] = 0.0
             # with heavy tails a score has several times the noise of normal draws
-            clear = np.square(score) > _CLEAR**2 * terms.var(0) / number
+            clear = np.square(terms.mean(0)) > _CLEAR**2 * terms.var(0) / number
             gains[j] += gain[clear].sum()
     best = int(np.argmax(gains))
     return best if gains[best] > _GAIN else None

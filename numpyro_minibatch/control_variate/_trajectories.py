@@ -79,6 +79,11 @@ class Trajectories(NamedTuple):
     bent: Bent | None = None
     kept: float = 0.0
 
+    @property
+    def cost(self) -> int:
+        """Evaluations of the surrogate's gradient."""
+        return self.num_steps * (LONGER if self.long else 1)
+
 
 def trajectories(
     problem: Problem, posterior: SurrogatePosterior, bend: bool = True
@@ -121,18 +126,27 @@ def trajectories(
     bent = fit_scales(posterior.draws, problem.dtype, curves=True)
     if bent is None:
         return found
-    curved = _in_coordinates(problem, posterior, bent)
-    helps = curved.kept < found.kept - _LESS and curved.num_steps <= found.num_steps
+    curved = _in_coordinates(problem, posterior, bent, found.num_steps)
+    # long trajectories forget more than a quarter of a period keeps
+    wanted = found.kept - _LESS if found.long == curved.long else _CURVED
+    helps = curved.kept < wanted and curved.cost <= found.cost
     if helps and curved.stuck <= found.stuck:
         return curved._replace(bent=bent)
     return found
 
 
 def _in_coordinates(
-    problem: Problem, posterior: SurrogatePosterior, bent: Bent
+    problem: Problem,
+    posterior: SurrogatePosterior,
+    bent: Bent,
+    most: int = _NUM_STEPS[-1],
 ) -> Trajectories:
+    """The trajectories that suit some coordinates.
+
+    :param most: the largest number of steps that is tried.
+    """
     starts = _starts(problem, posterior, bent)
-    num_steps, suits, stuck = _short_enough(starts)
+    num_steps, suits, stuck = _short_enough(starts, most)
     if not suits:
         return Trajectories(num_steps, False, stuck, kept=1.0)
     starts = starts.for_steps(num_steps)
@@ -223,16 +237,16 @@ def _starts(problem: Problem, posterior: SurrogatePosterior, bent: Bent) -> _Sta
     return replace(starts, draws=draws, momenta=momenta)
 
 
-def _short_enough(starts: _Starts) -> tuple[int, bool, float]:
+def _short_enough(starts: _Starts, most: int) -> tuple[int, bool, float]:
     """The smallest number of steps that suits the tails.
 
+    :param most: the largest number that is tried.
     :return: the number, whether it suits, and the share of the draws from which
         trajectories are rarely accepted.
     """
     mean, sd = starts.draws.mean(0), starts.draws.std(0)
     squares = np.square(np.square((starts.draws - mean) / sd) - 1)
-    most = _NUM_STEPS[-1]
-    for num_steps in _NUM_STEPS:
+    for num_steps in (n for n in _NUM_STEPS if n <= most):
         some = starts.for_steps(num_steps)
         suits, stuck = _suit(some, num_steps, 1, squares, last=num_steps == most)
         if suits:
