@@ -23,6 +23,7 @@ from scipy.stats import norm
 
 from numpyro_minibatch import AMAGOLD, MinibatchMH, marginalize, recover_marginals
 from numpyro_minibatch._model import batch_comparison
+from numpyro_minibatch._model.values import line_of, lines_with_numbers_of_rows
 from numpyro_minibatch.inference_data import as_inference_data, get_group
 from numpyro_minibatch.kernels import MinibatchKernel
 
@@ -465,10 +466,34 @@ def test_the_line_that_uses_a_number_of_rows_is_named() -> None:
     assert str(error.value).count("`") == 2  # neither the plate nor `rows = len(y)`
 
 
+def test_numbers_of_rows_are_told_from_numbers_of_columns() -> None:
+    def first(x: Any, y: Any) -> None:
+        n, p = x.shape
+        b = numpyro.sample("b", dist.Normal(0.0, 1.0 / n).expand([p]).to_event(1))
+        numpyro.sample("y", dist.Normal(x @ b, 1.0 / np.sqrt(p)), obs=y)
+
+    def second(x: Any, y: Any) -> None:
+        n = float(x.shape[0])
+        p = x.shape[1]
+        b = numpyro.sample("b", dist.Normal(0.0, 1.0).expand([p]).to_event(1))
+        numpyro.sample("y", dist.Normal(x @ b, jnp.eye(p)[0, 0] * n), obs=y)
+
+    def third(d: Any) -> None:
+        b = numpyro.sample("b", dist.Normal(0.0, len(d["y"])))
+        numpyro.sample("y", dist.Normal(b * d["x"], 1.0), obs=d["y"])
+
+    for model, names, line in (
+        (first, ["x", "y"], "1.0 / n).expand([p])"),
+        (second, ["x", "y"], "jnp.eye(p)[0, 0] * n"),
+        (third, ["d"], 'len(d["y"])'),
+    ):
+        (found,) = lines_with_numbers_of_rows(model, names)
+        assert line in found
+
+
 def test_of_several_statements_on_a_line_one_is_meant() -> None:
     def model(g: Any, y: Any) -> None:
-        both, codes = np.unique(g, return_inverse=True)
-        k = len(both)  # noqa: E702
+        both, codes = np.unique(g, return_inverse=True); k = len(both)  # fmt: skip # noqa: E702
         means = numpyro.sample("means", dist.Normal(0.0, 1.0).expand([k]))
         numpyro.sample("y", dist.Normal(means[codes], 1.0), obs=y)
 
@@ -476,6 +501,64 @@ def test_of_several_statements_on_a_line_one_is_meant() -> None:
         set_up(model, GROUP, Y)
     remedy = "Compute np.unique(g, return_inverse=True) beforehand, from all rows"
     assert remedy in str(error.value)
+
+
+def refusal_of(run: Callable[[Any], Any]) -> tuple[str, str]:
+    """The line that an error of JAX names, and what is computed there."""
+    with pytest.raises(jax.errors.ConcretizationTypeError) as error:
+        jax.jit(run)(jnp.arange(3))
+    return line_of(run, error.value)
+
+
+def test_the_statement_that_runs_is_found() -> None:
+    """On a line with others, over several lines, and as the head of a block."""
+
+    def beside(g: Any) -> Any:
+        k = 0; k = int(jnp.max(g))  # fmt: skip # noqa: E702
+        return k
+
+    def on_one_line(g: Any) -> Any:
+        if jnp.max(g) > 3: return jnp.exp(g)  # fmt: skip # noqa: E701
+        return g
+
+    def over_lines(g: Any) -> Any:
+        return jnp.arange(
+            3,
+            int(jnp.max(g)),
+        )
+
+    def over_groups(g: Any) -> Any:
+        for j in range(int(jnp.max(g))):
+            g = g + jnp.exp(jnp.where(g == j, jnp.log1p(jnp.abs(g)), 0.0))
+        return g
+
+    def by_case(g: Any) -> Any:
+        match int(jnp.max(g)):
+            case 0:
+                return jnp.where(jnp.exp(g) > 1, jnp.log1p(jnp.abs(g)), 0.0)
+        return g
+
+    for run, text, called in (
+        (beside, "k = 0; k = int", "int(jnp.max(g))"),
+        (on_one_line, "if jnp.max(g) > 3", "jnp.max(g)"),
+        (over_lines, "return jnp.arange(", "jnp.arange(3, int(jnp.max(g)))"),
+        (over_groups, "for j in range(", "range(int(jnp.max(g)))"),
+        (by_case, "match int(", "int(jnp.max(g))"),
+    ):
+        line, computed = refusal_of(run)
+        assert text in line and computed == called
+
+
+def test_numpy_calls_that_do_not_compile_are_named() -> None:
+    def model(x: Any, y: Any) -> None:
+        b = numpyro.sample("b", dist.Normal(0.0, 1.0))
+        rank = np.argsort(x)
+        numpyro.sample("y", dist.Normal(b * rank, 1.0), obs=y)
+
+    kernel = AMAGOLD(model, step_size=1e-2, batch_size=8)
+    said = r"of its rows \(NumPy is called in line \d+, `rank = np.argsort\(x\)`\)"
+    with pytest.raises(ValueError, match=said):
+        kernel.init(jax.random.key(0), 5, None, (X, Y), {})
 
 
 @pytest.mark.parametrize("loops", ["over the rows", "over a grid"])

@@ -31,7 +31,12 @@ from numpyro_minibatch._model.batch_comparison import (
 from numpyro_minibatch._model.content import known_content
 from numpyro_minibatch._model.dependence_errors import message_of
 from numpyro_minibatch._model.layout import Layout
-from numpyro_minibatch._model.values import first_line, function_of, line_of
+from numpyro_minibatch._model.values import (
+    first_line,
+    function_of,
+    line_of,
+    lines_with_numpy,
+)
 from numpyro_minibatch.target import Target
 
 __all__ = ["check_rows", "known_by"]
@@ -101,9 +106,11 @@ def check_rows(
                 raise  # of the model itself, or of this package
             line, called = line_of(model, error)
             where = f" in {line}" if line else ""
-            # bindings to C++ print their signatures
             said = f" ({type(error).__name__}: {first_line(error)})"
-            said = "" if "incompatible function arguments" in said else said
+            if "incompatible function arguments" in said:
+                # bindings to C++ print their signatures, and know no line
+                calls = [] if line else lines_with_numpy(model)
+                said = f" (NumPy is called in {'; '.join(calls[:3])})" if calls else ""
             what = (
                 f"{called} before the model, from all rows,"
                 if called

@@ -61,6 +61,13 @@ _TO_PYTHON = {"bool", "float", "int"}
 _CONVERTERS = ("array", "asarray", "asanyarray", "ascontiguousarray", "copy")
 
 
+class _Place(NamedTuple):
+    """A line of a file and a column, which Python may have been told not to keep."""
+
+    line: int
+    column: int | None
+
+
 class _Line(NamedTuple):
     """The line of a model that needs values.
 
@@ -120,8 +127,7 @@ def own_check(error: BaseException) -> str:
     *_, (frame, place) = _places(error)
     if _is_of_a_library(frame):
         return ""
-    number, _ = place
-    text, code = _statement(frame, place)
+    number, text, code = _statement(frame, place)
     if not isinstance(code, ast.Assert | ast.Raise):
         return ""
     said = f" ({first_line(error)})" if str(error) else ""
@@ -409,8 +415,7 @@ def _line_in_model(
     if not found:
         return None
     frame, place = found[-1]
-    number, _ = place
-    text, code = _statement(frame, place)
+    number, text, code = _statement(frame, place)
     names = {x.id for x in ast.walk(code) if isinstance(x, ast.Name)} if code else set()
     known = {**frame.f_globals, **frame.f_locals}
     traced = sorted(n for n in names if _holds(frame.f_locals.get(n), traced_type))
@@ -452,57 +457,69 @@ def _holds(value: Any, kind: type) -> bool:
     return any(isinstance(x, kind) for x in jax.tree.leaves(value))
 
 
-def _places(error: BaseException) -> list[tuple[FrameType, tuple[int, int]]]:
-    """The frames of a traceback, each with the line and the column that were run."""
+def _places(error: BaseException) -> list[tuple[FrameType, _Place]]:
+    """The frames of a traceback, each with the place that was run."""
     found = []
     trace = error.__traceback__
     while trace is not None:
         positions = [*trace.tb_frame.f_code.co_positions()]
         line, _, column, _ = positions[trace.tb_lasti // 2]
-        found.append((trace.tb_frame, (line or trace.tb_lineno, column or 0)))
+        found.append((trace.tb_frame, _Place(line or trace.tb_lineno, column)))
         trace = trace.tb_next
     return found
 
 
-def _statement(frame: FrameType, place: tuple[int, int]) -> tuple[str, ast.stmt | None]:
-    """The first line of the statement that is being run, and its code.
-
-    :param place: the line of the file and the column. There may be several statements
-        on one line.
-    """
+def _statement(frame: FrameType, place: _Place) -> tuple[int, str, ast.stmt | None]:
+    """The statement that runs: its line, the text of this line, and its code."""
     number, column = place
     try:
         lines, start = inspect.getsourcelines(frame.f_code)
     except (OSError, TypeError, IndexError):
-        return "", None
-    at = number - max(start, 1)
+        return number, "", None
+    start = max(start, 1)
+    at = number - start
     if not 0 <= at < len(lines):
-        return "", None
-    text = lines[at].strip()
+        return number, "", None
     whole = "".join(lines)
     dedented = textwrap.dedent(whole)
     try:
         tree = ast.parse(dedented)
     except SyntaxError:
-        return text, None
+        return number, lines[at].strip(), None
     indent = whole.index("\n") - dedented.index("\n") if "\n" in whole else 0
-    run = at + 1, max(column - indent, 0)
     innermost: ast.stmt | None = None
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.stmt):
-            continue
-        begin = node.lineno, node.col_offset
-        end = node.end_lineno or node.lineno, node.end_col_offset or 0
-        if begin <= run < end:  # a child is seen after its parent
+    for node in ast.walk(tree):  # a child is seen after its parent
+        if isinstance(node, ast.stmt) and _contains(node, at + 1, column, indent):
             innermost = node
+    if innermost is not None:
+        at = innermost.lineno - 1
+    # what is in a block is none of its first line
+    empty: list[ast.stmt] = [ast.Pass()]
     if isinstance(innermost, ast.With):
-        # what is in the block is none of the line
-        innermost = ast.With(innermost.items, [ast.Pass()])
+        innermost = ast.With(innermost.items, empty)
     elif isinstance(innermost, ast.If | ast.While):
-        innermost = type(innermost)(innermost.test, [ast.Pass()], [])
-    elif isinstance(innermost, ast.FunctionDef | ast.ClassDef):
+        innermost = type(innermost)(innermost.test, empty, [])
+    elif isinstance(innermost, ast.For):
+        innermost = ast.For(innermost.target, innermost.iter, empty, [])
+    elif isinstance(innermost, ast.Match):
+        innermost = ast.Expr(innermost.subject)
+    elif isinstance(innermost, ast.FunctionDef | ast.ClassDef | ast.Try):
         innermost = None
-    return text, innermost
+    return start + at, lines[at].strip(), innermost
+
+
+def _contains(node: ast.stmt, line: int, column: int | None, indent: int) -> bool:
+    """Whether a statement contains a place.
+
+    :param line: the line, counted from that of the function.
+    :param column: the column in the file. There may be several statements on a line.
+    :param indent: the columns by which the file has the function farther to the right.
+    """
+    last, end = node.end_lineno or node.lineno, node.end_col_offset or 0
+    if column is None:
+        return node.lineno <= line <= last
+    at = line, max(column - indent, 0)
+    return (node.lineno, node.col_offset) <= at < (last, end)
 
 
 def _loops_around(frame: FrameType, number: int) -> set[str]:
@@ -601,47 +618,88 @@ def lines_with_numbers_of_rows(model: Any, names: Iterable[str]) -> list[str]:
     """The lines of a model that use the length of one of its arguments.
 
     :param model: the model.
-    :param names: the arguments that have rows.
-    :return: the lines, as parts of a message. Those that only give a plate its size, or
-        the length a name, are none.
+    :param names: the arguments that have rows, on their first axis.
+    :return: the lines, as parts of a message. Those that only give a plate or an array
+        its size, or the length a name, are none.
     """
-    function = function_of(model)
-    try:
-        lines, start = inspect.getsourcelines(function)  # type: ignore[arg-type]
-        tree = ast.parse(textwrap.dedent("".join(lines)))
-    except (OSError, TypeError, SyntaxError):
-        return []
     rows, lengths = set(names), set()
+
+    def has_rows(node: ast.AST) -> bool:  # also an entry of a dict
+        of = node.value if isinstance(node, ast.Subscript) else node
+        return isinstance(of, ast.Name) and of.id in rows
+
+    def is_shape(node: ast.AST, of: str = "shape") -> bool:
+        named = isinstance(node, ast.Attribute) and node.attr == of
+        return named and has_rows(node.value)  # type: ignore[attr-defined]
 
     def is_length(node: ast.AST) -> bool:
         if isinstance(node, ast.Name):
             return node.id in lengths and isinstance(node.ctx, ast.Load)
-        if isinstance(node, ast.Call):
-            of = node.args[0] if len(node.args) == 1 else None
+        if isinstance(node, ast.Call) and len(node.args) == 1:
             name = getattr(node.func, "id", None)
-            return name == "len" and getattr(of, "id", None) in rows
-        return (
-            isinstance(node, ast.Attribute)
-            and node.attr in ("shape", "size")
-            and getattr(node.value, "id", None) in rows
-        )
+            if name in ("int", "float"):
+                return is_length(node.args[0])
+            return name == "len" and has_rows(node.args[0])
+        if isinstance(node, ast.Subscript):
+            return is_shape(node.value) and ast.unparse(node.slice) == "0"
+        return is_shape(node, "size")
 
     def visit(node: ast.AST) -> Iterator[int]:
         if isinstance(node, ast.Call):
             called = ast.unparse(node.func).rpartition(".")[2]
-            if called in ("plate", "plate_stack", "ones", "zeros", "arange", "expand"):
+            if called in ("plate", "plate_stack", "ones", "zeros", "arange"):
                 return
-        value = getattr(node, "value", None)
-        if isinstance(node, ast.Assign) and value is not None:
-            bare = value.value if isinstance(value, ast.Subscript) else value
-            if is_length(bare):
-                lengths.update(_names_in(ast.Tuple(node.targets, ast.Store())))
+            if called == "expand":
+                yield from visit(node.func)
+                return
+        if isinstance(node, ast.Assign) and len(node.targets) == 1:
+            target = node.targets[0]
+            if isinstance(target, ast.Tuple) and is_shape(node.value):
+                target = target.elts[0] if target.elts else target
+            elif not is_length(node.value):
+                target = ast.Tuple([], ast.Store())
+            if isinstance(target, ast.Name):
+                lengths.add(target.id)
                 return
         if is_length(node):
             yield node.lineno  # type: ignore[attr-defined]
+            return
         for child in ast.iter_child_nodes(node):
             yield from visit(child)
 
+    return _lines_of(model, visit)
+
+
+def lines_with_numpy(model: Any) -> list[str]:
+    """The lines of a model that call NumPy with its arguments, for a message."""
+    function = function_of(model)
+    if function is None:
+        return []
+    arguments = set(inspect.signature(function).parameters)
+
+    def visit(node: ast.AST) -> Iterator[int]:
+        for call in ast.walk(node):
+            if not isinstance(call, ast.Call) or not isinstance(
+                call.func, ast.Attribute
+            ):
+                continue
+            root = next(iter(_names_in(call.func)), "")
+            if function.__globals__.get(root) is np and _names_in(call) & arguments:
+                yield call.lineno
+
+    return _lines_of(model, visit)
+
+
+def _lines_of(model: Any, visit: Callable[[ast.AST], Iterator[int]]) -> list[str]:
+    """Lines of a model's source, as parts of a message.
+
+    :param visit: the lines of its syntax tree, counted from its first one.
+    """
+    try:
+        lines, start = inspect.getsourcelines(function_of(model))  # type: ignore[arg-type]
+        tree = ast.parse(textwrap.dedent("".join(lines)))
+    except (OSError, TypeError, SyntaxError):
+        return []
     numbers = sorted({*visit(tree)})
     return [f"line {start + n - 1}, `{lines[n - 1].strip()}`" for n in numbers]
 
