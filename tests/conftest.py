@@ -99,6 +99,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     count = sum(_NO_TIME in str(report.longrepr) for report in skipped)
     if count:
         terminalreporter.section(f"NO TIME for {count} tests", sep="!")
+        if "TESTS_SKIPPED" in os.environ:  # the file that .ci/run counts
+            with open(os.environ["TESTS_SKIPPED"], "a") as file:
+                file.write(f"{count}\n")
 
 
 def _is_double() -> bool:

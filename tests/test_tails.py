@@ -1008,6 +1008,27 @@ def test_a_saturating_curve_is_sampled() -> None:
         assert abs(below.mean() - known) < 4 * below.std() / np.sqrt(60) + 2e-3
 
 
+@pytest.mark.parametrize(
+    ("dim", "quartic", "seems_normal"),
+    [(1, -0.01, False), (400, 0.0004, True), (3, 0.0, True)],
+)
+def test_tails_decide_whether_a_posterior_is_normal(
+    dim: int, quartic: float, seems_normal: bool
+) -> None:
+    """Heavier ones are seen beyond the draws; light ones are none in many coordinates."""
+    normal = _posterior.SurrogatePosterior(
+        expansion=None,  # type: ignore[arg-type]
+        location=np.zeros(dim),
+        root=np.eye(dim),
+        draws=_posterior._normals(dim),
+        gaussian=True,
+        rhat=1.0,
+    )
+    at = _posterior._judged(normal)
+    logs = -0.5 * np.square(at).sum(1) - quartic * np.power(at, 4).sum(1)
+    assert (_posterior._misfit(normal, logs) < _posterior.NORMAL) == seems_normal
+
+
 def test_scales_that_do_not_vary_are_left_alone() -> None:
     rng = np.random.default_rng(6)
     for dim in (2, 5, 40):

@@ -156,11 +156,12 @@ def misfit(problem: Problem, normal: SurrogatePosterior, expansion: Expansion) -
 
 
 def _judged(normal: SurrogatePosterior) -> np.ndarray:
-    """Draws, and positions in both tails of parameters."""
+    """Draws, the mode, and positions in both tails of parameters."""
     covariance = (normal.root.T @ normal.root)[:_LOOKED_AT]
     away = covariance / np.sqrt(np.diagonal(covariance))[:, None]
     tails = [normal.location + sign * far * away for far in _FAR for sign in (-1, 1)]
-    return np.concatenate([normal.draws[:_JUDGING], *tails])
+    mode = normal.location[None]
+    return np.concatenate([normal.draws[:_JUDGING], mode, *tails])
 
 
 def _misfit(normal: SurrogatePosterior, values: np.ndarray) -> float:
@@ -169,8 +170,10 @@ def _misfit(normal: SurrogatePosterior, values: np.ndarray) -> float:
     with np.errstate(invalid="ignore"):
         ratio = values[:_JUDGING] + 0.5 * squares
         found = float(np.std(ratio))
-        tails = values[_JUDGING:].reshape(len(_FAR), -1).T + 0.5 * np.square(_FAR)
-        higher = float(tails.max() - np.mean(ratio))
+        at_mode, *of_tails = values[_JUDGING:]
+        tails = np.reshape(of_tails, (len(_FAR), -1)).T + 0.5 * np.square(_FAR)
+        # the mean of the draws is lower or higher in many coordinates
+        higher = float(tails.max() - at_mode)
     if not np.isfinite(found) or np.isnan(higher):
         return np.inf
     return max(found, higher) if higher > _HIGHER else found
