@@ -1015,7 +1015,7 @@ def test_a_saturating_curve_is_sampled() -> None:
 def test_tails_decide_whether_a_posterior_is_normal(
     dim: int, quartic: float, seems_normal: bool
 ) -> None:
-    """Heavier ones are seen beyond the draws; light ones are none in many coordinates."""
+    """Heavier ones are seen beyond the draws, and light ones are none."""
     normal = _posterior.SurrogatePosterior(
         expansion=None,  # type: ignore[arg-type]
         location=np.zeros(dim),
