@@ -139,14 +139,14 @@ def _in_coordinates(
     problem: Problem,
     posterior: SurrogatePosterior,
     bent: Bent,
-    most: int = _NUM_STEPS[-1],
+    most: int | None = None,
 ) -> Trajectories:
     """The trajectories that suit some coordinates.
 
-    :param most: the largest number of steps that is tried.
+    :param most: the largest number of steps that is tried; ``None`` for no limit.
     """
     starts = _starts(problem, posterior, bent)
-    num_steps, suits, stuck = _short_enough(starts, most)
+    num_steps, suits, stuck = _short_enough(starts, most or _NUM_STEPS[-1])
     if not suits:
         return Trajectories(num_steps, False, stuck, kept=1.0)
     starts = starts.for_steps(num_steps)
