@@ -768,6 +768,11 @@ def test_checks_that_are_off_by_little_do_not_advise() -> None:
     assert found.check_change == pytest.approx(0.02)
     more = diagnose(result(facts=pilot, **usual, **little | {"check_change": -0.04}))
     assert "acceptance probabilities are off by about 0.04" in str(more)
+    # one decision in a tail, and none of the others
+    one = np.zeros((CHAINS, 1))
+    one[0] = -0.04 * CHAINS
+    found = diagnose(result(facts=pilot, **usual, **little | {"check_change": one}))
+    assert found.check_change == pytest.approx(0.04) and not found.advice
 
 
 def test_the_change_of_acceptance_is_a_mean_over_decisions() -> None:
