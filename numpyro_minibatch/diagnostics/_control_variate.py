@@ -86,9 +86,9 @@ def _advise_checks(run: Run) -> Iterator[str]:
     d = run.measured(Checks)
     if not (run.pilot and run.decides_on_batches):
         return
-    # One decision in a tail can make the mean of a few dozen. Where batches miss the rows
-    # that matter, most chains show it. On a Poisson regression with six events, this
-    # leaves 1% of right runs with advice in place of 4.5%.
+    # One decision in a tail can make the mean of a few dozen. Where batches miss rows
+    # that matter, most chains show it. On a Poisson regression with six events, 1% of
+    # right runs have this advice in place of 4.5%.
     values = run.last("check_change")
     usual = abs(float(np.median(values[values == values]))) if len(values) else 0.0
     if d.check_rms_z > 2 and min(d.check_change, usual) > _CHANGE:
