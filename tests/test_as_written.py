@@ -541,7 +541,7 @@ def test_the_statement_that_runs_is_found() -> None:
     for run, text, called in (
         (beside, "k = 0; k = int", "int(jnp.max(g))"),
         (on_one_line, "if jnp.max(g) > 3", "jnp.max(g)"),
-        (over_lines, "return jnp.arange(", "jnp.arange(3, int(jnp.max(g)))"),
+        (over_lines, "int(jnp.max(g)),", "jnp.arange(3, int(jnp.max(g)))"),
         (over_groups, "for j in range(", "range(int(jnp.max(g)))"),
         (by_case, "match int(", "int(jnp.max(g))"),
     ):

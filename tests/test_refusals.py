@@ -419,6 +419,13 @@ def assigned(group: Any, y: Any) -> None:
     numpyro.sample("score", dist.Normal(means[group], 1.0), obs=y)
 
 
+def assigned_before(group: Any, y: Any) -> None:
+    number = group.max() + 1
+    with numpyro.plate("groups", number):
+        means = numpyro.sample("means", dist.Normal(0.0, 1.0))
+    numpyro.sample("score", dist.Normal(means[group], 1.0), obs=y)
+
+
 def several(group: Any, y: Any) -> None:
     number = len(np.unique(group))
     lowest, n = np.min(y), len(y)
@@ -538,6 +545,13 @@ def with_arrays_around(group: Any, y: Any) -> None:
             "number=len(np.unique(group)))",
         ),
         (
+            assigned_before,
+            '`with numpyro.plate("groups", number):`',
+            "pass it as an argument: leave line LINE, `number = group.max() + 1`, out, "
+            "add number to the parameters of assigned_before, and write "
+            "mcmc.run(key, ..., number=int(group.max() + 1))",
+        ),
+        (
             numpyro.handlers.scale(assigned, scale=2.0),
             "`number = len(np.unique(group))`",
             "add number to the parameters of assigned",
@@ -569,6 +583,7 @@ def test_the_line_that_needs_values_is_written_anew(
     with pytest.raises(TypeError) as caught:
         inspect_model("MINT", model, (group, Y), {}, 10)
     message = str(caught.value)
+    says = says.replace("LINE", str(assigned_before.__code__.co_firstlineno + 1))
     assert line in message and says in message, message
 
 

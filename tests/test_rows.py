@@ -471,7 +471,17 @@ LEAVE_OUT = r"leave out \.values and \.to_numpy\(\)"
 
 TABLES = {
     "frame": (of_a_frame, (FRAME,), rf"{PASS_FRAME}.columns}}.*df\[...\].*{LEAVE_OUT}"),
-    "with text": (of_a_frame, (WITH_TEXT,), PASS_FRAME + r".select_dtypes\("),
+    "with text": (
+        of_a_frame,
+        (WITH_TEXT,),
+        PASS_FRAME + r".select_dtypes\(.* \| {'name': df\['name'\].astype\('category'\)"
+        r".cat.codes.to_numpy\(\)}.*write len\(df\['x'\]\) in place of len\(df\)",
+    ),
+    "text": (
+        of_arrays,
+        (WITH_TEXT["name"], Y),
+        r"x is a pandas Series: compute names, codes = numpy.unique\(x, return_inverse",
+    ),
     "columns": (
         of_columns,
         (FRAME,),

@@ -497,6 +497,7 @@ def test_a_copy_that_leads_to_another_mode_hides_none():
         of_all=wave_of,
         spread=3.0,
         about=lambda position: None,
+        away=lambda one, other: one - other,
         known_at=lambda position: None,
     )
     end = End(np.array([0.2, 0.0]), -15.0, np.diag([40.0, 1e4]), 1)

@@ -118,9 +118,10 @@ def _message_of_slices(
         f"{who}: the model does not index its data by a plate, so it is run on rows of "
         f"its arguments, and {what}: at the same parameters {value} is {differs}. "
         f"{cause}Compute everything that needs all rows (means, numbers of rows, lags) "
-        "before the model and pass it as an argument. If an argument has this length "
-        "by chance and has no rows, name the arguments that have rows, with their "
-        f"axes: the current ones are {example}; leave it out of them. If rows depend "
+        "before the model and pass it as an argument; what NumPy computes from an "
+        "argument, such as np.mean(x), has all rows, too. If an argument has this "
+        "length by chance and has no rows, name the arguments that have rows, with "
+        f"their axes: the current ones are {example}; leave it out of them. If rows depend "
         "on each other in the model itself, use NUTS."
     )
 

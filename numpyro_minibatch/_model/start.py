@@ -234,7 +234,7 @@ def check_start(
             "values that the model allows, "
             "init_strategy=init_to_value(values=...), or check the priors."
         )
-    if isinstance(target, ModelTarget) and not _is_masked(target, z):
+    if isinstance(target, ModelTarget) and not _treats_nan(target, z):
         warnings.warn(
             f"{who}: the arguments contain NaN ({'; '.join(nan)}), and yet every row "
             "has a finite log likelihood: some distributions assign a finite "
@@ -244,16 +244,13 @@ def check_start(
         )
 
 
-def _is_masked(target: ModelTarget, z: Any) -> bool:
-    """Whether an observed site of a model has a mask."""
+def _treats_nan(target: ModelTarget, z: Any) -> bool:
+    """Whether a model has masked observations, or looks for NaN itself."""
     masked: list[str] = []
     while getattr(target.model, "marginalizes", False):  # masks are inside of it
         target = replace(target, model=target.model.fn)  # type: ignore[attr-defined]
 
-    def run(z: Any) -> None:
-        rows = {
-            name: jnp.zeros(min(2, n), jnp.int32) for name, n in target.plates.items()
-        }
+    def run(z: Any, rows: dict[str, Array]) -> None:
         for name, site in target.sites_at(z, rows).items():
             fn = site.get("fn")
             while isinstance(fn, ExpandedDistribution | Independent):
@@ -261,8 +258,20 @@ def _is_masked(target: ModelTarget, z: Any) -> bool:
             if isinstance(fn, MaskedDistribution) and site["is_observed"]:
                 masked.append(name)
 
-    jax.eval_shape(run, z)
-    return bool(masked)
+    rows = {name: jnp.zeros(min(2, n), jnp.int32) for name, n in target.plates.items()}
+    program = jax.make_jaxpr(run)(z, rows)
+    return bool(masked) or _compares_with_itself(program)
+
+
+def _compares_with_itself(program: Any) -> bool:
+    """Whether a program contains ``x != x``, which is how JAX looks for NaN."""
+    for eqn in getattr(program, "jaxpr", program).eqns:
+        if eqn.primitive.name == "ne" and eqn.invars[0] is eqn.invars[1]:
+            return True
+        parts = [x for value in eqn.params.values() for x in jax.tree.leaves(value)]
+        if any(hasattr(x, "eqns") and _compares_with_itself(x) for x in parts):
+            return True
+    return False
 
 
 def _check_position(who: str, z: Any) -> None:

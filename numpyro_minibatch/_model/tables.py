@@ -112,17 +112,40 @@ def as_arrays(tables: Mapping[str, Any]) -> str:
     :param tables: the tables by name.
     """
     found = [
-        f"{name} is {_kind(table)}: pass {_arrays(name, table)} in its place"
+        f"{name} is {_kind(table)}: {_instead(name, table)}"
         for name, table in tables.items()
     ]
     if len(found) > _MOST_SHOWN:
         found[_MOST_SHOWN:] = [f"and so on for {len(found) - _MOST_SHOWN} more"]
-    by_name = [name for name, table in tables.items() if _has_columns(table)]
-    read = f", read {by_name[0]}[...] by name" if by_name else ""
-    return (
-        f"{'; '.join(found)}. In the model{read}{' and' if read else ','} leave out "
-        ".values and .to_numpy()."
-    )
+    changes, leave = "", ".values and .to_numpy()"
+    named = [name for name, table in tables.items() if _has_columns(table)]
+    if named:
+        changes = f" read {named[0]}[...] by name"
+    for name in named:
+        columns = [*getattr(tables[name], "columns", ())]
+        if columns:  # the length of a dict is the number of its arrays
+            length = f"len({name}[{columns[0]!r}])"
+            changes += f", write {length} in place of len({name}) and {name}.shape[0]"
+            if "cat.codes" in found[0]:
+                leave = f".cat.codes, {leave}"
+            break
+    joined = f"{changes}, and" if changes else ""
+    return f"{'; '.join(found)}. In the model,{joined} leave out {leave}."
+
+
+def _instead(name: str, table: Any) -> str:
+    """What to pass in place of a table."""
+    if not _has_columns(table) and not _is_numeric(table):
+        return (
+            f"compute names, codes = numpy.unique({name}, return_inverse=True) before "
+            f"the model, and pass codes and len(names) in its place"
+        )
+    return f"pass {_arrays(name, table)} in its place"
+
+
+def _is_numeric(column: Any) -> bool:
+    """Whether JAX can have the values of a column."""
+    return np.asarray(column[:1]).dtype.kind in "biufc"
 
 
 def _kind(table: Any) -> str:
@@ -147,4 +170,12 @@ def _arrays(name: str, table: Any) -> str:
         numbers = table.select_dtypes(kinds)
         if numbers.shape != table.shape:
             columns = f"{name}.select_dtypes({kinds})"
-    return f"{{k: {name}[k].to_numpy() for k in {columns}}}"
+        words = [k for k in table.columns if k not in numbers.columns]
+        codes = ", ".join(
+            f"{k!r}: {name}[{k!r}].astype('category').cat.codes.to_numpy()"
+            for k in words[:_MOST_SHOWN]
+        )
+    else:
+        codes = ""
+    arrays = f"{{k: {name}[k].to_numpy() for k in {columns}}}"
+    return f"{arrays} | {{{codes}}}" if codes else arrays

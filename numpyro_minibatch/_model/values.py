@@ -304,25 +304,24 @@ def _advice(model: Any, line: _Line | None, error: BaseException) -> str:
             "what is computed from it row by row. Compute everything that needs all "
             "rows before the model, and pass it as an argument."
         )
-    if line.in_model and isinstance(code, ast.Assign) and len(code.targets) == 1:
-        target = code.targets[0]
-        function = function_of(model)
-        if isinstance(target, ast.Name) and function is not None:
-            if _only_computes(code.value, line) and _known_outside(
-                code.value, function
-            ):
-                found = {target.id: ast.unparse(code.value)}
-                found |= _others(function, line)
-                one = len(found) == 1
-                names_of, it = " and ".join(found), "it" if one else "them"
-                written = ", ".join(f"{n}={value}" for n, value in found.items())
-                return (
-                    f"{_has_rows(names)} Compute {names_of} from all rows before the "
-                    f"model and pass {it} as {'an argument' if one else 'arguments'}: "
-                    f"leave {'this line' if one else 'these lines'} out, add "
-                    f"{names_of if one else it} to the parameters of "
-                    f"{function.__name__}, and write mcmc.run(key, ..., {written})."
-                )
+    function = function_of(model)
+    if line.in_model and function is not None:
+        if isinstance(code, ast.Assign) and len(code.targets) == 1:
+            found = _before(code, line, function)
+            found |= _others(function, line) if found else {}
+            lines = "this line" if len(found) == 1 else "these lines"
+        else:
+            found, lines = _assigned_before(line, function)
+        if found:
+            one = len(found) == 1
+            names_of, it = " and ".join(found), "it" if one else "them"
+            written = ", ".join(f"{n}={value}" for n, value in found.items())
+            return (
+                f"{_has_rows(names)} Compute {names_of} from all rows before the "
+                f"model and pass {it} as {'an argument' if one else 'arguments'}: "
+                f"leave {lines} out, add {names_of if one else it} to the parameters "
+                f"of {function.__name__}, and write mcmc.run(key, ..., {written})."
+            )
     what = _computed(code, line) or "such numbers"
     return (
         f"{_has_rows(names)} Compute {what} beforehand, from all rows, and pass the "
@@ -417,11 +416,14 @@ def _line_in_model(
     frame, place = found[-1]
     number, text, code = _statement(frame, place)
     names = {x.id for x in ast.walk(code) if isinstance(x, ast.Name)} if code else set()
-    known = {**frame.f_globals, **frame.f_locals}
+    # a local name that has no value yet is no global one
+    local = {*frame.f_code.co_varnames, *frame.f_code.co_cellvars}
+    outside = {n: x for n, x in frame.f_globals.items() if n not in local}
+    known = {**outside, **frame.f_locals}
     traced = sorted(n for n in names if _holds(frame.f_locals.get(n), traced_type))
     numpy = sorted(n for n in names if isinstance(known.get(n), np.ndarray))
     own = function is not None and frame.f_code is function.__code__
-    modules = {n for n in names if _computes(frame.f_globals.get(n))}
+    modules = {n for n in names if _computes(outside.get(n))}
     computes = frozenset({*traced, *numpy, *modules})
     return _Line(
         number=number,
@@ -470,7 +472,7 @@ def _places(error: BaseException) -> list[tuple[FrameType, _Place]]:
 
 
 def _statement(frame: FrameType, place: _Place) -> tuple[int, str, ast.stmt | None]:
-    """The statement that runs: its line, the text of this line, and its code."""
+    """The line that runs, its text, and the code of the statement around it."""
     number, column = place
     try:
         lines, start = inspect.getsourcelines(frame.f_code)
@@ -491,8 +493,6 @@ def _statement(frame: FrameType, place: _Place) -> tuple[int, str, ast.stmt | No
     for node in ast.walk(tree):  # a child is seen after its parent
         if isinstance(node, ast.stmt) and _contains(node, at + 1, column, indent):
             innermost = node
-    if innermost is not None:
-        at = innermost.lineno - 1
     # what is in a block is none of its first line
     empty: list[ast.stmt] = [ast.Pass()]
     if isinstance(innermost, ast.With):
@@ -505,7 +505,7 @@ def _statement(frame: FrameType, place: _Place) -> tuple[int, str, ast.stmt | No
         innermost = ast.Expr(innermost.subject)
     elif isinstance(innermost, ast.FunctionDef | ast.ClassDef | ast.Try):
         innermost = None
-    return start + at, lines[at].strip(), innermost
+    return number, lines[at].strip(), innermost
 
 
 def _contains(node: ast.stmt, line: int, column: int | None, indent: int) -> bool:
@@ -568,6 +568,47 @@ def _known_outside(value: ast.expr, function: Callable) -> bool:
     closed = set(function.__code__.co_freevars)
     names = {x.id for x in ast.walk(value) if isinstance(x, ast.Name)}
     return not names & (local | closed)
+
+
+def _before(code: ast.Assign, line: _Line, function: Callable) -> dict[str, str]:
+    """What an assignment computes from arguments of the model alone, by name."""
+    target = code.targets[0]
+    if (
+        isinstance(target, ast.Name)
+        and _only_computes(code.value, line)
+        and _known_outside(code.value, function)
+    ):
+        return {target.id: ast.unparse(code.value)}
+    return {}
+
+
+def _assigned_before(line: _Line, function: Callable) -> tuple[dict[str, str], str]:
+    """The assignment of a name that a line needs the value of.
+
+    :return: what it computes from arguments of the model, by name, and its line as a
+        part of a message; nothing if the line reads other arrays, too.
+    """
+    try:
+        lines, start = inspect.getsourcelines(function)
+        tree = ast.parse(textwrap.dedent("".join(lines)))
+    except (OSError, TypeError, SyntaxError):
+        return {}, ""
+    arguments = set(inspect.signature(function).parameters)
+    known = line._replace(computes=line.computes | arguments)
+    if len(line.traced) != 1:
+        return {}, ""
+    at, found = "", {}
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Assign) or len(node.targets) != 1:
+            continue
+        number = start + node.lineno - 1
+        if number < line.number and _names_in(node.targets[0]) == set(line.traced):
+            found = {
+                name: value if value.startswith(("int(", "len(")) else f"int({value})"
+                for name, value in _before(node, known, function).items()
+            }
+            at = f"line {number}, `{lines[node.lineno - 1].strip()}`,"
+    return found, at
 
 
 def _others(function: Callable, line: _Line) -> dict[str, str]:
