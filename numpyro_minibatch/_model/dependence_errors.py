@@ -121,8 +121,8 @@ def _message_of_slices(
         "before the model and pass it as an argument; what NumPy computes from an "
         "argument, such as np.mean(x), has all rows, too. If an argument has this "
         "length by chance and has no rows, name the arguments that have rows, with "
-        f"their axes: the current ones are {example}; leave it out of them. If rows depend "
-        "on each other in the model itself, use NUTS."
+        f"their axes: the current ones are {example}; leave it out of them. If rows "
+        "depend on each other in the model itself, use NUTS."
     )
 
 
