@@ -27,6 +27,7 @@ _QUADRATURE = 0.05  # largest shift of means, in posterior standard deviations
 _MOST_NODES = 121  # that marginalize takes
 _ELSEWHERE = 0.01  # share of a row's likelihood far from its mode
 _CHANGE = 0.03  # smallest relevant change of an acceptance probability
+_FEW_ROWS = 10_000  # of which every decision may read all in a short time
 _NO_ERROR = 0.005  # of a log ratio, without a consequence
 
 
@@ -106,6 +107,7 @@ def _advise_checks(run: Run) -> Iterator[str]:
 
 def _advise_expansion(run: Run) -> Iterator[str]:
     left = run.pilot.get("residual_sd", 0.0)
+    rows = sum(run.measured(Setup).plates.values())
     if left > 0.5:
         yield (
             "the expansion of the likelihood is coarse: the residual of the log "
@@ -113,7 +115,12 @@ def _advise_expansion(run: Run) -> Iterator[str]:
             "is good), and moves are rejected because of it, most of all in the tails. "
             "Expand in other coordinates, in which the likelihood is closer to "
             "quadratic: control_variate.taylor2(sites=[...]) takes the names of latent "
-            "or deterministic sites. Or transform the parameters."
+            "or deterministic sites. Or transform the parameters"
+            + (
+                f", or read all {rows} rows in every decision: batch=batch.full()."
+                if rows <= _FEW_ROWS and run.decides_on_batches
+                else "."
+            )
         )
 
 
