@@ -773,6 +773,8 @@ def test_checks_that_are_off_by_little_do_not_advise() -> None:
     one[0] = -0.04 * CHAINS
     found = diagnose(result(facts=pilot, **usual, **little | {"check_change": one}))
     assert found.check_change == pytest.approx(0.04) and not found.advice
+    none = dict.fromkeys(little, math.nan)
+    assert not diagnose(result(facts=pilot, **usual, **none)).advice
 
 
 def test_the_change_of_acceptance_is_a_mean_over_decisions() -> None:

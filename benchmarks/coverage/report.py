@@ -162,9 +162,9 @@ default start. Its estimates and Monte Carlo errors are those of
 `diagnose(...).precision`. An interval misses if it does not contain the truth. If the
 errors are right, 50%, 10% and 5% of the intervals of level 50%, 90% and 95% miss.
 
-There are {families} families and {runs} runs of each by each kernel, on one data set
-per family; MinibatchMH also ran on two others. A share of 5% in one family therefore
-has a standard error of about two percentage points. The standard errors of the shares
+There are {families} families. MinibatchMH ran {runs} times on each of three data sets of a
+family, AMAGOLD and NUTS 100 times on the first one. A share of 5% in one family
+therefore has a standard error of 1.5 or two percentage points. The standard errors of the shares
 over all families come from the scatter between runs. The **true ESS** is that of four
 chains. It is computed from the squared errors of the means of all chains about the
 truth, with a relative error of about 7%, and more where rare excursions into a heavy
@@ -177,29 +177,35 @@ kernels are `MinibatchMH(model, control_variate="taylor2")`, `AMAGOLD(model)` an
 NumPyro's `NUTS(model)`. NumPyro's result has fewer statistics, so some advice cannot be
 given for NUTS. Families without a row in a table have no result yet.
 
-For MinibatchMH, 4 to 7% of the intervals of level 95% miss over all families, in each
-of three data sets. Of the 276 single shares, 16 are above 8% and none above 11%; with
-100 runs, about 17 would be by chance if every share were 5%. With 300 to 400 further
-runs, four of the largest, of 9.5 to 11%, are 4.7 to 6.8%. At most 2% of the runs of
-a family give advice. Reported effective sample sizes of squares are more than 1.25
-times the true ones in 6 of the 69 cases, at most 1.57 times. With 1,000 runs, for the
-hierarchy 400, the ratio of four of them is 1.11 to 1.17 and that of the hierarchy 1.26.
-It is 2.0 for the Student-t location of the first data, one of whose five rows is an
-outlier: in a few of 1,000 chains some ten draws are up to 9 standard deviations away,
-and the other runs cannot know of them. Before trajectories used coordinates whose
+For MinibatchMH, SHARES% of the intervals of level 95% miss over all families, in each of
+three data sets. Of the 276 single shares, ABOVE. At most ADVICE% of
+the runs of a family give advice. Reported effective sample sizes of squares are at most
+RATIO times the true ones, except for the hierarchy of five groups, with HIER. Its
+standard deviation between groups has draws up to 29 standard deviations from the mean
+in 1,200 chains, and these contribute most of the variance of the squares. Most runs
+have none of them, and cannot know. Its intervals of standard deviations miss in 2 to 4%
+of the runs, because errors include what larger draws would contribute. Independent
+draws in 40 or 60% of the moves in place of 20% make these effective sample sizes
+smaller.
+
+Before errors of quantiles came from order statistics farther apart, their intervals
+missed in 5.2 to 6.7% of 100 runs over all families. Before trajectories used coordinates whose
 scales vary less ([decision
 51](decisions/0051-trajectories-in-coordinates-whose-scales-vary.md)), the ratio was up
-to 4 for the hierarchy and 2.4 for the five normal rows. Intervals of means are too wide
-where trajectories make successive draws negatively correlated. The last three families
-were added when they were found to fail. Before [decision
+to 4 for the hierarchy and 2.4 for the five normal rows. With one or two parameters,
+half of the moves are independent draws since [decision
+56](decisions/0056-trajectories-that-follow-curves.md); before, the ratio was up to 1.57
+for the scale of normal rows and for the Student-t location. Intervals of means are too
+wide where trajectories make successive draws negatively correlated. Three families were
+added when they were found to fail. Before [decision
 53](decisions/0053-rows-that-matter-only-in-the-tails.md), the ratio for the Poisson
 regression was 3.1 on the first data, with advice in 30% of the runs, and 16% of the
 runs of the logistic regression with heavy covariates had advice. The scale of the
 censored rows has a kurtosis of 55,000 (690,000 on other data), so that draws hardly
 determine its standard deviation. Most runs say that its error is infinite, and such an
-interval does not miss. On the third data its tail is lighter (a skewness of 32), most
-runs state an error. In 300 other runs, 24% of its intervals missed before the errors
-included what draws beyond the largest one would contribute, and 8% afterwards.
+interval does not miss. On the third data its tail is lighter (a skewness of 32), and
+most runs state an error. In 300 other runs, 24% of its intervals missed before the
+errors included what draws beyond the largest one would contribute, and 8% afterwards.
 
 At these lengths the hierarchy is too hard for AMAGOLD and NUTS, and nearly all of their
 runs give advice: large standard deviations of the groups are visited too rarely. On the

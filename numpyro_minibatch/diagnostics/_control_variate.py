@@ -91,7 +91,8 @@ def _advise_checks(run: Run) -> Iterator[str]:
     # that matter, most chains show it. On a Poisson regression with six events, 1% of
     # right runs have this advice in place of 4.5%.
     values = run.last("check_change")
-    usual = abs(float(np.median(values[values == values]))) if len(values) else 0.0
+    known = values[values == values]  # NaN where a chain has not checked any
+    usual = abs(float(np.median(known))) if known.size else 0.0
     if d.check_rms_z > 2 and min(d.check_change, usual) > _CHANGE:
         sizes = {n: 2 * rows for n, rows in run.measured(Setup).batch_sizes.items()}
         larger = sizes if len(sizes) > 1 else max(sizes.values(), default=200)
