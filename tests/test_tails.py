@@ -1009,6 +1009,32 @@ def test_a_saturating_curve_is_sampled() -> None:
 
 
 @pytest.mark.parametrize(
+    ("dim", "heavy", "rate"), [(1, False, 0.89), (5, False, 0.67), (2, True, 1.0)]
+)
+def test_the_acceptance_of_independent_draws_is_known(
+    monkeypatch: pytest.MonkeyPatch, dim: int, heavy: bool, rate: float
+) -> None:
+    """On a normal surrogate, and on one that is the distribution of the draws."""
+    rng = np.random.default_rng(8)
+    draws = rng.normal(size=(8000, dim))
+    if heavy:
+        draws *= np.sqrt(3 / rng.chisquare(3, size=(8000, 1)))
+
+    def log_density(problem: Any, expansion: Any, at: np.ndarray) -> np.ndarray:
+        squares = np.square(at).sum(1)
+        return -0.5 * (3 + dim) * np.log1p(squares / 3) if heavy else -0.5 * squares
+
+    monkeypatch.setattr(_trajectories, "log_surrogate_at", log_density)
+    problem: Any = SimpleNamespace(dtype=np.float32)
+    posterior: Any = SimpleNamespace(
+        draws=draws, expansion=SimpleNamespace(cast=lambda dtype: None)
+    )
+    bent = _trajectories.straight(np.zeros(dim), np.eye(dim), np.float32)
+    found = _trajectories._accepted_draws(problem, posterior, bent)
+    assert found == pytest.approx(rate, abs=0.02)
+
+
+@pytest.mark.parametrize(
     ("dim", "quartic", "seems_normal"),
     [(1, -0.01, False), (400, 0.0004, True), (3, 0.0, True)],
 )

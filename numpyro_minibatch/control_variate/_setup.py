@@ -85,6 +85,7 @@ from numpyro_minibatch.control_variate._trajectories import (
     Trajectories,
     compile_trajectories,
     trajectories,
+    with_draws,
 )
 from numpyro_minibatch.proposal import LONGER, Bent
 from numpyro_minibatch.target import ModelTarget
@@ -147,6 +148,7 @@ class Plan(NamedTuple):
     :param num_steps: steps of a trajectory on the surrogate; none where its dynamics
         are known in closed form.
     :param long: whether trajectories are longer than a quarter of a period.
+    :param draws_fit: whether many independent draws may replace them.
     :param over_relaxed: whether draws of it may be over-relaxed there.
     """
 
@@ -155,6 +157,7 @@ class Plan(NamedTuple):
     scheme: Scheme
     num_steps: int
     long: bool
+    draws_fit: bool
     over_relaxed: bool
 
 
@@ -513,7 +516,7 @@ def _moves(
         return Trajectories(0, False, 0.0)
     moves = trajectories(problem, posterior)
     check_moves(moves, posterior)
-    return moves
+    return with_draws(problem, posterior, moves)
 
 
 def check_moves(moves: Trajectories, posterior: SurrogatePosterior) -> None:
@@ -741,6 +744,7 @@ def _outcome(
         "surrogate_rhat": posterior.rhat,
         "surrogate_num_steps": moves.num_steps * (LONGER if moves.long else 1),
         "surrogate_long": moves.long,
+        "surrogate_draws_fit": moves.draws_fit,
         "surrogate_stuck": moves.stuck,
         "surrogate_drivers": _drivers(problem, moves.bent),
         "over_relaxed": over_relaxed,
@@ -765,6 +769,7 @@ def _outcome(
             pilot.scheme,
             moves.num_steps,
             moves.long,
+            moves.draws_fit,
             over_relaxed,
         ),
         surrogate,

@@ -24,6 +24,9 @@ from numpyro_minibatch.proposal._on_surrogate import HEAVY_DF as HEAVY_DF
 from numpyro_minibatch.proposal._on_surrogate import JITTER as JITTER
 from numpyro_minibatch.proposal._on_surrogate import LONGER as LONGER
 from numpyro_minibatch.proposal._on_surrogate import (
+    MOST_FOR_MANY_DRAWS as MOST_FOR_MANY_DRAWS,
+)
+from numpyro_minibatch.proposal._on_surrogate import (
     TRAJECTORY_LENGTH as TRAJECTORY_LENGTH,
 )
 from numpyro_minibatch.proposal._on_surrogate import (

@@ -551,6 +551,7 @@ class MinibatchMH(SteppedKernel, AdaptedKernel, MinibatchKernel):
             if self._moved
             else self._run.plan.num_steps,
             long=self._run.plan.long,
+            draws_fit=self._run.plan.draws_fit,
             over_relaxed=self._run.plan.over_relaxed,
             num_rows=expansion.num_exact,
             modes=expansion.modes if several else None,
