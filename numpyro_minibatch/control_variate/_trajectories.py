@@ -167,6 +167,9 @@ def _accepted_draws(
 
     With the density ``p`` of the surrogate and ``q`` of the draws, it is the mean of
     the smaller one of ``q / p`` at two draws from ``p``, where ``q / p`` has mean one.
+    Draws from ``q`` that are farther out than all draws from ``p`` do not count. They
+    are many in more coordinates: with five of a normal surrogate the result is 0.77 for
+    a rate of 0.67.
     """
     draws = posterior.draws[::_SOME_DRAWS]
     number, dim = draws.shape
