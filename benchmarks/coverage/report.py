@@ -162,14 +162,14 @@ default start. Its estimates and Monte Carlo errors are those of
 `diagnose(...).precision`. An interval misses if it does not contain the truth. If the
 errors are right, 50%, 10% and 5% of the intervals of level 50%, 90% and 95% miss.
 
-There are {families} families. MinibatchMH ran {runs} times on each of three data sets of a
-family, AMAGOLD and NUTS 100 times on the first one. A share of 5% in one family
-therefore has a standard error of 1.5 or two percentage points. The standard errors of the shares
-over all families come from the scatter between runs. The **true ESS** is that of four
-chains. It is computed from the squared errors of the means of all chains about the
-truth, with a relative error of about 7%, and more where rare excursions into a heavy
-tail contribute most of it. **Reported / true** is the median ESS that runs reported,
-divided by the true ESS, for the parameter for which it is largest.
+There are {families} families. MinibatchMH ran {runs} times on each of three data sets
+of a family, AMAGOLD and NUTS 100 times on the first one. A share of 5% in one family
+therefore has a standard error of 1.5 or two percentage points. The standard errors of
+the shares over all families come from the scatter between runs. The **true ESS** is
+that of four chains. It is computed from the squared errors of the means of all chains
+about the truth, with a relative error of about 7%, and more where rare excursions into
+a heavy tail contribute most of it. **Reported / true** is the median ESS that runs
+reported, divided by the true ESS, for the parameter for which it is largest.
 
 Written by `python -m benchmarks.coverage.report`. `python -m benchmarks.coverage` makes
 the results; `--runs`, `--families`, `--kernels` and `--seed` choose among them. The
@@ -177,10 +177,11 @@ kernels are `MinibatchMH(model, control_variate="taylor2")`, `AMAGOLD(model)` an
 NumPyro's `NUTS(model)`. NumPyro's result has fewer statistics, so some advice cannot be
 given for NUTS. Families without a row in a table have no result yet.
 
-For MinibatchMH, SHARES% of the intervals of level 95% miss over all families, in each of
-three data sets. Of the 276 single shares, ABOVE. At most ADVICE% of
-the runs of a family give advice. Reported effective sample sizes of squares are at most
-RATIO times the true ones, except for the hierarchy of five groups, with HIER. Its
+For MinibatchMH, 4 to 6% of the intervals of level 95% miss over all families, in each
+of three data sets. Of the 276 single shares, two are above 8%, the largest 9.2%. With
+200 runs, about four would be by chance if every share were 5%. At most 2.0% of the runs
+of a family give advice. Reported effective sample sizes of squares are at most 1.25
+times the true ones, except for the hierarchy of five groups, with 1.54 to 1.97. Its
 standard deviation between groups has draws up to 29 standard deviations from the mean
 in 1,200 chains, and these contribute most of the variance of the squares. Most runs
 have none of them, and cannot know. Its intervals of standard deviations miss in 2 to 4%
@@ -189,11 +190,11 @@ draws in 40 or 60% of the moves in place of 20% make these effective sample size
 smaller.
 
 Before errors of quantiles came from order statistics farther apart, their intervals
-missed in 5.2 to 6.7% of 100 runs over all families. Before trajectories used coordinates whose
-scales vary less ([decision
+missed in 5.2 to 6.7% of 100 runs over all families. Before trajectories used
+coordinates whose scales vary less ([decision
 51](decisions/0051-trajectories-in-coordinates-whose-scales-vary.md)), the ratio was up
 to 4 for the hierarchy and 2.4 for the five normal rows. With one or two parameters,
-half of the moves are independent draws since [decision
+more of the moves are independent draws since [decision
 56](decisions/0056-trajectories-that-follow-curves.md); before, the ratio was up to 1.57
 for the scale of normal rows and for the Student-t location. Intervals of means are too
 wide where trajectories make successive draws negatively correlated. Three families were
