@@ -184,7 +184,7 @@ of a family give advice. Reported effective sample sizes of squares are at most 
 times the true ones, except for the hierarchy of five groups, with 1.54 to 1.97. Its
 standard deviation between groups has draws up to 29 standard deviations from the mean
 in 1,200 chains, and these contribute most of the variance of the squares. Most runs
-have none of them, and cannot know. Its intervals of standard deviations miss in 2 to 4%
+have none of them, and cannot know. Its intervals of standard deviations miss in 3 to 6%
 of the runs, because errors include what larger draws would contribute. Independent
 draws in 40 or 60% of the moves in place of 20% make these effective sample sizes
 smaller.
