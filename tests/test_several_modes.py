@@ -49,8 +49,8 @@ from numpyro_minibatch.control_variate._residuals import ResidualScan
 from numpyro_minibatch.control_variate._row_sums import modes_of
 from numpyro_minibatch.control_variate._search import quasi_newton
 from numpyro_minibatch.diagnostics import effective_sample_size
-from numpyro_minibatch.inference_data import as_inference_data
 from numpyro_minibatch.estimate import Weights
+from numpyro_minibatch.inference_data import as_inference_data
 from numpyro_minibatch.proposal import (
     Modes,
     PriorAtModes,
