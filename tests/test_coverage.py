@@ -18,7 +18,7 @@ from scipy.stats import chisquare
 from benchmarks.coverage.calibration import PROBLEMS, SETTINGS
 from benchmarks.coverage.calibration import ranks as ranks_of
 from benchmarks.coverage.families import FAMILIES, truth
-from numpyro_minibatch import AMAGOLD, MinibatchMH, sample
+from numpyro_minibatch import AMAGOLD, MinibatchMH, proposal, sample
 from numpyro_minibatch._internal.precision import double
 
 slow = pytest.mark.slow
@@ -67,6 +67,25 @@ def test_densities_by_hand_are_those_of_the_models(name):
             size = max(size, abs(float(found)))
     # the data are in single precision
     assert np.ptp(differences) < 1e-3 + 1e-6 * size
+
+
+@pytest.mark.filterwarnings("ignore:.*a minibatch does not pay")
+@pytest.mark.parametrize(("name", "fit"), [("cauchy", False), ("intercept", True)])
+def test_the_moves_know_whether_independent_draws_are_accepted(monkeypatch, name, fit):
+    seen = []
+    original = type(proposal.surrogate_hmc()).propose
+
+    def propose(self, key, z, step_size, context):
+        seen.append(context.draws_fit)
+        return original(self, key, z, step_size, context)
+
+    monkeypatch.setattr(type(proposal.surrogate_hmc()), "propose", propose)
+    family = FAMILIES[name]
+    kernel = MinibatchMH(family.model, control_variate="taylor2")
+    mcmc = MCMC(kernel, num_warmup=5, num_samples=5, progress_bar=False)
+    mcmc.run(random.key(0), *(jnp.asarray(x) for x in family.data(0)))
+    assert kernel.pilot["surrogate_draws_fit"] == fit
+    assert set(seen) == {fit}
 
 
 @slow

@@ -569,16 +569,25 @@ def test_the_step_sizes_of_trajectories_are_uniform(
 
 
 @pytest.mark.parametrize(
-    ("size", "share", "expected"),
-    [(3, None, 0.2), (16, None, 0.2), (17, None, 0.0), (17, 0.7, 0.7), (3, 0.0, 0.0)],
+    ("size", "share", "fit", "expected"),
+    [
+        (1, None, False, 0.35),
+        (2, None, True, 0.5),
+        (3, None, True, 0.2),
+        (16, None, False, 0.2),
+        (17, None, False, 0.0),
+        (17, 0.7, False, 0.7),
+        (3, 0.0, False, 0.0),
+    ],
 )
 def test_the_share_of_independent_draws(
-    size: int, share: float | None, expected: float
+    size: int, share: float | None, fit: bool, expected: float
 ) -> None:
     def flat(z: jax.Array) -> jax.Array:  # accepts all trajectories of tiny steps
         return -0.5 * jnp.square(z).sum()
 
     at = ProposalContext(flat, Whitening(jnp.ones(size)), jnp.zeros(size), flat)
+    at = at._replace(draws_fit=fit)
     choice = proposal.surrogate_hmc(1, 1e-3, independent=share)
     z = np.full((20_000, size), 2.0)  # draws are accepted from this tail
     made = many(choice, 8, z, at=at)

@@ -1023,7 +1023,9 @@ def test_the_acceptance_of_independent_draws_is_known(
         return -0.5 * (3 + dim) * np.log1p(squares / 3) if heavy else -0.5 * squares
 
     monkeypatch.setattr(_trajectories, "log_surrogate_at", log_density)
-    problem: Any = SimpleNamespace(dtype=np.float32)
+    problem: Any = SimpleNamespace(
+        dtype=np.float32, compiled=lambda fn: partial(fn, None, None)
+    )
     posterior: Any = SimpleNamespace(
         draws=draws, expansion=SimpleNamespace(cast=lambda dtype: None)
     )

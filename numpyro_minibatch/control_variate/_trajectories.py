@@ -172,19 +172,26 @@ def _accepted_draws(
     a rate of 0.67.
     """
     draws = posterior.draws[::_SOME_DRAWS]
-    number, dim = draws.shape
+    number = len(draws)
     expansion = posterior.expansion.cast(problem.dtype)
-    away = jnp.asarray(draws, problem.dtype) - bent.center
-    whitening = bent.whitening
-    white = jax.vmap(whitening.whiten)(away)
-    volume = jnp.broadcast_to(jax.vmap(whitening.log_volume)(white), number)
-    tail = np.log1p(np.square(np.asarray(white, np.float64)).sum(1) / HEAVY_DF)
-    log_q = -0.5 * (HEAVY_DF + dim) * tail - np.asarray(volume, np.float64)
-    logs = log_q - log_surrogate_at(problem, expansion, draws)
+    log_q = problem.compiled(_log_draws)(bent, np.asarray(draws, problem.dtype))
+    log_p = log_surrogate_at(problem, expansion, draws)
+    logs = np.asarray(log_q, np.float64) - log_p
     ratio = np.sort(np.exp(logs - logs.max()))
     # the k-th smallest number is the smaller one of all pairs with larger ones
     smaller = ratio * (2 * np.arange(number, 0, -1) - 1)
     return float(smaller.sum() / (number * ratio.sum()))
+
+
+def _log_draws(problem: Problem, arrays: Any, bent: Bent, draws: Array) -> Array:
+    """The log density of independent draws at positions, up to a constant."""
+
+    def at(z: Array) -> Array:
+        white = bent.whitening.whiten(z - bent.center)
+        tail = jnp.log1p(jnp.square(white).sum() / HEAVY_DF)
+        return -0.5 * (HEAVY_DF + z.size) * tail - bent.whitening.log_volume(white)
+
+    return jax.vmap(at)(draws)
 
 
 def _in_coordinates(

@@ -101,8 +101,13 @@ def _note_all_rows(run: Run) -> Iterator[str]:
     if rows and everything and run.flag("decides"):
         yield (
             f"every step read all {rows} rows at least once, so its accept/reject "
-            "decision is exact. NumPyro's NUTS may be faster: recommend(model, ...) "
-            "compares them before a run."
+            "decision is exact."
+            + (
+                " NumPyro's NUTS may be faster: recommend(model, ...) compares them "
+                "before a run."
+                if d.temperature == 1
+                else ""
+            )
         )
 
 

@@ -44,8 +44,8 @@ class ProposalContext(NamedTuple):
         dynamics that are short enough to be accepted in its tails, too; 0 if the
         surrogate is normal with mean ``center`` and the whitening's covariance.
     :param long: whether trajectories should be longer, up to three quarters.
-    :param draws_fit: whether nearly all independent draws are accepted, so that more of
-        the moves may be such draws.
+    :param draws_fit: whether so many independent draws are accepted that half of the
+        moves may be such draws; only with few parameters.
     :param over_relaxed: whether the target is so close to a normal surrogate that
         over-relaxed moves, to the other side of its centre, are accepted from the tails
         as well.
