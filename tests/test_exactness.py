@@ -466,12 +466,23 @@ def test_chains_escape_an_impossible_start():
         MinibatchMH(bounded, estimate="exact", step_size=1.0, **FIXED),
     ):
         y = jnp.zeros(40)
-        state = kernel.init(random.key(0), 0, {"mu": jnp.array(0.5)}, (y,), {})
-        state = state._replace(z={"mu": jnp.array(-0.5)})
-        step = jax.jit(lambda s, k=kernel, y=y: k.sample(s, (y,), {}))
-        for _ in range(200):
-            state = step(state)
-        assert state.z["mu"] > 0
+        start = kernel.init(random.key(0), 0, {"mu": jnp.array(0.5)}, (y,), {})
+
+        def chain(key, kernel=kernel, y=y, start=start):
+            state = start._replace(z={"mu": jnp.array(-0.5)}, rng_key=key)
+
+            def step(state, _):
+                state = kernel.sample(state, (y,), {})
+                return state, state.z["mu"]
+
+            return jax.lax.scan(step, state, None, length=200)[1]
+
+        draws = jax.jit(jax.vmap(chain))(random.split(random.key(0), 50))
+        possible = np.asarray(draws) > 0
+        assert possible.any(axis=1).all()
+        # a batch without row 7 does not see that a negative value is impossible
+        if type(kernel) is MinibatchMH:
+            assert (np.diff(possible.astype(int), axis=1) >= 0).all()
         with pytest.raises(ValueError, match=r"rows \[7\]"):
             kernel.init(random.key(0), 0, {"mu": jnp.array(-0.5)}, (y,), {})
 

@@ -510,6 +510,8 @@ def with_arrays_around(group: Any, y: Any) -> None:
         )
 
 
+# pandas warned of arrays of JAX before it refused them
+@pytest.mark.filterwarnings("ignore:factorize with argument:FutureWarning")
 @pytest.mark.parametrize(
     ("model", "line", "says"),
     [
