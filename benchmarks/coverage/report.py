@@ -187,7 +187,10 @@ in 1,200 chains, and these contribute most of the variance of the squares. Most 
 have none of them, and cannot know. Its intervals of standard deviations miss in 3 to 6%
 of the runs, because errors include what larger draws would contribute. Independent
 draws in 40 or 60% of the moves in place of 20% make these effective sample sizes
-smaller.
+smaller. The chains stay longer far out than elsewhere: with `--seed 7` a trajectory of
+24 steps sticks at 0.15% of the draws. Before the set-up then tried twice as many steps,
+it took 8, or 48 if rounding errors differed. With 8 steps, in 400 runs, 11% of the
+intervals for standard deviations missed, and 14% of the runs gave advice.
 
 Before errors of quantiles came from order statistics farther apart, their intervals
 missed in 5.2 to 6.7% of 100 runs over all families. Before trajectories used

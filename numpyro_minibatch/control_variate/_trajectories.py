@@ -204,18 +204,22 @@ def _in_coordinates(
 
     :param most: the largest number of steps that is tried; ``None`` for no limit.
     """
-    starts = _starts(problem, posterior, bent)
-    num_steps, suits, stuck = _short_enough(starts, most or _NUM_STEPS[-1])
+    starts, most = _starts(problem, posterior, bent), most or _NUM_STEPS[-1]
+    num_steps, suits, stuck = _short_enough(starts, most)
     if not suits:
         return Trajectories(num_steps, False, stuck, kept=1.0)
     starts = starts.for_steps(num_steps)
     ends = starts.followed(num_steps)
     kept = _kept(starts.draws, *ends)
     if _squares_kept(starts, *ends) > _KEPT:
-        suits, stuck_of_long = _suit(starts, LONGER * num_steps, LONGER)
-        if suits:
-            stuck = max(stuck, stuck_of_long)
-            return Trajectories(num_steps, True, stuck, kept=kept)
+        # Steps that hardly suit a quarter of a period may not suit three of them. The
+        # next shorter ones do then, which the search chooses if they are a little worse
+        # than that: the answer would depend on rounding errors.
+        for shorter in (n for n in (num_steps, 2 * num_steps) if n <= most):
+            suits, stuck_of_long = _suit(starts, LONGER * shorter, LONGER)
+            if suits:
+                stuck = max(stuck, stuck_of_long)
+                return Trajectories(shorter, True, stuck, kept=kept)
     return Trajectories(num_steps, False, stuck, kept=kept)
 
 
