@@ -1162,7 +1162,11 @@ def test_trajectories_that_hold_the_tails() -> None:
             {"check_rms_error": 0.2, "check_rms_z": 3.0, "check_change": -0.05},
             "checked on all rows had errors of 0.2 in the log ratio, 3 times the noise",
         ),
-        ({"batch_sd": 0.6}, {}, "the batches underestimate their noise"),
+        (
+            {"batch_sd": 0.6, "batch_sd_95": 1.0},
+            {},
+            "the batches underestimate their noise",
+        ),
     ],
 )
 def test_what_the_pilot_and_the_checks_saw(
@@ -1172,6 +1176,17 @@ def test_what_the_pilot_and_the_checks_saw(
     assert not advice(facts=PENALTY | {"pilot": MEASURED}, **usual)
     text = advice(facts=PENALTY | {"pilot": MEASURED | measured}, **usual | stats)
     assert message in text
+
+
+def test_little_noise_may_be_underestimated() -> None:
+    """Where checks on all rows show that it changes no decision."""
+    facts = PENALTY | {"pilot": MEASURED}
+    low = {"log_ratio_variance": 1e-4}
+    assert not advice(facts=facts, check_change=0.004, **low)
+    for other in ({}, {"check_change": 0.05}):
+        assert "underestimate their noise" in advice(facts=facts, **low, **other)
+    noisy = PENALTY | {"pilot": MEASURED | {"batch_sd_95": 0.3}}
+    assert "underestimate their noise" in advice(facts=noisy, check_change=0.004, **low)
 
 
 def test_chains_that_mix_need_no_better_surrogate() -> None:

@@ -21,7 +21,7 @@ from numpyro_minibatch.diagnostics._run import (
 )
 from numpyro_minibatch.diagnostics._setup import Setup
 
-__all__ = ["FAMILY", "Acceptance", "is_frozen", "larger_batch"]
+__all__ = ["FAMILY", "Acceptance", "is_frozen", "is_quiet", "larger_batch"]
 
 _RELIABLE = 0.9  # the least share of decisions inside the test's domain
 _NORMAL_ROWS = 50  # with fewer rows neither a mean nor its variance can be trusted
@@ -243,10 +243,14 @@ def _advise_frozen(run: Run) -> Iterator[str]:
     )
 
 
+def is_quiet(run: Run) -> bool:
+    """Whether the pilot measured little noise on all rows."""
+    return run.pilot.get("batch_sd_95", math.inf) <= run.pilot.get("quiet_sd", 0.25)
+
+
 def _advise_small_batch(run: Run) -> Iterator[str]:
-    # if the pilot measured little noise on all rows, no variance has to be estimated
-    quiet = run.pilot.get("batch_sd_95", math.inf) <= run.pilot.get("quiet_sd", 0.25)
-    if quiet or not run.decides_on_batches:
+    # with little noise, no variance has to be estimated
+    if is_quiet(run) or not run.decides_on_batches:
         return
     d = run.measured(Setup)
     for name, rows in d.batch_sizes.items():

@@ -9,7 +9,7 @@ from typing import Self
 
 import numpy as np
 
-from numpyro_minibatch.diagnostics._acceptance import Acceptance
+from numpyro_minibatch.diagnostics._acceptance import Acceptance, is_quiet
 from numpyro_minibatch.diagnostics._convergence import mixes
 from numpyro_minibatch.diagnostics._run import (
     Family,
@@ -73,7 +73,9 @@ class Checks(Numbers):
 def _advise_overconfident(run: Run) -> Iterator[str]:
     """A batch without the rows that matter underestimates its noise."""
     true, sd = run.pilot.get("batch_sd", 0.0), run.measured(Acceptance).noise_sd_median
-    if run.decides_on_batches and true > 0.02 and sd < true / 3:
+    # little noise matters little, whatever the batches report of it
+    harmless = is_quiet(run) and run.measured(Checks).check_change <= _CHANGE
+    if run.decides_on_batches and true > 0.02 and sd < true / 3 and not harmless:
         yield (
             "the batches underestimate their noise: they report a standard deviation "
             f"of {sd:.2g} (median), where the pilot measured {true:.2g} on all rows. "
