@@ -22,41 +22,64 @@ __all__ = ["Preconditioner", "ScaleState", "Scales", "Whitening", "rmsprop"]
 class Scales(NamedTuple):
     """Coordinates whose locations and scales depend on others: funnels and bananas.
 
-    ``x = exp(slopes @ d) * r + shifts @ d + curves @ h(d)`` with ``d = drivers @ r``
-    and ``h(d) = sqrt(1 + d**2) - 1``. A location thus has one slope far to the left
-    and another one far to the right. Rows of ``slopes``, ``shifts`` and ``curves`` are
-    zero for the drivers themselves, so that ``d`` is also ``drivers @ x`` and the map
-    has an inverse.
+    ``x = exp(slopes @ d + bows @ h(d)) * (r + bends @ h(d)) + shifts @ d + curves @
+    h(d)`` with ``d = drivers @ r``. The logarithm of a scale, and a location, thus have
+    one slope far to the left and another one far to the right: ``h`` is a smooth
+    absolute value, ``sqrt(widths**2 + (d - knees)**2)``, less its value at zero. A
+    driver depends on those before it only, so that the map has an inverse: in its row
+    of the matrices below, the columns of itself and of later drivers are zero.
 
     :param drivers: selects the coordinates that others depend on, ``(k, D)``.
     :param slopes: derivatives of the logarithms of the scales, ``(D, k)``.
-    :param shifts: derivatives of the locations at zero, ``(D, k)``.
-    :param curves: half the difference between the slopes of the locations on both
-        sides, ``(D, k)``.
+    :param shifts: derivatives of the locations, ``(D, k)``.
+    :param bows: half the difference between the slopes of the logarithms of the scales
+        on both sides, ``(D, k)``.
+    :param curves: the same of the locations, ``(D, k)``.
+    :param bends: the same of the locations in units of the scales, ``(D, k)``.
+    :param knees: where slopes change, ``(k,)``.
+    :param widths: over which distance of a driver they change, ``(k,)``.
     """
 
     drivers: Array
     slopes: Array
     shifts: Array
+    bows: Array
     curves: Array
+    bends: Array
+    knees: Array
+    widths: Array
 
     def apply(self, r: Array) -> Array:
         """``x``, of ``r``."""
         d = self.drivers @ r
-        return jnp.exp(self.slopes @ d) * r + self._location(d)
+        h = self._bend(d)
+        scaled = jnp.exp(self._log_scale(d, h)) * (r + self.bends @ h)
+        return scaled + self._location(d, h)
 
     def undo(self, x: Array) -> Array:
         """The inverse of :meth:`apply`."""
-        d = self.drivers @ x
-        return jnp.exp(-(self.slopes @ d)) * (x - self._location(d))
+        r, d = x, jnp.zeros(len(self.drivers), x.dtype)
+        for k, driver in enumerate(self.drivers):
+            d = d.at[k].set(driver @ r)
+            h = self._bend(d)
+            scaled = jnp.exp(-self._log_scale(d, h)) * (x - self._location(d, h))
+            r = scaled - self.bends @ h
+        return r
 
-    def _location(self, d: Array) -> Array:
-        bend = jnp.sqrt(1.0 + jnp.square(d)) - 1.0
-        return self.shifts @ d + self.curves @ bend
+    def _location(self, d: Array, h: Array) -> Array:
+        return self.shifts @ d + self.curves @ h
+
+    def _log_scale(self, d: Array, h: Array) -> Array:
+        return self.slopes @ d + self.bows @ h
+
+    def _bend(self, d: Array) -> Array:
+        at_zero = jnp.hypot(self.widths, self.knees)
+        return jnp.hypot(self.widths, d - self.knees) - at_zero
 
     def log_volume(self, r: Array) -> Array:
         """The logarithm of the determinant of the derivative of :meth:`apply`."""
-        return self.slopes.sum(0) @ (self.drivers @ r)
+        d = self.drivers @ r
+        return self._log_scale(d, self._bend(d)).sum()
 
     def pull_back(self, gradient: Array, r: Array) -> Array:
         """The gradient with respect to ``r`` of a log density of ``r``.
@@ -65,11 +88,13 @@ class Scales(NamedTuple):
         :param r: where it was evaluated.
         """
         d = self.drivers @ r
-        direct = jnp.exp(self.slopes @ d) * gradient
-        of_scales = self.slopes.T @ (direct * r + 1.0)
-        bend = d / jnp.sqrt(1.0 + jnp.square(d))
-        of_locations = self.shifts.T @ gradient + bend * (self.curves.T @ gradient)
-        return direct + self.drivers.T @ (of_scales + of_locations)
+        h, off = self._bend(d), d - self.knees
+        direct = jnp.exp(self._log_scale(d, h)) * gradient
+        grown = direct * (r + self.bends @ h) + 1.0
+        straight = self.slopes.T @ grown + self.shifts.T @ gradient
+        bent = self.bows.T @ grown + self.curves.T @ gradient + self.bends.T @ direct
+        slope = off / jnp.hypot(self.widths, off)
+        return direct + self.drivers.T @ (straight + slope * bent)
 
 
 class Whitening(NamedTuple):

@@ -1441,9 +1441,7 @@ def test_steps_on_the_surrogate_are_short_enough_for_its_tails(monkeypatch):
     monkeypatch.setattr(_trajectories, "_NUM_STEPS", (few,))
     bent = found(False)
     assert bent["surrogate_drivers"] == "tau" and bent["surrogate_stuck"] < 0.02
-    monkeypatch.setattr(
-        _trajectories, "fit_scales", lambda draws, dtype, curves=False: None
-    )
+    monkeypatch.setattr(_trajectories, "fit_scales", lambda draws, dtype: None)
     assert found(False)["surrogate_stuck"] > 0.03
 
 

@@ -91,12 +91,16 @@ class WithSetUp(Proposal):
         return proposal.surrogate_hmc().propose(key, z, step_size, at)
 
 
-# scales and locations of the second and third coordinates depend on the first one
+# The first coordinate drives both others, and the second one the third one.
 SCALES = Scales(
-    jnp.array([[0.8, 0.0, 0.0], [0.0, 0.0, 0.0]]),
-    jnp.array([[0.0, 0.0], [0.4, 0.0], [0.3, 0.0]]),
-    jnp.array([[0.0, 0.0], [0.5, 0.0], [-0.2, 0.0]]),
-    jnp.array([[0.0, 0.0], [-0.7, 0.0], [0.4, 0.0]]),
+    drivers=jnp.array([[0.8, 0.0, 0.0], [0.0, 1.1, 0.0]]),
+    slopes=jnp.array([[0.0, 0.0], [0.4, 0.0], [0.3, 0.2]]),
+    shifts=jnp.array([[0.0, 0.0], [0.5, 0.0], [-0.2, 0.4]]),
+    bows=jnp.array([[0.0, 0.0], [-0.1, 0.0], [0.2, -0.2]]),
+    curves=jnp.array([[0.0, 0.0], [-0.7, 0.0], [0.4, -0.3]]),
+    bends=jnp.array([[0.0, 0.0], [0.2, 0.0], [-0.1, 0.3]]),
+    knees=jnp.array([0.3, -0.2]),
+    widths=jnp.array([0.7, 1.2]),
 )
 
 

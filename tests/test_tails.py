@@ -386,8 +386,9 @@ def trajectories(
     a number of steps. The values of the sites are a function of the draws.
     """
     programs = {
-        _trajectories._ends_of_trajectories: lambda *args: ends(
-            np.asarray(args[2]), int(args[-1])
+        _trajectories._ends_of_trajectories: lambda *args: (
+            *ends(np.asarray(args[2]), int(args[-1])),
+            -_trajectories._SHORT * np.asarray(args[2]),  # with normal gradients
         ),
         _trajectories._site_values: lambda x: site(np.asarray(x)),
     }
@@ -442,7 +443,7 @@ def test_the_squares_are_those_of_the_sites() -> None:
     logs = np.log(rng.gamma(0.3, size=(20_000, 1)))
     far = logs < np.quantile(logs, 0.05)
     ends = np.where(far, logs, rng.permutation(logs))  # chains stay in that tail
-    assert _trajectories._correlation_of_squares(logs, ends, np.ones(20_000)) > 0.4
+    assert _trajectories._correlations(logs, ends, np.ones(20_000))[1] > 0.4
     for site, long in ((np.asarray, True), (np.exp, False)):
         found = trajectories(logs, ending_at(logs, ends), site)
         assert found.long == long
@@ -453,9 +454,9 @@ def test_numbers_that_do_not_vary_have_no_squares() -> None:
     draws, z = correlated_squares(np.array([0.45]))
     fixed = np.ones_like(draws)
     all_taken = np.ones(len(draws))
-    assert _trajectories._correlation_of_squares(fixed, fixed, all_taken) == -1.0
+    assert _trajectories._correlations(fixed, fixed, all_taken) == (-1.0, -1.0)
     both = [np.hstack([fixed, x]) for x in (draws, z)]
-    assert 0.4 < _trajectories._correlation_of_squares(*both, all_taken) < 0.5
+    assert 0.4 < _trajectories._correlations(*both, all_taken)[1] < 0.5
 
 
 @pytest.mark.slow
@@ -908,123 +909,6 @@ def test_scales_that_vary_are_found_with_their_driver() -> None:
     assert np.abs(kurtosis(white, fisher=False) - 3).max() < 1
 
 
-def banana(rng: np.random.Generator, number: int) -> np.ndarray:
-    """A location that is a curve in another parameter, and one apart from them."""
-    along, across, other = rng.normal(size=(3, number))
-    curve = np.sqrt(1 + along**2) - 1
-    return np.column_stack([3 * along - 2, 0.2 * across + 0.5 * along + curve, other])
-
-
-def test_a_curve_is_found_with_its_driver() -> None:
-    draws = banana(np.random.default_rng(5), 2000)
-    assert fit_scales(draws, np.float64) is None  # the scales do not vary
-    found = fit_scales(draws, np.float64, curves=True)
-    assert found is not None and found.whitening.scales is not None
-    scales = found.whitening.scales
-    assert list(np.nonzero(np.asarray(scales.drivers))[1]) == [0]
-    np.testing.assert_allclose(
-        np.asarray(scales.curves)[:, 0], [0.0, 1.0, 0.0], atol=0.15
-    )
-    np.testing.assert_allclose(
-        np.asarray(scales.shifts)[:, 0], [0.0, 0.5, 0.0], atol=0.1
-    )
-    with jax.enable_x64(True):
-        at = jnp.asarray(draws) - found.center
-        white = jax.vmap(found.whitening.whiten)(at)
-        np.testing.assert_allclose(jax.vmap(found.whitening.color)(white), at)
-    assert np.abs(np.asarray(white).mean(0)).max() < 0.1
-    np.testing.assert_allclose(np.cov(np.asarray(white).T), np.eye(3), atol=0.12)
-
-
-@pytest.mark.parametrize("noise", [0.05, 0.1, 0.2, 0.4])
-def test_the_driver_of_a_curve_is_its_cause(noise: float) -> None:
-    along, across = np.random.default_rng(7).normal(size=(2, 2000))
-    draws = np.column_stack([along**2 + noise * across, along])
-    found = fit_scales(draws, np.float64, curves=True)
-    assert found is not None and found.whitening.scales is not None
-    drivers = np.asarray(found.whitening.scales.drivers)
-    assert list(np.nonzero(drivers)[1])[:1] == [1]
-
-
-def test_curves_are_used_where_trajectories_then_go_farther() -> None:
-    """Where the posterior bends, and not where its scales vary."""
-    of_banana = _trajectories.Trajectories(4, False, 0.0, None, 0.5)
-    for other, used in (
-        (of_banana._replace(kept=0.1), True),
-        (of_banana._replace(kept=0.45), False),  # hardly less
-        (of_banana._replace(kept=0.1, num_steps=8), False),
-        (of_banana._replace(kept=0.1, long=True), False),
-        (of_banana._replace(kept=0.1, stuck=0.001), False),
-    ):
-        found = trajectories_of(banana, of_banana, other)
-        assert (found.bent is not None) == used
-        assert found[:3] == (other if used else of_banana)[:3]
-    # a third of long trajectories says little of them
-    of_long = of_banana._replace(long=True)
-    for other, used in ((of_banana, False), (of_banana._replace(kept=0.1), True)):
-        assert (trajectories_of(banana, of_long, other).bent is not None) == used
-    # trajectories that go far enough are left alone
-    good = of_banana._replace(kept=0.15)
-    assert trajectories_of(banana, good, good._replace(kept=0.0)).bent is None
-
-
-def trajectories_of(
-    make: Callable[[np.random.Generator, int], np.ndarray], *each: Any
-) -> Any:
-    """The choice between trajectories in linear and in curved coordinates."""
-    draws = make(np.random.default_rng(5), 2000)
-    posterior: Any = SimpleNamespace(
-        gaussian=False, draws=draws, location=draws.mean(0), root=np.eye(3)
-    )
-    problem: Any = SimpleNamespace(dtype=np.float64)
-    answers = iter(each)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_trajectories, "_in_coordinates", lambda *_: next(answers))
-        return _trajectories.trajectories(problem, posterior)
-
-
-@pytest.mark.filterwarnings("ignore:.*a minibatch does not pay")
-def test_a_saturating_curve_is_sampled() -> None:
-    """Reaction rates: for small constants the largest rate does not depend on them."""
-    rng = np.random.default_rng(2)
-    x = rng.uniform(0.3, 2, 8).astype(np.float32)
-    y = (2 * x / (1 + x) + 0.3 * rng.normal(size=8)).astype(np.float32)
-
-    def rates(x: Any, y: Any) -> None:
-        largest = numpyro.sample("largest", dist.HalfNormal(10.0))
-        half = numpyro.sample("half", dist.HalfNormal(10.0))
-        with numpyro.plate("data", len(y)) as i:
-            rate = largest * x[i] / (half + x[i])
-            numpyro.sample("y", dist.Normal(rate, 0.3), obs=y[i])
-
-    kernel = MinibatchMH(rates, control_variate="taylor2")
-    mcmc = MCMC(
-        kernel,
-        num_warmup=300,
-        num_samples=500,
-        num_chains=60,
-        chain_method="vectorized",
-        progress_bar=False,
-    )
-    mcmc.run(random.key(1), x, y)
-    assert kernel.pilot["surrogate_drivers"] != ""
-    draws = mcmc.get_samples(group_by_chain=True)
-    logs = np.log(np.asarray(draws["half"], np.float64))
-    off = logs - logs.mean()
-    # 0.20 with curves and 0.55 without
-    assert (off[:, 1:] * off[:, :-1]).mean() / np.square(off).mean() < 0.35
-    u, v = np.linspace(-3, 4.5, 801)[:, None], np.linspace(-14, 4.5, 1201)
-    a, b = np.exp(u)[..., None], np.exp(v)[:, None]
-    left = np.asarray(y, float) - a * x / (b + x)
-    logs_of = u + v - (np.exp(2 * u) + np.exp(2 * v)) / 200
-    density = np.exp(logs_of - np.square(left).sum(-1) / (2 * 0.3**2))
-    mass = density.sum(0) / density.sum()
-    for limit in (0.5, 2.0, 8.0):
-        below = (np.asarray(draws["half"]) < limit).mean(1)
-        known = mass[np.exp(v) < limit].sum()
-        assert abs(below.mean() - known) < 4 * below.std() / np.sqrt(60) + 2e-3
-
-
 @pytest.mark.parametrize(("dim", "heavy", "rate"), [(1, False, 0.89), (2, True, 1.0)])
 def test_the_acceptance_of_independent_draws_is_known(
     monkeypatch: pytest.MonkeyPatch, dim: int, heavy: bool, rate: float
@@ -1080,7 +964,6 @@ def test_scales_that_do_not_vary_are_left_alone() -> None:
             if heavy:  # all scales vary together, but with none of the coordinates
                 draws *= np.sqrt(5 / rng.chisquare(5, size=(2000, 1)))
             assert fit_scales(draws, np.float64) is None
-            assert fit_scales(draws, np.float64, curves=True) is None
     assert fit_scales(funnel(rng, 2000)[:, :1], np.float64) is None
     assert fit_scales(np.ones((2000, 3)), np.float64) is None
 

@@ -1,13 +1,11 @@
-"""Coordinates in which a surrogate's posterior bends and varies in scale less.
+"""Coordinates in which the scales of a surrogate's posterior vary less.
 
 In a funnel the scale of some parameters depends on another one: that of the effects of
 groups on their standard deviation, or that of a mean of few rows on the scale of the
 rows. No linear change of coordinates removes this, and a trajectory whose steps suit
 the bulk crosses the wide part slowly. Dividing each parameter by a scale that is
 log-linear in a few *drivers* does. This is the non-centred parametrisation [1]_, found
-from draws. In a banana the location of a parameter is a curve in another one, which is
-subtracted: one with two different slopes on both sides, as where one of two terms of a
-sum is negligible.
+from draws.
 
 References:
     1. Papaspiliopoulos, O., Roberts, G. O. and Skold, M. (2007). *A general framework
@@ -16,7 +14,6 @@ References:
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 import jax
@@ -24,12 +21,19 @@ import numpy as np
 
 from numpyro_minibatch.proposal import Bent, Scales, Whitening
 
-__all__ = ["fit_scales", "straight"]
+__all__ = [
+    "DRIVERS",
+    "MOST_COORDINATES",
+    "bent_by",
+    "fit_scales",
+    "no_scales",
+    "straight",
+]
 
 #: the number of drivers; those that are not used have slopes of zero
-_DRIVERS = 3
+DRIVERS = 3
 # above it, the covariance of draws alone is too far from the true one
-_MOST_COORDINATES = 40
+MOST_COORDINATES = 40
 # Gain of a driver in the expected log density of a draw, above which it is used, and
 # the number of its standard errors that the gain of a coordinate must exceed.
 _GAIN, _CLEAR = 0.05, 4.0
@@ -46,36 +50,48 @@ def straight(location: np.ndarray, root: np.ndarray, dtype: Any) -> Bent:
     :param root: transpose of a root of a covariance, ``(D, D)``.
     :param dtype: of all arrays.
     """
-    none = np.zeros((len(location), _DRIVERS))
-    return _bent(location, root, Scales(none.T, none, none, none), dtype)  # type: ignore[arg-type]
+    return bent_by(location, root, no_scales(len(location)), dtype)
 
 
-def _bent(center: np.ndarray, root: np.ndarray, scales: Scales, dtype: Any) -> Bent:
+def no_scales(dim: int) -> Scales:
+    """Scales and locations that do not vary, of so many coordinates."""
+    none, units = np.zeros((dim, DRIVERS)), np.ones(DRIVERS)
+    arrays: Any = [none.T, *[none] * 5, 0 * units, units]
+    return Scales(*arrays)  # type: ignore[arg-type]
+
+
+def bent_by(center: np.ndarray, root: np.ndarray, scales: Scales, dtype: Any) -> Bent:
+    """Coordinates with drivers.
+
+    :param center: where all of them are zero, ``(D,)``.
+    :param root: transpose of a root of the covariance of what is left, ``(D, D)``.
+    :param scales: the locations and scales that vary.
+    :param dtype: of all arrays.
+    """
     arrays = (np.asarray(x, dtype) for x in scales)
     whitening = Whitening(np.asarray(root, dtype), scales=Scales(*arrays))  # type: ignore[arg-type]
     return Bent(np.asarray(center, dtype), whitening)  # type: ignore[arg-type]
 
 
-def fit_scales(draws: np.ndarray, dtype: Any, curves: bool = False) -> Bent | None:
+def fit_scales(draws: np.ndarray, dtype: Any) -> Bent | None:
     """Coordinates with drivers, fitted to draws by maximum likelihood.
 
     :param draws: of a surrogate's posterior, ``(K, D)``.
     :param dtype: of the result.
-    :param curves: whether locations may be curves in the drivers.
     :return: ``None`` if no scale depends on another coordinate by enough to matter, or
         if the draws are too few to tell.
     """
     try:
-        found = _fit(draws, dtype, curves)
+        found = _fit(draws, dtype)
     except np.linalg.LinAlgError:  # nearly all of the weight is that of a few draws
         return None
     finite = all(np.isfinite(x).all() for x in jax.tree.leaves(found))
     return found if finite else None
 
 
-def _fit(draws: np.ndarray, dtype: Any, curves: bool) -> Bent | None:
+def _fit(draws: np.ndarray, dtype: Any) -> Bent | None:
     dim = draws.shape[1]
-    if not 1 < dim <= _MOST_COORDINATES:
+    if not 1 < dim <= MOST_COORDINATES:
         return None
     number = len(np.unique(draws[:, 0]))  # draws that were resampled are equal
     mean, sd = draws.mean(0), draws.std(0)
@@ -85,27 +101,27 @@ def _fit(draws: np.ndarray, dtype: Any, curves: bool) -> Bent | None:
     drivers: list[int] = []
     fitted = None
     residuals = x
-    while len(drivers) < min(_DRIVERS, dim - 1):
-        best = _best_driver(residuals, drivers, number, curves)
+    while len(drivers) < min(DRIVERS, dim - 1):
+        best = _best_driver(residuals, drivers, number)
         if best is None:
             break
         drivers.append(best)
-        fitted = _fitted(x, drivers, curves)
+        fitted = _fitted(x, drivers)
         residuals = fitted.residuals(x, drivers)
     if fitted is None:
         return None
     covariance = residuals.T @ residuals / len(x)
     diagonal = np.diag(np.diag(covariance))
     covariance = (1 - _SHRINKAGE) * covariance + _SHRINKAGE * diagonal
-    select = np.zeros((_DRIVERS, dim))
+    select = np.zeros((DRIVERS, dim))
     select[np.arange(len(drivers)), drivers] = 1.0 / sd[drivers]
-    padding = ((0, 0), (0, _DRIVERS - len(drivers)))
+    padding = ((0, 0), (0, DRIVERS - len(drivers)))
     slopes = np.pad(fitted.slopes, padding)
     shifts = np.pad(fitted.shifts * sd[:, None], padding)
-    bends = np.pad(fitted.curves * sd[:, None], padding)
     root = np.linalg.cholesky(covariance).T * sd
     center = mean + sd * fitted.center
-    return _bent(center, root, Scales(select, slopes, shifts, bends), dtype)  # type: ignore[arg-type]
+    varies: Any = {"drivers": select, "slopes": slopes, "shifts": shifts}
+    return bent_by(center, root, no_scales(dim)._replace(**varies), dtype)
 
 
 class _Fitted(NamedTuple):
@@ -113,41 +129,29 @@ class _Fitted(NamedTuple):
 
     :param center: locations where the drivers are zero, ``(D,)``.
     :param shifts: derivatives of the locations, ``(D, k)``.
-    :param curves: half the difference between those on both sides, ``(D, k)``.
     :param slopes: derivatives of the logarithms of the scales, ``(D, k)``.
     """
 
     center: np.ndarray
     shifts: np.ndarray
-    curves: np.ndarray
     slopes: np.ndarray
 
     def residuals(self, x: np.ndarray, drivers: list[int]) -> np.ndarray:
         """What is left of standardised draws, in scales that are constant."""
         d = x[:, drivers]
-        left = x - self.center - d @ self.shifts.T - _bend(d) @ self.curves.T
+        left = x - self.center - d @ self.shifts.T
         return np.asarray(left * np.exp(-d @ self.slopes.T))
 
 
-def _bend(d: np.ndarray) -> np.ndarray:
-    """A function with the slopes -1 and 1 far to the left and to the right."""
-    return np.sqrt(1.0 + np.square(d)) - 1.0
+def _best_driver(residuals: np.ndarray, drivers: list[int], number: int) -> int | None:
+    """The coordinate on which the scales of the others depend most.
 
-
-def _best_driver(
-    residuals: np.ndarray, drivers: list[int], number: int, curves: bool
-) -> int | None:
-    """The coordinate on which scales and bends of the others depend most.
-
-    The gains are for what the coordinate does not linearly explain of another one.
-    That of a scale is by a score test, a quarter of the squared covariance between the
-    coordinate and the other one's square. That of a bend is the gain of a regression,
-    which is large: by a score test, the effect could drive its cause.
+    The gain is that of a score test, a quarter of the squared covariance between the
+    coordinate and the square of what it does not linearly explain of another one.
 
     :param residuals: in the coordinates that drivers have already changed.
     :param drivers: those that were already chosen.
     :param number: of different draws.
-    :param curves: whether bends count.
     :return: ``None`` if the gain is too small.
     """
     scale = np.sqrt(np.square(residuals).mean(0))
@@ -161,48 +165,34 @@ def _best_driver(
         left = 1 - np.square(rho)
         left[[j, *drivers]] = np.inf
         others = (x - x[:, [j]] * rho) / np.sqrt(np.maximum(left, 1e-6))
-        squares = np.minimum(np.square(others), _OUTLIER)
-        line = np.column_stack([np.ones(len(x)), x[:, j]])
-        bend = _bend(x[:, j])
-        bend = bend - line @ np.linalg.lstsq(line, bend, rcond=None)[0]
-        bend = bend / max(bend.std(), 1e-6)
-        clipped = np.clip(others, -math.sqrt(_OUTLIER), math.sqrt(_OUTLIER))
-        of_scale, of_bend = x[:, [j]] * (squares - 1), bend[:, None] * clipped
-        explained = np.minimum(np.square(of_bend.mean(0)), 0.999)
-        for terms, gain in (
-            (of_scale, 0.25 * np.square(of_scale.mean(0))),
-            (of_bend, -0.5 * np.log1p(-explained) if curves else np.zeros(x.shape[1])),
-        ):
-            gain[[j, *drivers]] = 0.0
-            # with heavy tails a score has several times the noise of normal draws
-            clear = np.square(terms.mean(0)) > _CLEAR**2 * terms.var(0) / number
-            gains[j] += gain[clear].sum()
+        terms = x[:, [j]] * (np.minimum(np.square(others), _OUTLIER) - 1)
+        gain = 0.25 * np.square(terms.mean(0))
+        gain[[j, *drivers]] = 0.0
+        # with heavy tails a score has several times the noise of normal draws
+        clear = np.square(terms.mean(0)) > _CLEAR**2 * terms.var(0) / number
+        gains[j] = gain[clear].sum()
     best = int(np.argmax(gains))
     return best if gains[best] > _GAIN else None
 
 
-def _fitted(x: np.ndarray, drivers: list[int], curves: bool) -> _Fitted:
+def _fitted(x: np.ndarray, drivers: list[int]) -> _Fitted:
     """Maximum likelihood by weighted least squares and Fisher scoring in turn."""
-    d = x[:, drivers]
     number, dim = x.shape
-    design = np.column_stack([np.ones(number), d])  # of scales
-    of_mean = np.column_stack([design, _bend(d)]) if curves else design
-    mean = np.linalg.lstsq(of_mean, x, rcond=None)[0].T  # (D, 1 + 2 k)
-    log_scale = np.zeros((dim, design.shape[1]))
-    left = np.square(x - of_mean @ mean.T).mean(0)
+    design = np.column_stack([np.ones(number), x[:, drivers]])
+    mean = np.linalg.lstsq(design, x, rcond=None)[0].T  # (D, 1 + k)
+    log_scale = np.zeros_like(mean)
+    left = np.square(x - design @ mean.T).mean(0)
     log_scale[:, 0] = 0.5 * np.log(left + 1e-12)
     information = 2 * design.T @ design / number
     for _ in range(_ROUNDS):
         weight = np.exp(-2 * design @ log_scale.T)
-        squares = np.minimum(np.square(x - of_mean @ mean.T) * weight, _OUTLIER)
+        squares = np.minimum(np.square(x - design @ mean.T) * weight, _OUTLIER)
         score = design.T @ (squares - 1) / number
         step = np.linalg.solve(information, score).T
         log_scale += np.clip(step, -_LARGEST_STEP, _LARGEST_STEP)
         weight = np.exp(-2 * design @ log_scale.T)
-        normal = np.einsum("na,ni,nb->iab", of_mean, weight, of_mean, optimize=True)
-        moment = np.einsum("na,ni->ia", of_mean, weight * x)
+        normal = np.einsum("na,ni,nb->iab", design, weight, design, optimize=True)
+        moment = np.einsum("na,ni->ia", design, weight * x)
         mean = np.linalg.solve(normal, moment[..., None])[..., 0]
     mean[drivers], log_scale[drivers] = 0.0, 0.0
-    k = len(drivers)
-    bends = mean[:, 1 + k :] if curves else np.zeros((dim, k))
-    return _Fitted(mean[:, 0], mean[:, 1 : 1 + k], bends, log_scale[:, 1:])
+    return _Fitted(mean[:, 0], mean[:, 1:], log_scale[:, 1:])

@@ -15,6 +15,7 @@ from jax.flatten_util import ravel_pytree
 
 from numpyro_minibatch.control_variate._bent import fit_scales, straight
 from numpyro_minibatch.control_variate._expand import Expansion
+from numpyro_minibatch.control_variate._matched import MOST_MATCHED, fit_gradients
 from numpyro_minibatch.control_variate._posterior import POOL, SurrogatePosterior
 from numpyro_minibatch.control_variate._problem import Problem
 from numpyro_minibatch.control_variate._surrogate import (
@@ -44,6 +45,7 @@ _NUM_STEPS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 # More are tried from few draws only. If none suits, this number is preferred unless
 # chains stick at more than so many times as many draws.
 _MANY_STEPS, _HARDLY_MORE = 64, 2.0
+_SHORT = 0.01  # a step that measures a gradient
 _BLOCK = 100  # draws from which trajectories are followed at once
 # share of a block at which chains stick, however short their steps, above which no
 # further draws are looked at
@@ -61,8 +63,8 @@ _LOST = 0.1
 # ones. Where unconstrained squares are below `_SCREEN`, sites are not looked at.
 _KEPT = 0.3
 _SCREEN = 0.11
-# correlation of a parameter or its square above which curved coordinates are tried, and
-# by how much they must reduce it
+# Correlation of ranks, of a site or of its square, above which coordinates are fitted
+# to gradients, and by how much they must reduce it.
 _CURVED, _LESS = 0.2, 0.1
 # Acceptance rate of independent draws above which half of the moves are such draws. It
 # is 0.83 and 0.87 for a mixture and a prior in conflict with the data, whose squares
@@ -81,7 +83,7 @@ class Trajectories(NamedTuple):
     :param stuck: the share of its draws from which trajectories are rarely accepted.
     :param bent: coordinates in which scales vary less; ``None`` for linear ones.
     :param kept: the largest correlation between both ends of a trajectory of a quarter
-        of a period, of a parameter or of its square.
+        of a period, of ranks, of a site or of its square.
     :param draws_fit: whether independent draws are accepted often enough to replace
         half of the trajectories; only with few parameters.
     """
@@ -133,20 +135,52 @@ def trajectories(
         if found.stuck > _STUCK:
             other = _in_coordinates(problem, posterior, linear)
         found = other if other.stuck < found.stuck else found._replace(bent=bent)
-    if found.kept <= _CURVED:
-        return found
-    # Curves follow a banana, and go wrong far from the draws that they were fitted to:
-    # only if they help.
-    bent = fit_scales(posterior.draws, problem.dtype, curves=True)
-    if bent is None:
-        return found
-    curved = _in_coordinates(problem, posterior, bent, found.num_steps)
-    # long trajectories forget more than a quarter of a period keeps
-    wanted = found.kept - _LESS if found.long == curved.long else _CURVED
-    helps = curved.kept < wanted and curved.cost <= found.cost
-    if helps and curved.stuck <= found.stuck:
-        return curved._replace(bent=bent)
+    few = posterior.draws.shape[1] <= MOST_MATCHED
+    if few and found.kept > _CURVED:
+        return _matched(problem, posterior, found) or found
     return found
+
+
+def _matched(
+    problem: Problem, posterior: SurrogatePosterior, found: Trajectories
+) -> Trajectories | None:
+    """Trajectories in coordinates that are fitted to gradients, if they go farther."""
+    sites = _at_draws(problem, posterior.draws)
+    gradients = _gradients(problem, posterior)
+    for weights in (_weights_of_tails(sites), np.ones(len(sites))):
+        bent = fit_gradients(posterior.draws, gradients, weights, problem.dtype)
+        if bent is None:
+            continue
+        matched = _in_coordinates(problem, posterior, bent, sites)
+        # long trajectories forget more than a quarter of a period keeps
+        wanted = found.kept - _LESS if found.long == matched.long else _CURVED
+        helps = matched.kept < wanted and matched.cost <= found.cost
+        if helps and matched.stuck <= max(found.stuck, _STUCK):
+            return matched._replace(bent=bent)
+    return None
+
+
+def _gradients(problem: Problem, posterior: SurrogatePosterior) -> np.ndarray:
+    """Those of the log surrogate at its draws, ``(K, D)``."""
+    draws = posterior.draws
+    linear = straight(posterior.location, posterior.root, problem.dtype)
+    expansion = posterior.expansion.cast(problem.dtype)
+    at_rest, units = np.zeros_like(draws), np.ones(len(draws))
+    return _Starts(problem, expansion, linear, draws, at_rest, units).gradients()
+
+
+def _weights_of_tails(sites: np.ndarray) -> np.ndarray:
+    """What draws contribute to the variance of the squares of some site, ``(K,)``.
+
+    Weighted by it, the tails of sites matter as much as their bulk. With equal weights,
+    the effective sample size of squares in a hierarchy of five groups was half as
+    large. A tail may also be far from a bend that equal weights follow: the small rate
+    constants of a saturating curve.
+
+    :param sites: the values of the sites at the draws, ``(K, d)``.
+    """
+    squares = _squares(sites)
+    return np.asarray(np.abs(squares / np.sqrt(np.square(squares).mean(0))).max(1))
 
 
 def with_draws(
@@ -198,24 +232,26 @@ def _in_coordinates(
     problem: Problem,
     posterior: SurrogatePosterior,
     bent: Bent,
-    most: int | None = None,
+    sites: np.ndarray | None = None,
 ) -> Trajectories:
     """The trajectories that suit some coordinates.
 
-    :param most: the largest number of steps that is tried; ``None`` for no limit.
+    :param sites: the values of the sites at the draws, ``(K, d)``, if steps should also
+        be short enough for the tails of sites.
     """
-    starts, most = _starts(problem, posterior, bent), most or _NUM_STEPS[-1]
-    num_steps, suits, stuck = _short_enough(starts, most)
+    starts = _starts(problem, posterior, bent)
+    num_steps, suits, stuck = _short_enough(starts, sites)
     if not suits:
         return Trajectories(num_steps, False, stuck, kept=1.0)
     starts = starts.for_steps(num_steps)
     ends = starts.followed(num_steps)
-    kept = _kept(starts.draws, *ends)
-    if _squares_kept(starts, *ends) > _KEPT:
+    of_values, of_squares = _kept(starts, *ends)
+    kept = max(of_values, of_squares)
+    if of_squares > _KEPT:
         # Steps that hardly suit a quarter of a period may not suit three of them. The
         # next shorter ones do then, which the search chooses if they are a little worse
         # than that: the answer would depend on rounding errors.
-        for shorter in (n for n in (num_steps, 2 * num_steps) if n <= most):
+        for shorter in (n for n in (num_steps, 2 * num_steps) if n <= _NUM_STEPS[-1]):
             suits, stuck_of_long = _suit(starts, LONGER * shorter, LONGER)
             if suits:
                 stuck = max(stuck, stuck_of_long)
@@ -270,8 +306,25 @@ class _Starts:
             some = slice(begin, begin + _BLOCK)
             at = self.draws[some], self.momenta[some], steps[some]
             given = _followed(self.problem, self.expansion, self.bent, at, num_steps)
-            accepted, z = program(*given)
+            accepted, z, _ = program(*given)
             yield np.asarray(accepted, np.float64), np.asarray(z, np.float64)
+
+    def gradients(self) -> np.ndarray:
+        """Those of the log surrogate at the draws, ``(K, D)``.
+
+        After one short step from rest, the momentum is the gradient of the white
+        coordinates times the step. No other program is compiled.
+        """
+        program = self.problem.compiled(_ends_of_trajectories)
+        found = []
+        for begin in range(0, len(self.draws), _BLOCK):
+            some = slice(begin, begin + _BLOCK)
+            short = np.full(len(self.draws[some]), _SHORT)
+            at = self.draws[some], self.momenta[some], short
+            given = _followed(self.problem, self.expansion, self.bent, at, 1)
+            found.append(np.asarray(program(*given)[2], np.float64) / _SHORT)
+        root = np.asarray(self.bent.whitening.root, np.float64)
+        return np.asarray(np.linalg.solve(root, np.concatenate(found).T).T)
 
     def followed(self, num_steps: int) -> tuple[np.ndarray, np.ndarray]:
         """Acceptance probabilities and ends of all, after a quarter of a period.
@@ -300,50 +353,63 @@ def _starts(problem: Problem, posterior: SurrogatePosterior, bent: Bent) -> _Sta
     return replace(starts, draws=draws, momenta=momenta)
 
 
-def _short_enough(starts: _Starts, most: int) -> tuple[int, bool, float]:
+def _short_enough(
+    starts: _Starts, sites: np.ndarray | None = None
+) -> tuple[int, bool, float]:
     """The smallest number of steps that suits the tails.
 
-    :param most: the largest number that is tried.
+    :param sites: the values of the sites at the draws, ``(K, d)``, or ``None`` if only
+        the tails of parameters count.
     :return: the number, whether it suits, and the share of the draws from which
         trajectories are rarely accepted.
     """
-    mean, sd = starts.draws.mean(0), starts.draws.std(0)
-    squares = np.square(np.square((starts.draws - mean) / sd) - 1)
-    for num_steps in (n for n in _NUM_STEPS if n <= most):
+    squares = _squares(starts.draws)
+    if sites is not None:
+        every = len(sites) // len(starts.draws)
+        squares = np.column_stack([squares, _squares(sites[::every])])
+    weights, most = np.square(squares), _NUM_STEPS[-1]
+    for num_steps in _NUM_STEPS:
         some = starts.for_steps(num_steps)
-        suits, stuck = _suit(some, num_steps, 1, squares, last=num_steps == most)
+        suits, stuck = _suit(some, num_steps, 1, weights, last=num_steps == most)
         if suits:
             return num_steps, True, stuck
     if most > _MANY_STEPS:
-        _, stuck_of_few = _suit(starts, _MANY_STEPS, 1, squares, last=True)
+        _, stuck_of_few = _suit(starts, _MANY_STEPS, 1, weights, last=True)
         if stuck_of_few <= _HARDLY_MORE * stuck:
             return _MANY_STEPS, False, stuck_of_few
     return most, False, stuck
 
 
-def _kept(draws: np.ndarray, accepted: np.ndarray, z: np.ndarray) -> float:
-    """The largest correlation of a parameter or its square between the ends."""
-    mean, sd = draws.mean(0), draws.std(0)
-    before = (draws - mean) / np.where(sd > 0, sd, 1.0)
-    with np.errstate(invalid="ignore"):  # of ends that are never accepted
-        after = (z - mean) / np.where(sd > 0, sd, 1.0)
-        taken = accepted[:, None]
-        after = np.where(taken > 0, taken * after, 0.0) + (1 - taken) * before
-    of_values = float((before * after).mean(0).max(initial=-1.0))
-    return max(of_values, _correlation_of_squares(draws, z, accepted))
+def _kept(starts: _Starts, accepted: np.ndarray, z: np.ndarray) -> tuple[float, float]:
+    """The largest correlations after a quarter of a period: of values and of squares.
+
+    They are those of the sites, which are not looked at if no correlation of the
+    parameters is large. Those of ranks, on which the effective sample size of the bulk
+    depends, are the same for both.
+    """
+    draws = starts.draws
+    of_ranks, _ = _correlations(_ranks(draws, draws), _ranks(draws, z), accepted)
+    _, of_squares = _correlations(draws, z, accepted)
+    if of_ranks <= _CURVED and of_squares <= _SCREEN:
+        return of_ranks, of_squares
+    begin, end = (_at_draws(starts.problem, x) for x in (draws, z))
+    of_values, of_squares = _correlations(begin, end, accepted)
+    return max(of_ranks, of_values), of_squares
 
 
-def _squares_kept(starts: _Starts, accepted: np.ndarray, z: np.ndarray) -> float:
-    """The largest correlation of a site's squares after a quarter of a period."""
-    kept = _correlation_of_squares(starts.draws, z, accepted)
-    if kept <= _SCREEN:
-        return kept
-    problem = starts.problem
+def _ranks(draws: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """The ranks of values among draws, ``(K, d)``."""
+    found = []
+    for ordered, x in zip(np.sort(draws, axis=0).T, values.T, strict=True):
+        below, up_to = (np.searchsorted(ordered, x, side) for side in ("left", "right"))
+        found.append(below + up_to)
+    return np.column_stack(found)
+
+
+def _at_draws(problem: Problem, positions: np.ndarray) -> np.ndarray:
+    """The constrained values of the latent sites at some positions, ``(K, d)``."""
     values = problem.compiled(_site_values)
-    begin, end = (
-        np.asarray(values(jnp.asarray(x, problem.dtype))) for x in (starts.draws, z)
-    )
-    return _correlation_of_squares(begin, end, accepted)
+    return np.asarray(values(jnp.asarray(positions, problem.dtype)), np.float64)
 
 
 def _suit(
@@ -407,25 +473,38 @@ def _followed(
     return expansion, bent, *arrays, np.int32(num_steps)
 
 
-def _correlation_of_squares(
+def _correlations(
     starts: np.ndarray, ends: np.ndarray, accepted: np.ndarray
-) -> float:
-    """The largest correlation between the squares at both ends of trajectories.
+) -> tuple[float, float]:
+    """The largest correlations between both ends of trajectories.
 
     :param starts: values at the starts, which are draws, ``(K, d)``.
     :param ends: values at the ends.
     :param accepted: the acceptance probabilities, ``(K,)``.
+    :return: those of a value and of a square.
     """
-    starts, ends = np.asarray(starts, np.float64), np.asarray(ends, np.float64)
-    mean, sd = starts.mean(0), starts.std(0)
+    found = []
+    for power in (1, 2):
+        before, after = (_standardised(starts, x) ** power for x in (starts, ends))
+        before, after = before - (power - 1), after - (power - 1)
+        taken = accepted[:, None]
+        with np.errstate(invalid="ignore"):  # of ends that are never accepted
+            after = np.where(taken > 0, taken * after, 0.0) + (1 - taken) * before
+        kept = (before * after).mean(0) / np.square(before).mean(0)
+        found.append(float(kept.max(initial=-1.0)))
+    return found[0], found[1]
+
+
+def _standardised(draws: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Values in standard deviations of draws, ``(K, d)``, where draws vary."""
+    mean, sd = draws.mean(0), draws.std(0)
     varies = sd > 1e-6 * np.abs(mean)  # unlike the first row of a Cholesky factor
-    mean, sd = mean[varies], sd[varies]
-    before = np.square((starts[:, varies] - mean) / sd) - 1
-    after = np.square((ends[:, varies] - mean) / sd) - 1
-    taken = accepted[:, None]
-    after = np.where(taken > 0, taken * after, 0.0) + (1 - taken) * before
-    kept = (before * after).mean(0) / np.square(before).mean(0)
-    return float(kept.max(initial=-1.0))
+    return np.asarray((values[:, varies] - mean[varies]) / sd[varies])
+
+
+def _squares(draws: np.ndarray) -> np.ndarray:
+    """Squares of standardised draws less one, ``(K, d)``."""
+    return np.square(_standardised(draws, draws)) - 1
 
 
 def _site_values(problem: Problem, arrays: list[Any], positions: Array) -> Array:
@@ -451,8 +530,8 @@ def _ends_of_trajectories(
     momenta: Array,
     steps: Array,
     num_steps: Array,
-) -> tuple[Array, Array]:
-    """The acceptance probabilities of trajectories from some draws, and their ends."""
+) -> tuple[Array, Array, Array]:
+    """Of trajectories from some draws: acceptance probabilities, ends, and momenta."""
 
     def unread(_: Array) -> Array:
         raise AssertionError("the surrogate has its own gradient")
@@ -464,11 +543,11 @@ def _ends_of_trajectories(
         log_surrogate=partial(log_density, problem, arrays, expansion),
     )
 
-    def one(z: Array, momentum: Array, step: Array) -> tuple[Array, Array]:
+    def one(z: Array, momentum: Array, step: Array) -> tuple[Array, Array, Array]:
         z_new, after, logs, grown = follow(z, momentum, step, num_steps, context)
         lost = log_metropolis_ratio(momentum, after, logs, grown)
         lost = jnp.minimum(jnp.nan_to_num(lost, nan=-jnp.inf), 0.0)
-        return jnp.exp(lost), z_new
+        return jnp.exp(lost), z_new, after
 
     return jax.vmap(one)(draws, momenta, steps)
 

@@ -250,6 +250,11 @@ class _SurrogateHMC(Proposal):
         """Whether trajectories are longer than a quarter of a period."""
         return context.long and self.num_steps is None and self.step_size is None
 
+    def _is_bent(self, context: ProposalContext) -> bool:
+        """Whether trajectories that the set-up chose have drivers."""
+        chosen = self.num_steps is None and self.step_size is None
+        return context.bent is not None and chosen
+
     def evaluations(self, context: ProposalContext) -> int:
         num_steps, _ = self.trajectory(context)
         if self._is_longer(context):
@@ -272,6 +277,7 @@ class _SurrogateHMC(Proposal):
                 math.sqrt(1.0 - OVERRELAXATION_COSINE**2),
                 context,
             )
+        finer = self._is_longer(context) or self._is_bent(context)
         if context.bent is not None:
             context = context._replace(
                 center=context.bent.center, whitening=context.bent.whitening
@@ -284,7 +290,7 @@ class _SurrogateHMC(Proposal):
             share = share if z.size <= _MOST_FOR_INDEPENDENT else 0.0
         extra = 1 + int(HEAVY_DF) if share else 0
         longer = self._is_longer(context)
-        noise = normal(key, z.size + 3 + extra + longer, z.dtype)
+        noise = normal(key, z.size + 3 + extra + finer, z.dtype)
         momentum, noise = noise[: z.size], noise[z.size :]
         for_step, for_accept, for_draw = noise[0], noise[1:3], noise[3 : 3 + extra]
         step = jnp.asarray(length, z.dtype)
@@ -293,7 +299,7 @@ class _SurrogateHMC(Proposal):
             num_steps, low = LONGER * num_steps, _SHORTEST
         if low < high:
             step = step * (low + (high - low) * _uniform(for_step))
-        if longer:
+        if finer:
             step = jnp.where(_uniform(noise[-1]) < _FINE, step / LONGER, step)
         if not share:
             z_new, after, logs, grown = follow(z, momentum, step, num_steps, context)
@@ -457,8 +463,10 @@ def surrogate_hmc(
 
     Where scales of some parameters depend on others, as in a funnel, trajectories
     follow the surrogate in coordinates in which they do not, which the set-up fits to
-    its draws. It is the non-centred parametrisation [5]. Where locations are curves in
-    others, as in a banana, and trajectories then go farther, these are subtracted, too.
+    its draws. It is the non-centred parametrisation [5]. Where trajectories then still
+    leave a site or its square correlated, coordinates are fitted to the gradients of
+    the surrogate [6]: locations and logarithms of scales are curves in other
+    parameters. They describe bananas, and hierarchies of few groups.
 
     Where the set-up finds the surrogate normal, there is neither a trajectory nor a
     first stage. One rotation is the exact flow, and the minibatch decides on the whole
@@ -514,6 +522,8 @@ def surrogate_hmc(
     5. Omiros Papaspiliopoulos, Gareth O. Roberts, Martin Sköld (2007), *A general
        framework for the parametrization of hierarchical models*, Statistical Science
        22(1).
+    6. Aapo Hyvärinen (2005), *Estimation of non-normalized statistical models by score
+       matching*, Journal of Machine Learning Research 6.
 
     **Example**
 

@@ -1,0 +1,320 @@
+"""Coordinates in which a surrogate has the gradients of a normal distribution.
+
+In white coordinates ``w``, the gradient of a normal log density is ``-w``. The mean
+square of the difference, the Fisher divergence [1]_, is minimised over coordinates with
+drivers [2]_, whose locations and logarithms of scales are curves in other ones. Unlike
+likelihoods, gradients at draws have no sampling error: where such coordinates exist, a
+few hundred draws determine them, and tails as well as the bulk. So they describe a
+hierarchy of few groups, in which the effects follow the mean of the groups, and all of
+them the logarithm of their scale, by curves. They also describe a banana.
+
+References:
+    1. Hyvarinen, A. (2005). *Estimation of non-normalized statistical models by score
+       matching.* Journal of Machine Learning Research 6.
+    2. Papaspiliopoulos, O., Roberts, G. O. and Skold, M. (2007). *A general framework
+       for the parametrization of hierarchical models.* Statistical Science 22(1).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import numpy as np
+
+from numpyro_minibatch.control_variate._bent import DRIVERS, bent_by
+from numpyro_minibatch.proposal import Bent, Scales
+
+__all__ = ["MOST_MATCHED", "fit_gradients"]
+
+#: the largest number of coordinates; the time grows with its cube
+MOST_MATCHED = 20
+_DRAWS = 300  # that coordinates are fitted to
+# Share of the divergence that a driver must remove; and a divergence, relative to that
+# of a constant density, below which no more are needed.
+_GAIN, _ENOUGH = 0.1, 0.005
+# Candidates for a driver, of which the first rounds of a fit are made, and those of
+# them of which more are made: a regression does not order them reliably. It must remove
+# this share of the divergence. (That of the mean of few groups was 0.07 to 0.1, and the
+# fit then removed three quarters.)
+_CANDIDATES, _FINALISTS, _PROMISING = 8, 3, 0.02
+_ROUNDS, _FIRST, _NEXT = 20, 3, 10  # of damped least squares
+_DAMPING, _LEAST_DAMPING, _MOST_DAMPING = 0.01, 1e-6, 1e4
+_CONVERGED = 0.01  # share of the divergence that a round must remove
+_PENALTY = 1e-3  # of squares of slopes, for those that draws do not determine
+_DIFFERENCE = 1e-6  # of a number, for a derivative
+
+
+def fit_gradients(
+    draws: np.ndarray, gradients: np.ndarray, weights: np.ndarray, dtype: Any
+) -> Bent | None:
+    """Coordinates with drivers, fitted to the gradients of a log density at draws.
+
+    :param draws: of a surrogate's posterior, ``(K, D)``.
+    :param gradients: of its log density, ``(K, D)``.
+    :param weights: how much each draw counts, ``(K,)``.
+    :param dtype: of the result.
+    :return: ``None`` if no driver removes much of the divergence.
+    """
+    mean, sd = draws.mean(0), draws.std(0)
+    if not (1 < len(sd) <= MOST_MATCHED and (sd > 0).all()):
+        return None
+    shares = np.cumsum(weights) / weights.sum()
+    some = np.searchsorted(shares, (np.arange(_DRAWS) + 0.5) / _DRAWS)
+    x, g = (draws - mean) / sd, gradients[some] * sd
+    if not np.isfinite(g).all():
+        return None
+    try:
+        found = _fit(x[some], g, np.linalg.cholesky(np.cov(x.T)))
+    except np.linalg.LinAlgError:  # nearly all of the weight is that of a few draws
+        return None
+    if not found.drivers:
+        return None
+    number = len(found.drivers)
+    select = np.zeros((DRIVERS, len(sd)))
+    select[np.arange(number), found.drivers] = 1.0 / sd[found.drivers]
+    padding = ((0, 0), (0, DRIVERS - number))
+    slopes, shifts, bows, curves, bends = (np.pad(a, padding) for a in found.curves)
+    fitted: Any = {
+        "drivers": select,
+        "slopes": slopes,
+        "shifts": shifts * sd[:, None],
+        "bows": bows,
+        "curves": curves * sd[:, None],
+        "bends": bends * sd[:, None],
+        "knees": np.pad(found.knees, padding[1]),
+        "widths": np.pad(np.exp(found.log_widths), padding[1], constant_values=1.0),
+    }
+    scales = Scales(**fitted)
+    bent = bent_by(mean + sd * found.center, found.lower.T * sd, scales, dtype)
+    finite = all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(bent))
+    return bent if finite else None
+
+
+@dataclass(frozen=True)
+class _Coordinates:
+    """White coordinates of standardised draws, by ``k`` drivers.
+
+    They are those of :class:`~numpyro_minibatch.preconditioner.Scales`, of many draws
+    at once and without a compiled program.
+
+    :param drivers: the coordinates that others depend on.
+    :param center: the centre, ``(D,)``.
+    :param lower: a root of the covariance of what is left, ``(D, D)``.
+    :param curves: slopes, shifts, bows, curves and bends, ``(5, D, k)``.
+    :param knees: where slopes change, ``(k,)``.
+    :param log_widths: logarithms of distances over which they change, ``(k,)``.
+    """
+
+    drivers: list[int]
+    center: np.ndarray
+    lower: np.ndarray
+    curves: np.ndarray
+    knees: np.ndarray
+    log_widths: np.ndarray
+
+    def with_driver(self, driver: int) -> _Coordinates:
+        """The same with one more driver, on which nothing depends yet."""
+        return replace(
+            self,
+            drivers=[*self.drivers, driver],
+            curves=np.pad(self.curves, ((0, 0), (0, 0), (0, 1))),
+            knees=np.append(self.knees, 0.0),
+            log_widths=np.append(self.log_widths, 0.0),
+        )
+
+    # as one vector -------------------------------------------------------------------
+
+    def flat(self) -> np.ndarray:
+        """All numbers but the root."""
+        return np.concatenate(
+            [self.center, self.curves.ravel(), self.knees, self.log_widths]
+        )
+
+    def moved(self, flat: np.ndarray, turn: np.ndarray) -> _Coordinates:
+        """Other coordinates.
+
+        :param flat: the new numbers.
+        :param turn: the root is multiplied by one more than it, ``(D, D)``.
+        """
+        dim, k = len(self.center), len(self.drivers)
+        center, curves, knees, log_widths = np.split(
+            flat, np.cumsum([dim, 5 * dim * k, k])
+        )
+        return replace(
+            self,
+            center=center,
+            lower=self.lower @ (np.eye(dim) + turn),
+            curves=curves.reshape(5, dim, k),
+            knees=knees,
+            log_widths=log_widths,
+        )
+
+    def free(self) -> np.ndarray:
+        """Which of the numbers may change: a driver depends on those before it."""
+        dim, k = len(self.center), len(self.drivers)
+        some = np.ones((dim, k), bool)
+        for order, driver in enumerate(self.drivers):
+            some[driver, order:] = False
+        every = np.ones(dim, bool), *[some.ravel()] * 5, np.ones(2 * k, bool)
+        return np.concatenate(every)
+
+    def penalised(self) -> np.ndarray:
+        """Which of the numbers are kept small."""
+        return np.arange(len(self.flat())) >= len(self.center)
+
+    # the divergence ------------------------------------------------------------------
+
+    def linear(self, x: np.ndarray, g: np.ndarray) -> tuple[np.ndarray, ...]:
+        """Draws and gradients in coordinates that linear ones make white.
+
+        :return: both, ``(K, D)``, and the logarithms of the scales.
+        """
+        slopes, shifts, bows, curves, bends = self.curves
+        knees, widths = self.knees, np.exp(self.log_widths)
+        x = x - self.center
+        d = np.zeros((len(x), len(knees)))
+        r, log_scale, bend = x, np.zeros_like(x), d
+        for k, driver in enumerate(self.drivers):
+            d[:, k] = r[:, driver]
+            bend = np.hypot(widths, d - knees) - np.hypot(widths, knees)
+            log_scale = d @ slopes.T + bend @ bows.T
+            scaled = (x - d @ shifts.T - bend @ curves.T) * np.exp(-log_scale)
+            r = scaled - bend @ bends.T
+        of_r = np.exp(log_scale) * g
+        grown = of_r * (r + bend @ bends.T) + 1.0
+        bent = grown @ bows + g @ curves + of_r @ bends
+        slope = (d - knees) / np.hypot(widths, d - knees)
+        of_r[:, self.drivers] += grown @ slopes + g @ shifts + slope * bent
+        return r, of_r, log_scale
+
+    def white(self, x: np.ndarray, g: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Draws and gradients in white coordinates, ``(K, D)``."""
+        r, of_r, _ = self.linear(x, g)
+        return np.linalg.solve(self.lower, r.T).T, of_r @ self.lower
+
+    def size(self, off: np.ndarray) -> float:
+        """The divergence with the penalty.
+
+        :param off: the sums of both, ``(K, D)``.
+        """
+        varies = self.flat()[self.penalised()]
+        return float(np.square(off).sum() / len(off) + _PENALTY * varies @ varies)
+
+    def derivatives(self, x: np.ndarray, g: np.ndarray) -> np.ndarray:
+        """Those of the sums of both, ``(K D, P)``: of free numbers, and of a turn."""
+        flat, dim = self.flat(), len(self.center)
+        w, of_w = self.white(x, g)
+        off, columns = w + of_w, []
+        none = np.zeros((dim, dim))
+        for which in np.flatnonzero(self.free()):
+            there = flat.copy()
+            there[which] += _DIFFERENCE
+            changed = np.add(*self.moved(there, none).white(x, g))
+            columns.append(((changed - off) / _DIFFERENCE).ravel())
+        # to first order, the inverse of one more than a turn is one less than it
+        for i, j in zip(*np.tril_indices(dim), strict=True):
+            change = np.zeros_like(w)
+            change[:, i] -= w[:, j]
+            change[:, j] += of_w[:, i]
+            columns.append(change.ravel())
+        return np.column_stack(columns)
+
+
+def _fit(x: np.ndarray, g: np.ndarray, lower: np.ndarray) -> _Coordinates:
+    """The coordinates, whose drivers are found one after the other.
+
+    :param lower: a first root of a covariance.
+    """
+    dim = x.shape[1]
+    none = np.zeros(0)
+    found = _Coordinates([], np.zeros(dim), lower, np.zeros((5, dim, 0)), none, none)
+    found, size = _least_squares(found, x, g)
+    while len(found.drivers) < min(DRIVERS, dim - 1) and size > _ENOUGH * dim:
+        candidates = _candidates(found, x, g)
+        if not candidates:
+            break
+        others = [found.with_driver(j) for j in candidates]
+        for number, rounds in ((_FINALISTS, _FIRST), (1, _NEXT)):
+            fits = [_least_squares(other, x, g, rounds) for other in others]
+            fits.sort(key=lambda fit: fit[1])
+            others = [other for other, _ in fits[:number]]
+        best, size_of_best = _least_squares(others[0], x, g)
+        if not size_of_best < (1 - _GAIN) * size:
+            break
+        found, size = best, size_of_best
+    return found
+
+
+def _least_squares(
+    found: _Coordinates, x: np.ndarray, g: np.ndarray, rounds: int = _ROUNDS
+) -> tuple[_Coordinates, float]:
+    """Minimise the divergence by the method of Levenberg and Marquardt.
+
+    :return: the coordinates, and their divergence with the penalty.
+    """
+    dim = len(found.center)
+    free = np.flatnonzero(found.free())
+    small = np.append(found.penalised()[free], np.zeros(dim * (dim + 1) // 2))
+    below = np.tril_indices(dim)
+    off = np.add(*found.white(x, g))
+    now, damping = found.size(off), _DAMPING
+    for _ in range(rounds):
+        slope = found.derivatives(x, g)
+        flat = found.flat()
+        matrix = slope.T @ slope / len(x) + _PENALTY * np.diag(small)
+        down = slope.T @ off.ravel() / len(x)
+        down[: len(free)] += _PENALTY * small[: len(free)] * flat[free]
+        before = now
+        while damping < _MOST_DAMPING:
+            step = -np.linalg.solve(matrix + damping * np.diag(np.diag(matrix)), down)
+            there, turn = flat.copy(), np.zeros((dim, dim))
+            there[free] += step[: len(free)]
+            turn[below] = step[len(free) :]
+            other = found.moved(there, turn)
+            with np.errstate(over="ignore", invalid="ignore"):
+                off_there = np.add(*other.white(x, g))
+                size_there = other.size(off_there)
+            if size_there < now:
+                found, off, now = other, off_there, size_there
+                damping = max(damping / 5, _LEAST_DAMPING)
+                break
+            damping *= 4
+        if not now < (1 - _CONVERGED) * before:
+            break
+    return found, now
+
+
+def _candidates(found: _Coordinates, x: np.ndarray, g: np.ndarray) -> list[int]:
+    """The coordinates on which locations and scales of the others depend most.
+
+    For each other coordinate, the difference of the gradients is regressed on changes
+    of its location and of the logarithm of its scale by curves in the candidate.
+
+    :return: the best ones first; none if no dependence is clear.
+    """
+    r, gradient, log_scale = found.linear(x, g)
+    precision = np.linalg.inv(found.lower @ found.lower.T)
+    unit = np.sqrt(np.diag(precision))
+    normal = r @ precision / unit
+    off = gradient / unit + normal
+    moved = np.exp(-log_scale)  # how far, relative to where the drivers are zero
+    rest = [j for j in range(x.shape[1]) if j not in found.drivers]
+    gains = []
+    for j in rest:
+        terms = np.column_stack([r[:, j], np.hypot(1.0, r[:, j])])
+        gain = 0.0
+        for i in (i for i in rest if i != j):
+            base = np.column_stack([np.ones(len(x)), r[:, j], normal[:, i]])
+            more = [base, terms * moved[:, [i]], terms * normal[:, [i]]]
+            gain += _left(base, off[:, i]) - _left(np.column_stack(more), off[:, i])
+        gains.append(gain)
+    if max(gains) < _PROMISING * np.square(off).sum():
+        return []
+    return [rest[k] for k in np.argsort(gains)[: -_CANDIDATES - 1 : -1]]
+
+
+def _left(terms: np.ndarray, y: np.ndarray) -> float:
+    """What a regression leaves of a sum of squares."""
+    return float(np.square(y - terms @ np.linalg.lstsq(terms, y, rcond=None)[0]).sum())

@@ -1,0 +1,334 @@
+"""Coordinates whose gradients are those of a normal distribution."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import chain, repeat
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from jax import random
+from numpyro.infer import MCMC
+
+from benchmarks.coverage.families import FAMILIES, truth
+from numpyro_minibatch import MinibatchMH
+from numpyro_minibatch.control_variate import _matched, _trajectories
+from numpyro_minibatch.proposal import Bent
+
+
+def fit_gradients(draws: np.ndarray, slopes: np.ndarray, dtype: Any) -> Bent | None:
+    """Coordinates fitted to gradients at draws that count as much as each other."""
+    return _matched.fit_gradients(draws, slopes, np.ones(len(draws)), dtype)
+
+
+# what is fitted -----------------------------------------------------------------------
+
+MEANS = np.array([0.4, -1.1, 2.0, 0.9])  # of the rows of each group
+EACH = 8
+
+
+def log_hierarchy(z: jax.Array) -> jax.Array:
+    """Of effects of four groups, of their mean, and of the logarithm of their scale."""
+    effects, mean, tau = z[:4], z[4], jnp.exp(z[5])
+    prior = -0.5 * jnp.sum(effects**2) - mean**2 / 50 - tau**2 / 18 + z[5]
+    return prior - 0.5 * EACH * jnp.sum(jnp.square(MEANS - mean - tau * effects))
+
+
+def hierarchy(log_tau: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Exact draws of all others for some scales."""
+    tau = np.exp(log_tau)[:, None]
+    variance = tau**2 + 1 / EACH
+    precision = 4 / variance + 1 / 25
+    mean = MEANS.sum() / variance / precision
+    mean = mean + rng.normal(size=mean.shape) / np.sqrt(precision)
+    left = 1 / (1 + EACH * tau**2)
+    effects = EACH * tau * left * (MEANS - mean)
+    effects = effects + np.sqrt(left) * rng.normal(size=effects.shape)
+    return np.column_stack([effects, mean, log_tau])
+
+
+def log_scales(rng: np.random.Generator, number: int) -> np.ndarray:
+    """Draws of the logarithm of the scale, the others integrated out."""
+    u = np.linspace(-9.0, 3.5, 4001)
+    variance = np.exp(2 * u) + 1 / EACH
+    precision = 4 / variance + 1 / 25
+    logs = u - np.exp(2 * u) / 18 - 2 * np.log(variance) - 0.5 * np.log(precision)
+    logs += 0.5 * np.square(MEANS.sum() / variance) / precision
+    logs -= 0.5 * np.square(MEANS).sum() / variance
+    mass = np.exp(logs - logs.max())
+    return rng.choice(u, number, p=mass / mass.sum())
+
+
+def gradients(log_density: Callable, draws: np.ndarray) -> np.ndarray:
+    """Those of a log density at draws."""
+    with jax.enable_x64(True):
+        return np.asarray(jax.vmap(jax.grad(log_density))(jnp.asarray(draws)))
+
+
+def white(bent: Bent, log_density: Callable, draws: np.ndarray) -> tuple[Any, Any]:
+    """White coordinates and gradients, as trajectories see them."""
+    whitening = bent.whitening
+
+    def of_one(z: jax.Array) -> tuple[jax.Array, jax.Array]:
+        w = whitening.whiten(z - bent.center)
+        return w, whitening.whiten_gradient(jax.grad(log_density)(z), w)
+
+    with jax.enable_x64(True):
+        w, of_w = jax.vmap(of_one)(jnp.asarray(draws))
+    return np.asarray(w), np.asarray(of_w)
+
+
+def drivers(bent: Bent) -> list[int]:
+    """The coordinates that others depend on, in their order."""
+    assert bent.whitening.scales is not None
+    return [int(j) for j in np.nonzero(np.asarray(bent.whitening.scales.drivers))[1]]
+
+
+def test_a_hierarchy_of_few_groups_is_driven_by_its_scale_and_then_its_mean() -> None:
+    """Also where few draws of the fit are."""
+    rng = np.random.default_rng(2)
+    draws = hierarchy(log_scales(rng, 2000), rng)
+    sites = np.column_stack([draws[:, :5], np.exp(draws[:, 5])])
+    weights = _trajectories._weights_of_tails(sites)
+    slopes = gradients(log_hierarchy, draws)
+    found = _matched.fit_gradients(draws, slopes, weights, np.float64)
+    assert found is not None and drivers(found) == [5, 4]
+    far = hierarchy(np.full(500, np.quantile(draws[:, 5], 0.999)), rng)
+    w, of_w = white(found, log_hierarchy, far)
+    # but for the logarithm of the scale, whose distribution is not normal
+    others = np.square(w + of_w)[:, :5].mean()
+    assert others < 0.5
+    # linear coordinates are not only a little worse
+    linear = np.linalg.cholesky(np.cov(draws.T))
+    r = np.linalg.solve(linear, (far - draws.mean(0)).T).T
+    off = r + gradients(log_hierarchy, far) @ linear
+    assert np.square(off)[:, :5].mean() > 50 * others
+
+
+def log_banana(z: jax.Array) -> jax.Array:
+    """A location that is a curve in another parameter, and one apart from them."""
+    along = (z[0] + 2) / 3
+    curve = 0.5 * along + jnp.sqrt(1 + along**2) - 1
+    return -0.5 * (along**2 + ((z[1] - curve) / 0.2) ** 2 + z[2] ** 2)
+
+
+def banana(rng: np.random.Generator, number: int) -> np.ndarray:
+    """Its draws."""
+    along, across, other = rng.normal(size=(3, number))
+    curve = np.sqrt(1 + along**2) - 1
+    return np.column_stack([3 * along - 2, 0.2 * across + 0.5 * along + curve, other])
+
+
+def test_a_curve_is_found_with_its_driver() -> None:
+    draws = banana(np.random.default_rng(5), 2000)
+    found = fit_gradients(draws, gradients(log_banana, draws), np.float64)
+    assert found is not None and drivers(found) == [0]
+    w, of_w = white(found, log_banana, draws)
+    np.testing.assert_allclose(of_w, -w, atol=0.3)
+    assert np.square(of_w + w).mean() < 1e-3
+    np.testing.assert_allclose(np.cov(w.T), np.eye(3), atol=0.12)
+
+
+@pytest.mark.parametrize("noise", [0.05, 0.1, 0.2, 0.4])
+def test_the_driver_of_a_curve_is_its_cause(noise: float) -> None:
+    along, across = np.random.default_rng(7).normal(size=(2, 2000))
+    draws = np.column_stack([along**2 + noise * across, along])
+
+    def log_density(z: jax.Array) -> jax.Array:
+        return -0.5 * (((z[0] - z[1] ** 2) / noise) ** 2 + z[1] ** 2)
+
+    found = fit_gradients(draws, gradients(log_density, draws), np.float64)
+    assert found is not None and drivers(found) == [1]
+
+
+def test_coordinates_are_left_alone_where_none_are_better() -> None:
+    rng = np.random.default_rng(6)
+    for dim in (2, 5, _matched.MOST_MATCHED):
+        draws = rng.normal(size=(2000, dim))
+        assert fit_gradients(draws, -draws, np.float64) is None
+        # independent parameters with heavy tails
+        heavy = rng.standard_t(4.0, size=(2000, dim))
+        slope = -5 * heavy / (4 + np.square(heavy))
+        assert fit_gradients(heavy, slope, np.float64) is None
+
+
+def test_what_cannot_be_fitted_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    draws = banana(np.random.default_rng(5), 2000)
+    slopes = gradients(log_banana, draws)
+    assert fit_gradients(draws, slopes, np.float32) is not None
+    missing = np.where(np.arange(2000)[:, None] < 50, np.nan, slopes)
+    assert fit_gradients(draws, missing, np.float32) is None
+    assert fit_gradients(draws[:, :1], slopes[:, :1], np.float32) is None
+    assert fit_gradients(np.ones((2000, 3)), slopes, np.float32) is None
+    twice = draws[:, [0, 1, 1]]  # without a root of their covariance
+    assert fit_gradients(twice, slopes, np.float32) is None
+    monkeypatch.setattr(_matched, "MOST_MATCHED", 2)
+    assert fit_gradients(draws, slopes, np.float32) is None
+
+
+def test_derivatives_are_those_of_all_numbers_and_of_the_root() -> None:
+    rng = np.random.default_rng(9)
+    none = np.zeros(0)
+    at = _matched._Coordinates(
+        [], rng.normal(size=3), np.eye(3), np.zeros((5, 3, 0)), none, none
+    )
+    at = at.with_driver(1).with_driver(2)
+    flat = np.where(at.free(), 0.3 * rng.normal(size=len(at.flat())), 0.0)
+    at = at.moved(flat, np.tril(0.2 * rng.normal(size=(3, 3))))
+    x, g = rng.normal(size=(2, 5, 3))
+    slope = at.derivatives(x, g)
+    step = rng.normal(size=slope.shape[1])
+    small, size = np.zeros(len(flat)), at.free().sum()
+    small[at.free()] = step[:size]
+    turn = np.zeros((3, 3))
+    turn[np.tril_indices(3)] = step[size:]
+    there, back = (
+        np.add(*at.moved(at.flat() + h * small, h * turn).white(x, g)).ravel()
+        for h in (1e-5, -1e-5)
+    )
+    np.testing.assert_allclose(
+        slope @ step, (there - back) / 2e-5, rtol=1e-3, atol=1e-3
+    )
+
+
+# what is chosen -----------------------------------------------------------------------
+
+
+def test_they_are_used_where_trajectories_then_go_farther() -> None:
+    """Where the posterior bends, and not where its scales vary."""
+    of_banana = _trajectories.Trajectories(4, False, 0.0, None, 0.5)
+    for other, used in (
+        (of_banana._replace(kept=0.1), True),
+        (of_banana._replace(kept=0.45), False),  # hardly less
+        (of_banana._replace(kept=0.1, num_steps=8), False),
+        (of_banana._replace(kept=0.1, long=True), False),
+        (of_banana._replace(kept=0.1, stuck=0.001), True),
+        (of_banana._replace(kept=0.1, stuck=0.002), False),
+    ):
+        found = trajectories_of(of_banana, other)
+        assert (found.bent is not None) == used
+        assert found[:3] == (other if used else of_banana)[:3]
+    # a third of long trajectories says little of them
+    of_long = of_banana._replace(long=True)
+    for other, used in ((of_banana, False), (of_banana._replace(kept=0.1), True)):
+        assert (trajectories_of(of_long, other).bent is not None) == used
+    # trajectories that go far enough are left alone
+    good = of_banana._replace(kept=0.15)
+    assert trajectories_of(good, good._replace(kept=0.0)).bent is None
+    # and so are many coordinates
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_trajectories, "MOST_MATCHED", 2)
+        assert trajectories_of(of_banana, good).bent is None
+
+
+def trajectories_of(*each: Any) -> Any:
+    """The choice between trajectories in linear and in other coordinates."""
+    draws = banana(np.random.default_rng(5), 2000)
+    slopes = gradients(log_banana, draws)
+
+    def ends(expansion: Any, bent: Any, draws: Any, *_: Any) -> tuple[Any, ...]:
+        which = seen[0]
+        seen[0] += len(draws)
+        return draws, draws, _trajectories._SHORT * slopes[which : seen[0]]
+
+    seen = [0]
+    programs = {
+        _trajectories._ends_of_trajectories: ends,
+        _trajectories._site_values: np.asarray,
+    }
+    expansion = SimpleNamespace(cast=lambda _: expansion)
+    posterior: Any = SimpleNamespace(
+        gaussian=False,
+        draws=draws,
+        location=draws.mean(0),
+        root=np.eye(3),
+        expansion=expansion,
+    )
+    problem: Any = SimpleNamespace(dtype=np.float32, compiled=programs.__getitem__)
+    answers = chain(each, repeat(each[-1]))  # with other weights, they are as good
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_trajectories, "_in_coordinates", lambda *_: next(answers))
+        return _trajectories.trajectories(problem, posterior)
+
+
+# runs ---------------------------------------------------------------------------------
+
+
+def kept(values: np.ndarray) -> float:
+    """The correlation of successive draws of chains, ``(chains, draws)``."""
+    off = values - values.mean()
+    return float((off[:, 1:] * off[:, :-1]).mean() / np.square(off).mean())
+
+
+@pytest.mark.filterwarnings("ignore:.*a minibatch does not pay")
+def test_a_saturating_curve_is_sampled() -> None:
+    """Reaction rates: for small constants the largest rate does not depend on them."""
+    rng = np.random.default_rng(2)
+    x = rng.uniform(0.3, 2, 8).astype(np.float32)
+    y = (2 * x / (1 + x) + 0.3 * rng.normal(size=8)).astype(np.float32)
+
+    def rates(x: Any, y: Any) -> None:
+        largest = numpyro.sample("largest", dist.HalfNormal(10.0))
+        half = numpyro.sample("half", dist.HalfNormal(10.0))
+        with numpyro.plate("data", len(y)) as i:
+            rate = largest * x[i] / (half + x[i])
+            numpyro.sample("y", dist.Normal(rate, 0.3), obs=y[i])
+
+    kernel = MinibatchMH(rates, control_variate="taylor2")
+    mcmc = MCMC(
+        kernel,
+        num_warmup=300,
+        num_samples=500,
+        num_chains=60,
+        chain_method="vectorized",
+        progress_bar=False,
+    )
+    mcmc.run(random.key(1), x, y)
+    assert kernel.pilot["surrogate_drivers"] != ""
+    draws = mcmc.get_samples(group_by_chain=True)
+    # WITHOUT
+    assert kept(np.log(np.asarray(draws["half"], np.float64))) < 0.35
+    u, v = np.linspace(-3, 4.5, 801)[:, None], np.linspace(-14, 4.5, 1201)
+    a, b = np.exp(u)[..., None], np.exp(v)[:, None]
+    left = np.asarray(y, float) - a * x / (b + x)
+    logs_of = u + v - (np.exp(2 * u) + np.exp(2 * v)) / 200
+    density = np.exp(logs_of - np.square(left).sum(-1) / (2 * 0.3**2))
+    mass = density.sum(0) / density.sum()
+    for limit in (0.5, 2.0, 8.0):
+        below = (np.asarray(draws["half"]) < limit).mean(1)
+        known = mass[np.exp(v) < limit].sum()
+        assert abs(below.mean() - known) < 4 * below.std() / np.sqrt(60) + 2e-3
+
+
+@pytest.mark.filterwarnings("ignore:.*a minibatch does not pay")
+def test_chains_leave_the_wide_tail_of_a_hierarchy() -> None:
+    """The mean of few groups and their scale, far from the bulk."""
+    family = FAMILIES["groups"]
+    data = family.data(7)
+    kernel = MinibatchMH(family.model, control_variate="taylor2")
+    mcmc = MCMC(
+        kernel,
+        num_warmup=200,
+        num_samples=600,
+        num_chains=100,
+        chain_method="vectorized",
+        progress_bar=False,
+    )
+    mcmc.run(random.key(1), *(jnp.asarray(values) for values in data))
+    assert kernel.pilot["surrogate_drivers"] == "tau, m"
+    draws = mcmc.get_samples(group_by_chain=True)
+    for name, known in truth(family, data).items():
+        values = np.asarray(draws[name], np.float64)
+        off = np.minimum(np.abs(values - known["mean"]) / known["sd"], 4.0)
+        # WITHOUT
+        print("CORRELATION", name, kept(np.square(off)))
+        assert kept(np.square(off)) < 0.3
+        below = (values < known["q95"]).mean(1)
+        error = below.std(ddof=1) / np.sqrt(len(below))
+        assert abs(below.mean() - 0.95) < 4 * error + 1e-3
