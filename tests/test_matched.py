@@ -292,7 +292,7 @@ def test_a_saturating_curve_is_sampled() -> None:
     mcmc.run(random.key(1), x, y)
     assert kernel.pilot["surrogate_drivers"] != ""
     draws = mcmc.get_samples(group_by_chain=True)
-    # WITHOUT
+    # 0.32 with them and 0.55 without
     assert kept(np.log(np.asarray(draws["half"], np.float64))) < 0.35
     u, v = np.linspace(-3, 4.5, 801)[:, None], np.linspace(-14, 4.5, 1201)
     a, b = np.exp(u)[..., None], np.exp(v)[:, None]
@@ -326,9 +326,9 @@ def test_chains_leave_the_wide_tail_of_a_hierarchy() -> None:
     for name, known in truth(family, data).items():
         values = np.asarray(draws[name], np.float64)
         off = np.minimum(np.abs(values - known["mean"]) / known["sd"], 4.0)
-        # WITHOUT
-        print("CORRELATION", name, kept(np.square(off)))
-        assert kept(np.square(off)) < 0.3
+        # 0.12 and 0.14 with them; without, and with six times as many steps, 0.38 and
+        # 0.22
+        assert kept(np.square(off)) < 0.2
         below = (values < known["q95"]).mean(1)
         error = below.std(ddof=1) / np.sqrt(len(below))
         assert abs(below.mean() - 0.95) < 4 * error + 1e-3

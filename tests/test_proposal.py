@@ -109,14 +109,17 @@ class Bends(Proposal):
     """The move of ``surrogate_hmc`` in coordinates whose scales vary."""
 
     independent: float
+    by_set_up: bool = False  # one of eight trajectories then takes shorter steps
     uses_surrogate = True
     adapts_step_size = False
 
     def propose(self, key: Any, z: Any, step_size: Any, context: Any) -> Proposed:
         bent = Bent(CENTER - 0.2, Whitening(ROOT, scales=SCALES))
         bent = jax.tree.map(lambda x: x.astype(z.dtype), bent)
-        move = proposal.surrogate_hmc(3, 0.7, independent=self.independent)
-        return move.propose(key, z, step_size, context._replace(bent=bent))
+        chosen = (None, None) if self.by_set_up else (3, 0.7)
+        move = proposal.surrogate_hmc(*chosen, independent=self.independent)
+        at = context._replace(bent=bent, num_steps=2)
+        return move.propose(key, z, step_size, at)
 
 
 ONE_TURN = WithSetUp((("num_steps", 0), ("over_relaxed", True)))
@@ -134,6 +137,7 @@ PROPOSALS = {
     "surrogate_hmc, longer": (LONGER, 123.0),
     "surrogate_hmc, bent": (Bends(0.0), 123.0),
     "surrogate_hmc, bent, half of them draws": (Bends(0.5), 123.0),
+    "surrogate_hmc, bent, with shorter steps": (Bends(0.0, by_set_up=True), 123.0),
     "delayed_random_walk": (proposal.delayed_random_walk(), 0.8),
     "independence": (proposal.independence(), 123.0),
     "student_t": (proposal.student_t(), 123.0),
