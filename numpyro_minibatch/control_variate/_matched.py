@@ -66,7 +66,8 @@ def fit_gradients(
     if not np.isfinite(g).all():
         return None
     try:
-        found = _fit(x[some], g, np.linalg.cholesky(np.cov(x.T)))
+        with np.errstate(all="ignore"):  # where steps are too long
+            found = _fit(x[some], g, np.linalg.cholesky(np.cov(x.T)))
     except np.linalg.LinAlgError:  # nearly all of the weight is that of a few draws
         return None
     if not found.drivers:
@@ -169,7 +170,9 @@ class _Coordinates:
     def linear(self, x: np.ndarray, g: np.ndarray) -> tuple[np.ndarray, ...]:
         """Draws and gradients in coordinates that linear ones make white.
 
-        :return: both, ``(K, D)``, and the logarithms of the scales.
+        :return: the draws, ``(K, D)``; the gradients with drivers fixed; how each
+            coordinate adds to those of the drivers, ``(K, D, k)``; and the logarithms
+            of the scales.
         """
         slopes, shifts, bows, curves, bends = self.curves
         knees, widths = self.knees, np.exp(self.log_widths)
@@ -182,16 +185,18 @@ class _Coordinates:
             log_scale = d @ slopes.T + bend @ bows.T
             scaled = (x - d @ shifts.T - bend @ curves.T) * np.exp(-log_scale)
             r = scaled - bend @ bends.T
-        of_r = np.exp(log_scale) * g
-        grown = of_r * (r + bend @ bends.T) + 1.0
-        bent = grown @ bows + g @ curves + of_r @ bends
+        direct = np.exp(log_scale) * g
+        grown = direct * (r + bend @ bends.T) + 1.0
+        terms = grown[..., None], g[..., None], direct[..., None]
         slope = (d - knees) / np.hypot(widths, d - knees)
-        of_r[:, self.drivers] += grown @ slopes + g @ shifts + slope * bent
-        return r, of_r, log_scale
+        added = terms[0] * slopes + terms[1] * shifts
+        bent = terms[0] * bows + terms[1] * curves + terms[2] * bends
+        return r, direct, added + slope[:, None] * bent, log_scale
 
     def white(self, x: np.ndarray, g: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Draws and gradients in white coordinates, ``(K, D)``."""
-        r, of_r, _ = self.linear(x, g)
+        r, of_r, added, _ = self.linear(x, g)
+        of_r[:, self.drivers] += added.sum(1)
         return np.linalg.solve(self.lower, r.T).T, of_r @ self.lower
 
     def size(self, off: np.ndarray) -> float:
@@ -204,22 +209,49 @@ class _Coordinates:
 
     def derivatives(self, x: np.ndarray, g: np.ndarray) -> np.ndarray:
         """Those of the sums of both, ``(K D, P)``: of free numbers, and of a turn."""
-        flat, dim = self.flat(), len(self.center)
+        flat, dim, k = self.flat(), len(self.center), len(self.drivers)
         w, of_w = self.white(x, g)
-        off, columns = w + of_w, []
-        none = np.zeros((dim, dim))
-        for which in np.flatnonzero(self.free()):
+        off, none = w + of_w, np.zeros((dim, dim))
+        found = np.zeros((len(flat), *off.shape))
+        # A number of a coordinate that is no driver changes this coordinate only, and
+        # what it adds to gradients of drivers: those of all coordinates at once.
+        rest = np.setdiff1d(np.arange(dim), self.drivers)
+        inverse, now = np.linalg.inv(self.lower), self.linear(x, g)
+        numbers = [first + step * rest for first, step in _rows(dim, k)]
+        for which in numbers:
             there = flat.copy()
             there[which] += _DIFFERENCE
-            changed = np.add(*self.moved(there, none).white(x, g))
-            columns.append(((changed - off) / _DIFFERENCE).ravel())
+            changed = self.moved(there, none).linear(x, g)
+            r, direct, added = (
+                (b - a)[:, rest].swapaxes(0, 1) / _DIFFERENCE
+                for a, b in zip(now[:3], changed[:3], strict=True)
+            )
+            found[which] = r[..., None] * inverse[:, rest].T[:, None]
+            found[which] += direct[..., None] * self.lower[rest][:, None]
+            found[which] += added @ self.lower[self.drivers]
+        single = self.free()
+        single[np.concatenate(numbers)] = False
+        for one in np.flatnonzero(single):
+            there = flat.copy()
+            there[one] += _DIFFERENCE
+            off_there = np.add(*self.moved(there, none).white(x, g))
+            found[one] = (off_there - off) / _DIFFERENCE
         # to first order, the inverse of one more than a turn is one less than it
-        for i, j in zip(*np.tril_indices(dim), strict=True):
-            change = np.zeros_like(w)
+        below = list(zip(*np.tril_indices(dim), strict=True))
+        turned = np.zeros((len(below), *off.shape))
+        for change, (i, j) in zip(turned, below, strict=True):
             change[:, i] -= w[:, j]
             change[:, j] += of_w[:, i]
-            columns.append(change.ravel())
-        return np.column_stack(columns)
+        each = np.concatenate([found[self.free()], turned])
+        return each.reshape(len(each), -1).T
+
+
+def _rows(dim: int, k: int) -> list[tuple[int, int]]:
+    """Where numbers of all coordinates begin in a flat vector, and how far apart."""
+    kinds = [
+        (dim + kind * dim * k + driver, k) for kind in range(5) for driver in range(k)
+    ]
+    return [(0, 1), *kinds]
 
 
 def _fit(x: np.ndarray, g: np.ndarray, lower: np.ndarray) -> _Coordinates:
@@ -273,9 +305,8 @@ def _least_squares(
             there[free] += step[: len(free)]
             turn[below] = step[len(free) :]
             other = found.moved(there, turn)
-            with np.errstate(over="ignore", invalid="ignore"):
-                off_there = np.add(*other.white(x, g))
-                size_there = other.size(off_there)
+            off_there = np.add(*other.white(x, g))
+            size_there = other.size(off_there)
             if size_there < now:
                 found, off, now = other, off_there, size_there
                 damping = max(damping / 5, _LEAST_DAMPING)
@@ -294,7 +325,8 @@ def _candidates(found: _Coordinates, x: np.ndarray, g: np.ndarray) -> list[int]:
 
     :return: the best ones first; none if no dependence is clear.
     """
-    r, gradient, log_scale = found.linear(x, g)
+    r, gradient, added, log_scale = found.linear(x, g)
+    gradient[:, found.drivers] += added.sum(1)
     precision = np.linalg.inv(found.lower @ found.lower.T)
     unit = np.sqrt(np.diag(precision))
     normal = r @ precision / unit
