@@ -214,6 +214,9 @@ def test_they_are_used_where_trajectories_then_go_farther() -> None:
         found = trajectories_of(of_banana, other)
         assert (found.bent is not None) == used
         assert found[:3] == (other if used else of_banana)[:3]
+    # the steps are halved if that costs no more
+    cheap = of_banana._replace(kept=0.1, num_steps=2)
+    assert trajectories_of(of_banana, cheap).num_steps == 4
     # a third of long trajectories says little of them
     of_long = of_banana._replace(long=True)
     for other, used in ((of_banana, False), (of_banana._replace(kept=0.1), True)):

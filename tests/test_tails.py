@@ -693,7 +693,8 @@ def test_trajectories_that_move_no_chain_are_found_in_one_block() -> None:
         return np.zeros(len(draws)), draws
 
     assert trajectories(draws, ends).stuck == 1.0
-    assert len(seen) == len(_trajectories._NUM_STEPS) + 1
+    of_gradients = len(draws) // _trajectories._BLOCK
+    assert len(seen) == len(_trajectories._NUM_STEPS) + 1 + of_gradients
 
 
 def test_trajectories_that_were_cut_short_are_made_longer(
