@@ -90,8 +90,10 @@ def test_the_moves_know_whether_independent_draws_are_accepted(monkeypatch, name
 
 @slow
 @pytest.mark.filterwarnings("ignore:.*a minibatch does not pay")
-@pytest.mark.parametrize("name", ["zeros", "cauchy"])
-def test_longer_trajectories_sample_skewed_posteriors(name):
+@pytest.mark.parametrize(
+    ("name", "long", "drivers"), [("zeros", False, "rate"), ("cauchy", True, "")]
+)
+def test_skewed_posteriors_are_sampled(name, long, drivers):
     """Of 64 chains from the default start, with a tolerance from their scatter."""
     family = FAMILIES[name]
     data = [jnp.asarray(x) for x in family.data(0)]
@@ -106,7 +108,8 @@ def test_longer_trajectories_sample_skewed_posteriors(name):
         progress=False,
     )
     kernel.init(random.key(0), 0, None, tuple(data), {})
-    assert kernel.pilot["surrogate_long"]
+    assert kernel.pilot["surrogate_long"] == long
+    assert kernel.pilot["surrogate_drivers"] == drivers
     for parameter, known in truth(family, family.data(0)).items():
         draws = np.asarray(result.posterior[parameter].values, np.float64)
         white = (draws - known["mean"]) / known["sd"]
