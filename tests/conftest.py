@@ -58,6 +58,7 @@ STATISTICAL = {
     "test_long_runs_benchmark",
     "test_marginal_error",
     "test_marginal_kernels",
+    "test_matched",
     "test_marginal_recover",
     "test_paper_figures",
     "test_batch_permutation",
