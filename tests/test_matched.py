@@ -18,7 +18,7 @@ from numpyro.infer import MCMC
 
 from benchmarks.coverage.families import FAMILIES, truth
 from numpyro_minibatch import MinibatchMH
-from numpyro_minibatch.control_variate import _matched, _trajectories
+from numpyro_minibatch.control_variate import _bent, _matched, _trajectories
 from numpyro_minibatch.proposal import Bent
 
 
@@ -133,6 +133,12 @@ def test_a_curve_is_found_with_its_driver() -> None:
     np.testing.assert_allclose(of_w, -w, atol=0.3)
     assert np.square(of_w + w).mean() < 1e-3
     np.testing.assert_allclose(np.cov(w.T), np.eye(3), atol=0.12)
+    # chains follow the same coordinates, without the drivers that do nothing
+    of_chains = _bent.used(found)
+    assert of_chains is not None and of_chains.whitening.scales is not None
+    assert of_chains.whitening.scales.drivers.shape == (1, 3)
+    for same, other in zip((w, of_w), white(of_chains, log_banana, draws), strict=True):
+        np.testing.assert_allclose(same, other, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("noise", [0.05, 0.1, 0.2, 0.4])

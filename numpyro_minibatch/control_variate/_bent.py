@@ -28,6 +28,7 @@ __all__ = [
     "fit_scales",
     "no_scales",
     "straight",
+    "used",
 ]
 
 #: the number of drivers; those that are not used have slopes of zero
@@ -71,6 +72,23 @@ def bent_by(center: np.ndarray, root: np.ndarray, scales: Scales, dtype: Any) ->
     arrays = (np.asarray(x, dtype) for x in scales)
     whitening = Whitening(np.asarray(root, dtype), scales=Scales(*arrays))  # type: ignore[arg-type]
     return Bent(np.asarray(center, dtype), whitening)  # type: ignore[arg-type]
+
+
+def used(bent: Bent | None) -> Bent | None:
+    """Coordinates without drivers that do nothing: chains compile less code for them.
+
+    :param bent: coordinates with as many drivers as the set-up's programs have.
+    """
+    if bent is None or bent.whitening.scales is None:
+        return bent
+    scales = bent.whitening.scales
+    number = int(np.asarray(scales.drivers).any(1).sum())
+    fewer = Scales(
+        scales.drivers[:number],
+        *(x[:, :number] for x in scales[1:-2]),
+        *(x[:number] for x in scales[-2:]),
+    )
+    return bent._replace(whitening=bent.whitening._replace(scales=fewer))
 
 
 def fit_scales(draws: np.ndarray, dtype: Any) -> Bent | None:

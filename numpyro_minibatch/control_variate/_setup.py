@@ -19,6 +19,7 @@ from numpyro_minibatch.control_variate._all_rows import (
     every_row,
     with_every_row,
 )
+from numpyro_minibatch.control_variate._bent import used
 from numpyro_minibatch.control_variate._center import Center, OtherModes, find_center
 from numpyro_minibatch.control_variate._coordinates import choose_coordinates
 from numpyro_minibatch.control_variate._exact_rows import (
@@ -732,7 +733,7 @@ def _outcome(
         location=jax.device_put(np.asarray(posterior.location, dtype)),
         root=jax.device_put(np.asarray(posterior.root, dtype)),
         designs=pilot.designs,
-        bent=jax.device_put(moves.bent),
+        bent=jax.device_put(used(moves.bent)),
     )
     # in tails that a chain hardly leaves, the other side is the wrong place to look
     over_relaxed = posterior.gaussian and pilot.importance_ess >= _ENOUGH_DRAWS
