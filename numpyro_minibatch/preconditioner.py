@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.scipy.linalg import solve_triangular
@@ -22,64 +23,52 @@ __all__ = ["Preconditioner", "ScaleState", "Scales", "Whitening", "rmsprop"]
 class Scales(NamedTuple):
     """Coordinates whose locations and scales depend on others: funnels and bananas.
 
-    ``x = exp(slopes @ d + bows @ h(d)) * (r + bends @ h(d)) + shifts @ d + curves @
-    h(d)`` with ``d = drivers @ r``. The logarithm of a scale, and a location, thus have
-    one slope far to the left and another one far to the right: ``h`` is a smooth
-    absolute value, ``sqrt(widths**2 + (d - knees)**2)``, less its value at zero. A
-    driver depends on those before it only, so that the map has an inverse: in its row
-    of the matrices below, the columns of itself and of later drivers are zero.
+    ``x = exp(L(d)) * (r + B(d)) + S(d)`` with ``d = drivers @ r``. Each of the three
+    curves is linear in ``d`` and ``h(d)``, a smooth absolute value, ``sqrt(widths**2 +
+    (d - knees)**2)``, less its value at zero. It thus has one slope far to the left and
+    another one far to the right. A driver depends on those before it only, so that the
+    map has an inverse: in its rows of ``curves``, the columns of itself and of later
+    drivers are zero.
 
     :param drivers: selects the coordinates that others depend on, ``(k, D)``.
-    :param slopes: derivatives of the logarithms of the scales, ``(D, k)``.
-    :param shifts: derivatives of the locations, ``(D, k)``.
-    :param bows: half the difference between the slopes of the logarithms of the scales
-        on both sides, ``(D, k)``.
-    :param curves: the same of the locations, ``(D, k)``.
-    :param bends: the same of the locations in units of the scales, ``(D, k)``.
+    :param curves: coefficients of ``d`` and ``h(d)`` in the logarithms of the scales,
+        ``L``, in the locations in units of the scales, ``B``, and in the locations,
+        ``S``; ``(3, D, 2, k)``.
     :param knees: where slopes change, ``(k,)``.
     :param widths: over which distance of a driver they change, ``(k,)``.
     """
 
     drivers: Array
-    slopes: Array
-    shifts: Array
-    bows: Array
     curves: Array
-    bends: Array
     knees: Array
     widths: Array
 
     def apply(self, r: Array) -> Array:
         """``x``, of ``r``."""
-        d = self.drivers @ r
-        h = self._bend(d)
-        scaled = jnp.exp(self._log_scale(d, h)) * (r + self.bends @ h)
-        return scaled + self._location(d, h)
+        log_scale, bend, location = self._at(self.drivers @ r)
+        return jnp.exp(log_scale) * (r + bend) + location
 
     def undo(self, x: Array) -> Array:
         """The inverse of :meth:`apply`."""
-        r, d = x, jnp.zeros(len(self.drivers), x.dtype)
-        for k, driver in enumerate(self.drivers):
-            d = d.at[k].set(driver @ r)
-            h = self._bend(d)
-            scaled = jnp.exp(-self._log_scale(d, h)) * (x - self._location(d, h))
-            r = scaled - self.bends @ h
-        return r
+        order = jnp.arange(len(self.drivers))
 
-    def _location(self, d: Array, h: Array) -> Array:
-        return self.shifts @ d + self.curves @ h
+        # one driver after the other; a loop contains their curves once
+        def with_driver(k: Array, r: Array) -> Array:
+            d = jnp.where(order <= k, self.drivers @ r, 0.0)
+            log_scale, bend, location = self._at(d)
+            return jnp.exp(-log_scale) * (x - location) - bend
 
-    def _log_scale(self, d: Array, h: Array) -> Array:
-        return self.slopes @ d + self.bows @ h
+        return jax.lax.fori_loop(0, len(order), with_driver, x)
 
-    def _bend(self, d: Array) -> Array:
+    def _at(self, d: Array) -> Array:
+        """The three curves at values of the drivers, ``(3, D)``."""
         at_zero = jnp.hypot(self.widths, self.knees)
-        return jnp.hypot(self.widths, d - self.knees) - at_zero
+        h = jnp.hypot(self.widths, d - self.knees) - at_zero
+        return jnp.tensordot(self.curves, jnp.stack([d, h]), 2)
 
     def log_volume(self, r: Array) -> Array:
         """The logarithm of the determinant of the derivative of :meth:`apply`."""
-        d = self.drivers @ r
-        return self._log_scale(d, self._bend(d)).sum()
+        return self._at(self.drivers @ r)[0].sum()
 
     def pull_back(self, gradient: Array, r: Array) -> Array:
         """The gradient with respect to ``r`` of a log density of ``r``.
@@ -88,13 +77,13 @@ class Scales(NamedTuple):
         :param r: where it was evaluated.
         """
         d = self.drivers @ r
-        h, off = self._bend(d), d - self.knees
-        direct = jnp.exp(self._log_scale(d, h)) * gradient
-        grown = direct * (r + self.bends @ h) + 1.0
-        straight = self.slopes.T @ grown + self.shifts.T @ gradient
-        bent = self.bows.T @ grown + self.curves.T @ gradient + self.bends.T @ direct
+        log_scale, bend, _ = self._at(d)
+        direct = jnp.exp(log_scale) * gradient
+        of_curves = jnp.stack([direct * (r + bend) + 1.0, direct, gradient])
+        straight, bent = jnp.tensordot(of_curves, self.curves, 2)
+        off = d - self.knees
         slope = off / jnp.hypot(self.widths, off)
-        return direct + self.drivers.T @ (straight + slope * bent)
+        return direct + (straight + slope * bent) @ self.drivers
 
 
 class Whitening(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import chain, repeat
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +25,15 @@ from numpyro_minibatch.proposal import Bent
 
 def fit_gradients(draws: np.ndarray, slopes: np.ndarray, dtype: Any) -> Bent | None:
     """Coordinates fitted to gradients at draws that count as much as each other."""
-    return _matched.fit_gradients(draws, slopes, np.ones(len(draws)), dtype)
+    at = _matched.Positions(draws, slopes, np.ones(len(draws)))
+    found = _matched.fit_gradients(at, nowhere, dtype)
+    return found and found.of_both
+
+
+def nowhere(bent: Bent) -> _matched.Positions:
+    """No positions farther out."""
+    dim = len(bent.center)
+    return _matched.Positions(*np.zeros((2, 0, dim)), np.zeros(0))
 
 
 # what is fitted -----------------------------------------------------------------------
@@ -95,10 +104,12 @@ def test_a_hierarchy_of_few_groups_is_driven_by_its_scale_and_then_its_mean() ->
     rng = np.random.default_rng(2)
     draws = hierarchy(log_scales(rng, 2000), rng)
     sites = np.column_stack([draws[:, :5], np.exp(draws[:, 5])])
-    weights = _trajectories._weights_of_tails(sites)
-    slopes = gradients(log_hierarchy, draws)
-    found = _matched.fit_gradients(draws, slopes, weights, np.float64)
-    assert found is not None and drivers(found) == [5, 4]
+    weights = _trajectories._weights_of_tails(sites, sites)
+    at = _matched.Positions(draws, gradients(log_hierarchy, draws), weights)
+    fits = _matched.fit_gradients(at, nowhere, np.float64)
+    assert fits is not None
+    found = fits.of_both
+    assert drivers(found) == drivers(fits.of_draws) == [5, 4]
     far = hierarchy(np.full(500, np.quantile(draws[:, 5], 0.999)), rng)
     w, of_w = white(found, log_hierarchy, far)
     # but for the logarithm of the scale, whose distribution is not normal
@@ -109,6 +120,28 @@ def test_a_hierarchy_of_few_groups_is_driven_by_its_scale_and_then_its_mean() ->
     r = np.linalg.solve(linear, (far - draws.mean(0)).T).T
     off = r + gradients(log_hierarchy, far) @ linear
     assert np.square(off)[:, :5].mean() > 50 * others
+
+
+def test_coordinates_suit_positions_farther_out_than_the_draws() -> None:
+    rng = np.random.default_rng(6)
+    draws = hierarchy(log_scales(rng, 300), rng)
+    # of 300 draws, none has a scale that only one of 10,000 exceeds
+    far = hierarchy(np.full(500, np.quantile(log_scales(rng, 50_000), 0.9999)), rng)
+    assert far[0, -1] > draws[:, -1].max()
+
+    def there(bent: Bent) -> _matched.Positions:
+        """In coordinates that suit the draws, a bit beyond their largest scales."""
+        z = hierarchy(np.linspace(*np.quantile(draws[:, -1], [0.9, 1.0]), 500), rng)
+        z[:, -1] += 0.5
+        return _matched.Positions(z, gradients(log_hierarchy, z), np.ones(500))
+
+    slopes = gradients(log_hierarchy, draws)
+    at = _matched.Positions(draws, slopes, np.ones(len(draws)))
+    found = _matched.fit_gradients(at, there, np.float64)
+    assert found is not None
+    off = [np.add(*white(bent, log_hierarchy, far))[:, :5] for bent in found]
+    of_draws, of_both = (np.square(x).mean() for x in off)
+    assert of_both < 0.5 * of_draws
 
 
 def log_banana(z: jax.Array) -> jax.Array:
@@ -180,11 +213,8 @@ def test_what_cannot_be_fitted_is_left_alone(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_derivatives_are_those_of_all_numbers_and_of_the_root() -> None:
     rng = np.random.default_rng(9)
-    none = np.zeros(0)
-    at = _matched._Coordinates(
-        [], rng.normal(size=3), np.eye(3), np.zeros((5, 3, 0)), none, none
-    )
-    at = at.with_driver(1).with_driver(2)
+    at = _matched._Coordinates.linear(np.eye(3))
+    at = replace(at, center=rng.normal(size=3)).with_driver(1).with_driver(2)
     flat = np.where(at.free(), 0.3 * rng.normal(size=len(at.flat())), 0.0)
     at = at.moved(flat, np.tril(0.2 * rng.normal(size=(3, 3))))
     x, g = rng.normal(size=(2, 5, 3))
@@ -220,9 +250,6 @@ def test_they_are_used_where_trajectories_then_go_farther() -> None:
         found = trajectories_of(of_banana, other)
         assert (found.bent is not None) == used
         assert found[:3] == (other if used else of_banana)[:3]
-    # the steps are halved if that costs no more
-    cheap = of_banana._replace(kept=0.1, num_steps=2)
-    assert trajectories_of(of_banana, cheap).num_steps == 4
     # a third of long trajectories says little of them
     of_long = of_banana._replace(long=True)
     for other, used in ((of_banana, False), (of_banana._replace(kept=0.1), True)):
@@ -236,17 +263,30 @@ def test_they_are_used_where_trajectories_then_go_farther() -> None:
         assert trajectories_of(of_banana, good).bent is None
 
 
+def test_steps_are_halved_if_that_costs_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    followed = []
+    starts: Any = SimpleNamespace(
+        for_steps=lambda number: starts, followed=lambda n: followed.append(n) or ()
+    )
+    monkeypatch.setattr(_trajectories, "_starts", lambda *_: starts)
+    monkeypatch.setattr(_trajectories, "_short_enough", lambda *_: (4, True, 0.0))
+    monkeypatch.setattr(_trajectories, "_kept", lambda *_: (0.1, 0.1))
+    given: Any = None, None, None, None
+    found = [_trajectories._in_coordinates(*given, most).num_steps for most in (7, 8)]
+    assert found == followed == [4, 8]
+
+
 def trajectories_of(*each: Any) -> Any:
     """The choice between trajectories in linear and in other coordinates."""
     draws = banana(np.random.default_rng(5), 2000)
-    slopes = gradients(log_banana, draws)
 
     def ends(expansion: Any, bent: Any, draws: Any, *_: Any) -> tuple[Any, ...]:
-        which = seen[0]
-        seen[0] += len(draws)
-        return draws, draws, _trajectories._SHORT * slopes[which : seen[0]]
+        ones, at = np.ones(len(draws)), np.asarray(draws, np.float64)
+        momenta = _trajectories._SHORT * gradients(log_banana, at)
+        return ones, draws, momenta, ones
 
-    seen = [0]
     programs = {
         _trajectories._ends_of_trajectories: ends,
         _trajectories._site_values: np.asarray,
@@ -330,7 +370,7 @@ def test_chains_leave_the_wide_tail_of_a_hierarchy() -> None:
         progress_bar=False,
     )
     mcmc.run(random.key(1), *(jnp.asarray(values) for values in data))
-    assert kernel.pilot["surrogate_drivers"] == "tau, m"
+    assert kernel.pilot["surrogate_drivers"].startswith("tau, m")
     draws = mcmc.get_samples(group_by_chain=True)
     for name, known in truth(family, data).items():
         values = np.asarray(draws[name], np.float64)

@@ -92,13 +92,18 @@ class WithSetUp(Proposal):
 
 
 # The first coordinate drives both others, and the second one the third one.
+LOG_SCALE_OF_THIRD = [[0.3, 0.2], [0.2, -0.2]]
+BEND_OF_THIRD = [[0.0, -0.2], [-0.1, 0.3]]
+LOCATION_OF_THIRD = [[-0.2, 0.4], [0.4, -0.3]]
 SCALES = Scales(
     drivers=jnp.array([[0.8, 0.0, 0.0], [0.0, 1.1, 0.0]]),
-    slopes=jnp.array([[0.0, 0.0], [0.4, 0.0], [0.3, 0.2]]),
-    shifts=jnp.array([[0.0, 0.0], [0.5, 0.0], [-0.2, 0.4]]),
-    bows=jnp.array([[0.0, 0.0], [-0.1, 0.0], [0.2, -0.2]]),
-    curves=jnp.array([[0.0, 0.0], [-0.7, 0.0], [0.4, -0.3]]),
-    bends=jnp.array([[0.0, 0.0], [0.2, 0.0], [-0.1, 0.3]]),
+    curves=jnp.array(
+        [
+            [[[0.0, 0.0], [0.0, 0.0]], [[0.4, 0.0], [-0.1, 0.0]], LOG_SCALE_OF_THIRD],
+            [[[0.0, 0.0], [0.0, 0.0]], [[0.1, 0.0], [0.2, 0.0]], BEND_OF_THIRD],
+            [[[0.0, 0.0], [0.0, 0.0]], [[0.5, 0.0], [-0.7, 0.0]], LOCATION_OF_THIRD],
+        ]
+    ),
     knees=jnp.array([0.3, -0.2]),
     widths=jnp.array([0.7, 1.2]),
 )

@@ -389,6 +389,7 @@ def trajectories(
         _trajectories._ends_of_trajectories: lambda *args: (
             *ends(np.asarray(args[2]), int(args[-1])),
             -_trajectories._SHORT * np.asarray(args[2]),  # with normal gradients
+            np.zeros(len(args[2])),
         ),
         _trajectories._site_values: lambda x: site(np.asarray(x)),
     }
@@ -712,6 +713,7 @@ def test_trajectories_that_were_cut_short_are_made_longer(
         return _nuts._Chains(draws, np.zeros((4, 50), bool), short), rhat
 
     monkeypatch.setattr(_nuts, "_nuts_from", nuts)
+    monkeypatch.setattr(_nuts, "log_surrogate_at", lambda *given: given[-1][:, 0])
     for every, expected in ((True, [6, 10]), (False, [6, 6, 6, 6, 10])):
         depths.clear()
         expansion = SimpleNamespace(exact={}, has_every_row=every)
@@ -722,6 +724,41 @@ def test_trajectories_that_were_cut_short_are_made_longer(
     expansion = SimpleNamespace(exact={}, has_every_row=True)
     _nuts.by_nuts(SimpleNamespace(), expansion, np.zeros((4, 2)))
     assert depths == [6], "with many parameters it would take too long"
+
+
+@pytest.mark.parametrize(
+    ("density", "sd", "is_lost"),
+    [(-50.0, 1.0, True), (-50.0, np.exp(40.0), False), (50.0, np.exp(-60.0), True)],
+)
+def test_chains_are_lost_where_there_is_no_mass(
+    monkeypatch: pytest.MonkeyPatch, density: float, sd: float, is_lost: bool
+) -> None:
+    """A low density over a large volume is mass, and a high one in a spike is none.
+
+    A chain that is lost goes on where the others ended. One that is not is another
+    mode, so that the chains disagree.
+    """
+    starts = []
+
+    def nuts(problem: Any, expansion: Any, start: Any, seed: int) -> Any:
+        starts.append(start)
+        draws = np.random.default_rng(seed).normal(size=(4, 50, 1))
+        if len(starts) == 1:
+            draws[1] = 10.0 + sd * draws[1]
+        return _nuts._Chains(draws, *np.zeros((2, 4, 50), bool)), 7.0
+
+    def log_densities(problem: Any, expansion: Any, flat: np.ndarray) -> np.ndarray:
+        found = np.zeros((4, len(flat) // 4))
+        found[1] = density
+        return found.ravel()
+
+    monkeypatch.setattr(_nuts, "_nuts_from", nuts)
+    monkeypatch.setattr(_nuts, "log_surrogate_at", log_densities)
+    expansion = SimpleNamespace(exact={}, has_every_row=True)
+    _nuts.by_nuts(SimpleNamespace(), expansion, np.zeros((4, 1)))
+    assert (len(starts) > 1) == is_lost
+    if is_lost:
+        assert np.abs(starts[1]).max() < 5, "where the others ended"
 
 
 def test_long_trajectories_that_stick_are_not_used() -> None:
@@ -895,10 +932,10 @@ def test_scales_that_vary_are_found_with_their_driver() -> None:
     assert list(which) == [1]
     # in units of the driver's standard deviation; a slope has an error of 0.016
     np.testing.assert_allclose(
-        np.asarray(scales.slopes)[:, 0], [0.8, 0.0, 0.8, 0.0], atol=0.08
+        np.asarray(scales.curves)[0, :, 0, 0], [0.8, 0.0, 0.8, 0.0], atol=0.08
     )
     np.testing.assert_allclose(
-        np.asarray(scales.shifts)[[1, 3], 0], [0.0, 0.0], atol=0.3
+        np.asarray(scales.curves)[2, [1, 3], 0, 0], [0.0, 0.0], atol=0.3
     )
     with jax.enable_x64(True):
         whiten = jax.vmap(lambda z: found.whitening.whiten(z - found.center))
@@ -920,11 +957,11 @@ def test_the_acceptance_of_independent_draws_is_known(
     if heavy:
         draws *= np.sqrt(3 / rng.chisquare(3, size=(8000, 1)))
 
-    def log_density(problem: Any, expansion: Any, at: np.ndarray) -> np.ndarray:
-        squares = np.square(at).sum(1)
-        return -0.5 * (3 + dim) * np.log1p(squares / 3) if heavy else -0.5 * squares
+    def log_density(*given: Any) -> Any:
+        squares = jnp.square(given[-1]).sum()
+        return -0.5 * (3 + dim) * jnp.log1p(squares / 3) if heavy else -0.5 * squares
 
-    monkeypatch.setattr(_trajectories, "log_surrogate_at", log_density)
+    monkeypatch.setattr(_trajectories, "log_density", log_density)
     problem: Any = SimpleNamespace(
         dtype=np.float32, compiled=lambda fn: partial(fn, None, None)
     )

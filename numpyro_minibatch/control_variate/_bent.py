@@ -27,6 +27,7 @@ __all__ = [
     "bent_by",
     "fit_scales",
     "no_scales",
+    "scales_by",
     "straight",
     "used",
 ]
@@ -56,9 +57,36 @@ def straight(location: np.ndarray, root: np.ndarray, dtype: Any) -> Bent:
 
 def no_scales(dim: int) -> Scales:
     """Scales and locations that do not vary, of so many coordinates."""
-    none, units = np.zeros((dim, DRIVERS)), np.ones(DRIVERS)
-    arrays: Any = [none.T, *[none] * 5, 0 * units, units]
-    return Scales(*arrays)  # type: ignore[arg-type]
+    none = np.zeros(0)
+    return scales_by([], np.ones(dim), np.zeros((3, dim, 2, 0)), none, none)
+
+
+def scales_by(
+    drivers: list[int],
+    sd: np.ndarray,
+    curves: np.ndarray,
+    knees: np.ndarray,
+    widths: np.ndarray,
+) -> Scales:
+    """Scales and locations that vary, with as many drivers as programs expect.
+
+    :param drivers: the coordinates that others depend on.
+    :param sd: standard deviations of the coordinates, ``(D,)``, in which drivers and
+        locations are measured.
+    :param curves: those of :class:`~numpyro_minibatch.preconditioner.Scales`.
+    :param knees: where they bend.
+    :param widths: over which distances.
+    """
+    number = len(drivers)
+    select = np.zeros((DRIVERS, len(sd)))
+    select[np.arange(number), drivers] = 1.0 / sd[drivers]
+    every = np.zeros((3, len(sd), 2, DRIVERS))
+    every[..., :number] = curves
+    every[1:] *= sd[:, None, None]
+    where = np.zeros(DRIVERS), np.ones(DRIVERS)
+    for padded, given in zip(where, (knees, widths), strict=True):
+        padded[:number] = given
+    return Scales(select, every, *where)  # type: ignore[arg-type]
 
 
 def bent_by(center: np.ndarray, root: np.ndarray, scales: Scales, dtype: Any) -> Bent:
@@ -85,8 +113,9 @@ def used(bent: Bent | None) -> Bent | None:
     number = int(np.asarray(scales.drivers).any(1).sum())
     fewer = Scales(
         scales.drivers[:number],
-        *(x[:, :number] for x in scales[1:-2]),
-        *(x[:number] for x in scales[-2:]),
+        scales.curves[..., :number],
+        scales.knees[:number],
+        scales.widths[:number],
     )
     return bent._replace(whitening=bent.whitening._replace(scales=fewer))
 
@@ -131,15 +160,13 @@ def _fit(draws: np.ndarray, dtype: Any) -> Bent | None:
     covariance = residuals.T @ residuals / len(x)
     diagonal = np.diag(np.diag(covariance))
     covariance = (1 - _SHRINKAGE) * covariance + _SHRINKAGE * diagonal
-    select = np.zeros((DRIVERS, dim))
-    select[np.arange(len(drivers)), drivers] = 1.0 / sd[drivers]
-    padding = ((0, 0), (0, DRIVERS - len(drivers)))
-    slopes = np.pad(fitted.slopes, padding)
-    shifts = np.pad(fitted.shifts * sd[:, None], padding)
+    number = len(drivers)
+    curves = np.zeros((3, dim, 2, number))
+    curves[0, :, 0], curves[2, :, 0] = fitted.slopes, fitted.shifts
+    scales = scales_by(drivers, sd, curves, np.zeros(number), np.ones(number))
     root = np.linalg.cholesky(covariance).T * sd
     center = mean + sd * fitted.center
-    varies: Any = {"drivers": select, "slopes": slopes, "shifts": shifts}
-    return bent_by(center, root, no_scales(dim)._replace(**varies), dtype)
+    return bent_by(center, root, scales, dtype)
 
 
 class _Fitted(NamedTuple):

@@ -17,16 +17,17 @@ References:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from numpyro_minibatch.control_variate._bent import DRIVERS, bent_by
-from numpyro_minibatch.proposal import Bent, Scales
+from numpyro_minibatch.control_variate._bent import DRIVERS, bent_by, scales_by
+from numpyro_minibatch.proposal import Bent
 
-__all__ = ["MOST_MATCHED", "fit_gradients"]
+__all__ = ["MOST_MATCHED", "Positions", "fit_gradients"]
 
 #: the largest number of coordinates; the time grows with its cube
 MOST_MATCHED = 20
@@ -46,51 +47,69 @@ _PENALTY = 1e-3  # of squares of slopes, for those that draws do not determine
 _DIFFERENCE = 1e-6  # of a number, for a derivative
 
 
-def fit_gradients(
-    draws: np.ndarray, gradients: np.ndarray, weights: np.ndarray, dtype: Any
-) -> Bent | None:
-    """Coordinates with drivers, fitted to the gradients of a log density at draws.
+class Positions(NamedTuple):
+    """Where a log density and its gradient are compared with those of a normal one.
 
-    :param draws: of a surrogate's posterior, ``(K, D)``.
-    :param gradients: of its log density, ``(K, D)``.
-    :param weights: how much each draw counts, ``(K,)``.
+    :param z: the positions, ``(K, D)``.
+    :param gradients: of the log density, ``(K, D)``.
+    :param weights: how much each counts, ``(K,)``.
+    """
+
+    z: np.ndarray
+    gradients: np.ndarray
+    weights: np.ndarray
+
+    def spread(self, number: int) -> np.ndarray:
+        """Indices of so many of them, each as often as its weight asks for."""
+        shares = np.cumsum(self.weights) / self.weights.sum()
+        return np.searchsorted(shares, (np.arange(number) + 0.5) / number)
+
+
+class Fits(NamedTuple):
+    """Coordinates with drivers.
+
+    :param of_draws: those that suit the draws.
+    :param of_both: those that also suit positions farther out.
+    """
+
+    of_draws: Bent
+    of_both: Bent
+
+
+def fit_gradients(
+    draws: Positions, farther: Callable[[Bent], Positions], dtype: Any
+) -> Fits | None:
+    """Coordinates with drivers, fitted to the gradients of a log density.
+
+    :param draws: those of a surrogate's posterior.
+    :param farther: positions farther out than the draws, by coordinates that are fitted
+        to these. The fit goes on with both.
     :param dtype: of the result.
     :return: ``None`` if no driver removes much of the divergence.
     """
-    mean, sd = draws.mean(0), draws.std(0)
+    mean, sd = draws.z.mean(0), draws.z.std(0)
     if not (1 < len(sd) <= MOST_MATCHED and (sd > 0).all()):
         return None
-    shares = np.cumsum(weights) / weights.sum()
-    some = np.searchsorted(shares, (np.arange(_DRAWS) + 0.5) / _DRAWS)
-    x, g = (draws - mean) / sd, gradients[some] * sd
-    if not np.isfinite(g).all():
-        return None
+
+    def fitted(start: _Coordinates, to: Positions) -> _Coordinates:
+        some = to.spread(_DRAWS)
+        x, g = (to.z[some] - mean) / sd, to.gradients[some] * sd
+        return _fit(start, x, g) if np.isfinite(g).all() else start
+
     try:
         with np.errstate(all="ignore"):  # where steps are too long
-            found = _fit(x[some], g, np.linalg.cholesky(np.cov(x.T)))
+            x = (draws.z - mean) / sd
+            found = fitted(_Coordinates.linear(np.linalg.cholesky(np.cov(x.T))), draws)
+            if not found.drivers:
+                return None
+            of_draws = found.bent(mean, sd, dtype)
+            more = farther(of_draws)
+            both = Positions(*map(np.concatenate, zip(draws, more, strict=True)))
+            fits = Fits(of_draws, fitted(found, both).bent(mean, sd, dtype))
     except np.linalg.LinAlgError:  # nearly all of the weight is that of a few draws
         return None
-    if not found.drivers:
-        return None
-    number = len(found.drivers)
-    select = np.zeros((DRIVERS, len(sd)))
-    select[np.arange(number), found.drivers] = 1.0 / sd[found.drivers]
-    padding = ((0, 0), (0, DRIVERS - number))
-    slopes, shifts, bows, curves, bends = (np.pad(a, padding) for a in found.curves)
-    fitted: Any = {
-        "drivers": select,
-        "slopes": slopes,
-        "shifts": shifts * sd[:, None],
-        "bows": bows,
-        "curves": curves * sd[:, None],
-        "bends": bends * sd[:, None],
-        "knees": np.pad(found.knees, padding[1]),
-        "widths": np.pad(np.exp(found.log_widths), padding[1], constant_values=1.0),
-    }
-    scales = Scales(**fitted)
-    bent = bent_by(mean + sd * found.center, found.lower.T * sd, scales, dtype)
-    finite = all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(bent))
-    return bent if finite else None
+    finite = all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(fits))
+    return fits if finite else None
 
 
 @dataclass(frozen=True)
@@ -114,6 +133,25 @@ class _Coordinates:
     curves: np.ndarray
     knees: np.ndarray
     log_widths: np.ndarray
+
+    @staticmethod
+    def linear(lower: np.ndarray) -> _Coordinates:
+        """Without drivers."""
+        dim, none = len(lower), np.zeros(0)
+        return _Coordinates([], np.zeros(dim), lower, np.zeros((5, dim, 0)), none, none)
+
+    def bent(self, mean: np.ndarray, sd: np.ndarray, dtype: Any) -> Bent:
+        """The same of draws that are not standardised.
+
+        :param mean: what was subtracted from them.
+        :param sd: what they were then divided by.
+        :param dtype: of all arrays.
+        """
+        slopes, shifts, bows, curves, bends = self.curves
+        each = np.array([[slopes, bows], [0 * bends, bends], [shifts, curves]])
+        widths = np.exp(self.log_widths)
+        scales = scales_by(self.drivers, sd, each.swapaxes(1, 2), self.knees, widths)
+        return bent_by(mean + sd * self.center, self.lower.T * sd, scales, dtype)
 
     def with_driver(self, driver: int) -> _Coordinates:
         """The same with one more driver, on which nothing depends yet."""
@@ -167,7 +205,7 @@ class _Coordinates:
 
     # the divergence ------------------------------------------------------------------
 
-    def linear(self, x: np.ndarray, g: np.ndarray) -> tuple[np.ndarray, ...]:
+    def undriven(self, x: np.ndarray, g: np.ndarray) -> tuple[np.ndarray, ...]:
         """Draws and gradients in coordinates that linear ones make white.
 
         :return: the draws, ``(K, D)``; the gradients with drivers fixed; how each
@@ -195,7 +233,7 @@ class _Coordinates:
 
     def white(self, x: np.ndarray, g: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Draws and gradients in white coordinates, ``(K, D)``."""
-        r, of_r, added, _ = self.linear(x, g)
+        r, of_r, added, _ = self.undriven(x, g)
         of_r[:, self.drivers] += added.sum(1)
         return np.linalg.solve(self.lower, r.T).T, of_r @ self.lower
 
@@ -216,12 +254,12 @@ class _Coordinates:
         # A number of a coordinate that is no driver changes this coordinate only, and
         # what it adds to gradients of drivers: those of all coordinates at once.
         rest = np.setdiff1d(np.arange(dim), self.drivers)
-        inverse, now = np.linalg.inv(self.lower), self.linear(x, g)
+        inverse, now = np.linalg.inv(self.lower), self.undriven(x, g)
         numbers = [first + step * rest for first, step in _rows(dim, k)]
         for which in numbers:
             there = flat.copy()
             there[which] += _DIFFERENCE
-            changed = self.moved(there, none).linear(x, g)
+            changed = self.moved(there, none).undriven(x, g)
             r, direct, added = (
                 (b - a)[:, rest].swapaxes(0, 1) / _DIFFERENCE
                 for a, b in zip(now[:3], changed[:3], strict=True)
@@ -254,15 +292,10 @@ def _rows(dim: int, k: int) -> list[tuple[int, int]]:
     return [(0, 1), *kinds]
 
 
-def _fit(x: np.ndarray, g: np.ndarray, lower: np.ndarray) -> _Coordinates:
-    """The coordinates, whose drivers are found one after the other.
-
-    :param lower: a first root of a covariance.
-    """
+def _fit(start: _Coordinates, x: np.ndarray, g: np.ndarray) -> _Coordinates:
+    """The coordinates, whose further drivers are found one after the other."""
     dim = x.shape[1]
-    none = np.zeros(0)
-    found = _Coordinates([], np.zeros(dim), lower, np.zeros((5, dim, 0)), none, none)
-    found, size = _least_squares(found, x, g)
+    found, size = _least_squares(start, x, g)
     while len(found.drivers) < min(DRIVERS, dim - 1) and size > _ENOUGH * dim:
         candidates = _candidates(found, x, g)
         if not candidates:
@@ -325,7 +358,7 @@ def _candidates(found: _Coordinates, x: np.ndarray, g: np.ndarray) -> list[int]:
 
     :return: the best ones first; none if no dependence is clear.
     """
-    r, gradient, added, log_scale = found.linear(x, g)
+    r, gradient, added, log_scale = found.undriven(x, g)
     gradient[:, found.drivers] += added.sum(1)
     precision = np.linalg.inv(found.lower @ found.lower.T)
     unit = np.sqrt(np.diag(precision))

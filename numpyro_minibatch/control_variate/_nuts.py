@@ -22,6 +22,7 @@ from numpyro_minibatch.control_variate._problem import (
 from numpyro_minibatch.control_variate._surrogate import (
     flatten,
     log_density,
+    log_surrogate_at,
     unflatten,
 )
 
@@ -34,6 +35,9 @@ _DRAWS = 500  # of each, after as many of warmup
 _DENSE = 40
 # R-hat of chains on all rows above which one of them is lost, and will not return.
 _HOPELESS = 5.0
+# Difference of the logarithms of the masses of two places above which one has none, and
+# of how many draws one is looked at.
+_NO_MASS, _EVERY = 20.0, 10
 MIXED, _AGAIN = 1.05, (32, 37, 38)  # R-hat above which they go on, and the seeds
 _DIVERGING = 0.1  # largest share of divergent trajectories
 # Doublings of a trajectory. If so large a share of them ended there, the chains go on
@@ -232,9 +236,9 @@ def _mixed_from(
 ) -> tuple[_Chains, float]:
     """The same as :func:`_nuts_from`, of chains that go on while they disagree.
 
-    On all rows, far starts can be places where every trajectory diverges. These chains
-    go on from where the others ended. If chains disagree as much without that, more
-    draws do not help, unless their trajectories were cut short.
+    On all rows, far starts can be places that a chain does not leave. These chains go
+    on from where the others ended. If chains disagree as much without that, more draws
+    do not help, unless their trajectories were cut short.
 
     Chains that integrate rows do not go on: each time takes long, and gradients of a
     coarse quadrature, of which more nodes are a remedy, can be the cause.
@@ -243,7 +247,7 @@ def _mixed_from(
     integrates = expansion.exact and problem.row_size > 1
     again = () if integrates else _AGAIN
     if expansion.has_every_row and rhat > _HOPELESS:
-        lost = (found.diverging.mean(1) > 0.5) | ~(found.draws.var(1).min(-1) > 0)
+        lost = _lost(problem, expansion, found)
         if lost.any() and not lost.all():
             ends = np.resize(found.draws[~lost, -1], starts.shape)
             found, rhat = _nuts_from(problem, expansion, ends, 36)
@@ -264,6 +268,23 @@ def _mixed_from(
         if better < rhat:
             found, rhat = more, better
     return found, rhat
+
+
+def _lost(problem: Problem, expansion: Expansion, found: _Chains) -> np.ndarray:
+    """Chains in places of no mass, which they do not leave, ``(C,)``.
+
+    The logarithm of the mass of a region is the mean of the log density there plus its
+    entropy, here that of a normal distribution with the same standard deviations. For
+    five groups a chain that started at a large scale of large effects stayed there, and
+    the difference was 12,000.
+    """
+    some = found.draws[:, ::_EVERY]
+    flat = some.reshape(-1, some.shape[-1])
+    logs = log_surrogate_at(problem, expansion, flat).reshape(some.shape[:2]).mean(1)
+    with np.errstate(all="ignore"):  # a chain may have stayed in one place
+        mass = logs + np.log(found.draws.std(1)).sum(-1)
+    largest = mass.max(initial=-np.inf, where=np.isfinite(mass))
+    return (found.diverging.mean(1) > 0.5) | ~(mass > largest - _NO_MASS)
 
 
 def _nuts_from(

@@ -89,7 +89,8 @@ LONGER = 3
 _SHORTEST = 0.4
 # This share of these trajectories, and of those with drivers, has steps ``LONGER``
 # times shorter. They leave places where other steps are too long: far in the tail of a
-# hierarchy, one of 1,600 chains stayed for 155 draws.
+# hierarchy, one of 1,600 chains stayed for 155 draws. With few parameters, where
+# independent draws are accepted, they only cost effective draws: of means up to 13%.
 _FINE = 0.125
 #: Cosine of one rotation on a normal surrogate close to the target, which is the
 #: correlation of successive draws. Below zero the errors of successive draws cancel in
@@ -278,7 +279,8 @@ class _SurrogateHMC(Proposal):
                 math.sqrt(1.0 - OVERRELAXATION_COSINE**2),
                 context,
             )
-        finer = self._is_longer(context) or self._is_bent(context)
+        many = z.size > MOST_FOR_MANY_DRAWS
+        finer = self._is_longer(context) or (many and self._is_bent(context))
         if context.bent is not None:
             context = context._replace(
                 center=context.bent.center, whitening=context.bent.whitening
@@ -286,7 +288,7 @@ class _SurrogateHMC(Proposal):
         share = self.independent
         if share is None:
             share = _INDEPENDENT
-            if z.size <= MOST_FOR_MANY_DRAWS:
+            if not many:
                 share = _IF_ACCEPTED if context.draws_fit else _OF_FEW
             share = share if z.size <= _MOST_FOR_INDEPENDENT else 0.0
         extra = 1 + int(HEAVY_DF) if share else 0
