@@ -705,8 +705,8 @@ def test_residuals_that_are_not_kept_are_read_in_one_pass(monkeypatch):
 
     def measured():
         scan = ResidualScan(problem, 2, "direct", expansion)
-        (sums, _), scatter = scan.sums_and_scatter(draws)
-        return scan, sums, scatter["data"], scan.sums_of_some(draws, some)
+        sums, _ = scan.sums(draws)
+        return scan, sums, scan.sums_of_some(draws, some)
 
     kept, *right = measured()
     assert kept._known and len(kept._blocks(8)) == 1
@@ -725,9 +725,8 @@ def test_residuals_that_are_not_kept_are_read_in_one_pass(monkeypatch):
     for a, b in zip(found, right, strict=True):
         assert np.ptp(b) > 1e-3
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
-    of_rows = Rows(np.zeros(230, int), np.arange(230))
-    scattered = kept.of_rows(draws, of_rows).std(0, ddof=1)
-    np.testing.assert_allclose(right[1], scattered, rtol=1e-3, atol=1e-5)
+    rows = Rows(np.zeros(230, int), np.arange(230))
+    np.testing.assert_allclose(right[0], kept.of_rows(draws, rows).sum(1), rtol=1e-3)
 
 
 @dataclass(frozen=True)
@@ -967,6 +966,11 @@ def test_passes_in_many_parts_are_those_over_single_rows(monkeypatch):
         right += ((d**2 / p).sum(1) - d.sum(1) ** 2) / scheme.draws_of("data")
     found = scan.variances(draws, {"data": design}, scheme)
     np.testing.assert_allclose(found, right, rtol=1e-3, atol=1e-5 * right.max())
+    # both in one pass
+    together = scan.measured(draws, {"data": design}, scheme)
+    np.testing.assert_array_equal(together[0], sums)
+    np.testing.assert_array_equal(together[1]["data"], scan.sums(draws)[1]["data"])
+    np.testing.assert_allclose(together[2], found, rtol=1e-12)
 
 
 def test_passes_over_kept_residuals_are_those_through_the_model(monkeypatch):
@@ -2232,7 +2236,7 @@ def test_the_rounding_of_one_row_of_many_is_found(monkeypatch):
         draws = expansion.center + 0.016 * rng.normal(size=(32, 1))
         scan = ResidualScan(problem, 2, "direct", expansion)
         exact = RowSums.of(problem, Taylor(2), 1)
-        (sums, _), scatter = scan.sums_and_scatter(draws)
+        (sums, _), scatter = scan.sums(draws), scan.scores(draws).scatter
         found = _pilot._rounding_of_some(scan, exact, expansion, draws, scatter)
         right = exact.residuals(2, expansion, draws[:8])
         whole = (sums[:8] - right).std(ddof=1)

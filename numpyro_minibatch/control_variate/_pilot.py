@@ -211,22 +211,15 @@ def run_pilot(
     :raises Refused: the expansion is too coarse, or the precision too low.
     """
     taylor, exact = chosen.taylor, posterior.expansion.exact
-    scoring = posterior.draws[:SCORING]
-    held_out = posterior.draws[SCORING : SCORING + HELD_OUT]
+    held_out = _held_out(posterior)
     stage("pilot: scores")
     if before is None:
-        scan, (sums, uniform), float_error = _choose_form(
-            problem, taylor, posterior, held_out
-        )
+        found, float_error = _choose_form(problem, chosen, needs, posterior)
     else:
         scan, float_error = before.scan, before.float_error
         scan = scan.keeping(exact) if exact else scan.about(posterior.expansion)
-        sums, uniform = scan.sums(held_out)
-    far = _far_out(posterior)
-    if scan.integrals and far is not None:  # a block of draws more would take long
-        scoring = scoring[len(far) :]
-    found_scores = scan.scores(scoring, far)
-    scores = found_scores.scatter
+        found = _measured(scan, chosen, needs, posterior)
+    scan, sums, scores = found.scan, found.sums, found.scores.scatter
     for name, score in scores.items():
         if not np.isfinite(score).all():
             row = int(np.argmin(np.isfinite(score)))
@@ -249,17 +242,17 @@ def run_pilot(
         taylor.max_residual_sd,
         rough=rough,
     )
-    found = _choose_sizes(scan, chosen, needs, found_scores, held_out, uniform)
+    batch, sd, uniform_sd = _choose_sizes(found, chosen, held_out)
     total = sum(np.square(s).sum() for s in scores.values())
     fourth = sum((np.asarray(s, np.float64) ** 4).sum() for s in scores.values())
     return Pilot(
         form=scan.form,
-        sizes=found.sizes,
-        scheme=chosen.scheme.bound(found.sizes, problem.plates),
-        designs=found.designs,
-        batch_sd=float(np.median(found.sd)),
-        batch_sd_95=float(np.quantile(found.sd, 0.95)),
-        uniform_sd=float(np.median(found.uniform_sd)),
+        sizes=batch.sizes,
+        scheme=batch.scheme,
+        designs=batch.designs,
+        batch_sd=float(np.median(sd)),
+        batch_sd_95=float(np.quantile(sd, 0.95)),
+        uniform_sd=float(np.median(uniform_sd)),
         residual_sd=spread.sd,
         residual_sd_error=spread.error,
         num_draws=spread.num_draws,
@@ -322,73 +315,139 @@ def _zeros(*shape: int) -> Array:
     return jax.device_put(np.zeros(shape, np.float32))
 
 
-class _Sizes(NamedTuple):
-    """Batch sizes, the design of the batches, and the noise of each pair of draws."""
+class _Batch(NamedTuple):
+    """A batch, and its noise.
+
+    :param sizes: its rows, by plate.
+    :param scheme: how they are drawn, bound to these sizes.
+    :param designs: the tables from which they are drawn, by plate.
+    :param variances: of its estimate, for each pair of draws, if they are known and do
+        not follow from those over rows.
+    """
 
     sizes: dict[str, int]
+    scheme: Scheme
     designs: dict[str, Design]
+    variances: np.ndarray | None = None
+
+    @classmethod
+    def of(cls, asked: Chosen, sizes: dict[str, int], scores: Scores) -> _Batch:
+        """A batch of so many rows.
+
+        Without tables if the score of some row is not finite, which is refused later.
+        """
+        plates = {name: len(chance) for name, chance in scores.chance.items()}
+        scheme = asked.scheme.bound(sizes, plates)
+        designs = {}
+        finite = all(np.isfinite(score).all() for score in scores.scatter.values())
+        if finite and isinstance(scheme, Weighted):
+            for name, chance in scores.chance.items():
+                designs[name] = scheme.build(chance, scores.loading[name], name)
+        return cls(sizes, scheme, designs)
+
+
+class _Measured(NamedTuple):
+    """What two passes over all rows find: one scores them, and one judges a batch.
+
+    :param scan: the passes.
+    :param scores: how much each row matters.
+    :param sums: the sums of all residuals at the draws that judge, ``(K,)``.
+    :param uniform: the variance over rows of the difference between each pair of these.
+    :param smallest: the smallest batch.
+    """
+
+    scan: ResidualScan
+    scores: Scores
+    sums: np.ndarray
+    uniform: dict[str, np.ndarray]
+    smallest: _Batch
+
+
+def _held_out(posterior: SurrogatePosterior) -> np.ndarray:
+    """Draws that judge a batch, in pairs."""
+    return posterior.draws[SCORING : SCORING + HELD_OUT]
+
+
+def _measured(
+    scan: ResidualScan, asked: Chosen, needs: Needs, posterior: SurrogatePosterior
+) -> _Measured:
+    """Score the rows, and measure the smallest batch.
+
+    :param scan: the passes.
+    :param asked: the user's choices.
+    :param needs: what the kernel needs.
+    :param posterior: that of the surrogate.
+    """
+    scoring, far = posterior.draws[:SCORING], _far_out(posterior)
+    if scan.integrals and far is not None:  # a block of draws more would take long
+        scoring = scoring[len(far) :]
+    scores = scan.scores(scoring, far)
+    plates = scan.problem.plates
+    sizes = {
+        name: min(m or needs.smallest, plates[name]) for name, m in asked.sizes.items()
+    }
+    batch, draws = _Batch.of(asked, sizes, scores), _held_out(posterior)
+    if not (batch.designs and isinstance(batch.scheme, Weighted)):
+        return _Measured(scan, scores, *scan.sums(draws), batch)
+    sums, uniform, variances = scan.measured(draws, batch.designs, batch.scheme)
+    batch = batch._replace(variances=variances)
+    return _Measured(scan, scores, sums, uniform, batch)
+
+
+class _Sizes(NamedTuple):
+    """A batch, and its noise for each pair of draws."""
+
+    batch: _Batch
     sd: np.ndarray
     uniform_sd: np.ndarray
 
 
-def _choose_sizes(
-    scan: ResidualScan,
-    asked: Chosen,
-    needs: Needs,
-    scores: Scores,
-    draws: np.ndarray,
-    uniform: Mapping[str, np.ndarray],
-) -> _Sizes:
+def _choose_sizes(found: _Measured, asked: Chosen, draws: np.ndarray) -> _Sizes:
     """Choose the smallest batch that the noise allows.
 
     A batch is kept if its noise is too small to affect a decision. Otherwise it has
     enough rows for its mean to be normal and for its noise to be acceptable.
 
-    :param scan: of the residuals.
+    :param found: the scores of the rows, and the smallest batch.
     :param asked: the user's choices.
-    :param needs: what the kernel needs.
-    :param scores: how much each row matters.
     :param draws: pairs of draws that judge the batches.
-    :param uniform: the variance over rows of the difference between each pair.
     """
-    plates, weight = scan.problem.plates, scan.problem.likelihood_weight
-    chosen = {
-        name: min(m or needs.smallest, plates[name]) for name, m in asked.sizes.items()
-    }
+    problem = found.scan.problem
+    plates, weight = problem.plates, problem.likelihood_weight
     free = [name for name, m in asked.sizes.items() if m is None]
+    batch = found.smallest
     for _ in range(6):
-        bound = asked.scheme.bound(chosen, plates)
+        sizes, scheme = batch.sizes, batch.scheme
         plain = np.zeros(len(draws) // 2)
         for name, size in plates.items():
-            rows = chosen[name]
+            rows = sizes[name]
             # rounding can make a tiny variance negative
-            among = np.maximum(uniform[name], 0.0)
+            among = np.maximum(found.uniform[name], 0.0)
             plain = plain + size**2 * among / rows * (1 - rows / size)
-        designs: dict[str, Design] = {}
-        if isinstance(bound, Weighted):
-            for name in plates:
-                chance, order_by = scores.chance[name], scores.loading[name]
-                designs[name] = bound.build(chance, order_by, name)
-            variances = scan.variances(draws, designs, bound)
+        if not isinstance(scheme, Weighted):
+            variances = 0.0 * plain if isinstance(scheme, FullBatch) else plain
+        elif batch.variances is not None:
+            variances = batch.variances
         else:
-            variances = 0.0 * plain if isinstance(bound, FullBatch) else plain
+            variances = found.scan.variances(draws, batch.designs, scheme)
         sd = weight * np.sqrt(np.asarray(variances))
         q95 = float(np.quantile(sd, 0.95))
-        if q95 <= QUIET or not free or isinstance(bound, FullBatch):
+        if q95 <= QUIET or not free or isinstance(scheme, FullBatch):
             break
-        many = [chosen[name] >= min(_MIN_BATCH, plates[name]) for name in free]
+        many = [sizes[name] >= min(_MIN_BATCH, plates[name]) for name in free]
         if q95 <= 1.0 and all(many):
             break
-        before = dict(chosen)
+        larger = dict(sizes)
         for name in free:
-            wanted = 2 * int(np.ceil(0.55 * chosen[name] * (q95 / QUIET) ** 2))
+            wanted = 2 * int(np.ceil(0.55 * sizes[name] * (q95 / QUIET) ** 2))
             if wanted > _MIN_BATCH:
-                enough = 2 * int(np.ceil(0.55 * chosen[name] * q95**2))
+                enough = 2 * int(np.ceil(0.55 * sizes[name] * q95**2))
                 wanted = max(_MIN_BATCH, enough)
-            chosen[name] = min(wanted, plates[name])
-        if chosen == before:
+            larger[name] = min(wanted, plates[name])
+        if larger == sizes:
             break
-    return _Sizes(chosen, designs, sd, weight * np.sqrt(plain))
+        batch = _Batch.of(asked, larger, found.scores)
+    return _Sizes(batch, sd, weight * np.sqrt(plain))
 
 
 def _not_finite(which: str) -> str:
@@ -603,15 +662,16 @@ class _Estimated:
 
 
 def _choose_form(
-    problem: Problem, taylor: Taylor, posterior: SurrogatePosterior, draws: np.ndarray
-) -> tuple[ResidualScan, Any, float]:
-    """The first form with negligible rounding error, and its sums at the draws."""
+    problem: Problem, asked: Chosen, needs: Needs, posterior: SurrogatePosterior
+) -> tuple[_Measured, float]:
+    """What the first form with negligible rounding error finds, and this error."""
+    taylor, draws = asked.taylor, _held_out(posterior)
     expansion = posterior.expansion
     auto = taylor.form == "auto"
     forms: tuple[Form, ...] = ("direct", "remainder") if auto else (taylor.form,)
     if problem.dtype == jnp.float64:
         scan = ResidualScan(problem, taylor.order, forms[0], expansion)
-        return scan, scan.sums(draws), 0.0
+        return _measured(scan, asked, needs, posterior), 0.0
     few = draws[:IN_DOUBLE]
     exact = RowSums.of(problem, taylor, len(np.ravel(problem.in_coordinates(few)[0])))
     errors, spread = [], 0.0
@@ -620,25 +680,26 @@ def _choose_form(
     stored = one and bool(expansion.rows) and problem.row_size == 1
     for form in forms:
         scan = ResidualScan(problem, taylor.order, form, expansion)
-        found, scatter = scan.sums_and_scatter(draws)
-        if np.isfinite(found[0]).all():
+        found = _measured(scan, asked, needs, posterior)
+        if np.isfinite(found.sums).all():
+            scatter = found.scores.scatter
             error = _rounding_of_some(scan, exact, expansion, draws, scatter)
             if stored and error > _OF_STORED * FLOAT_ERROR:
                 raise Rounded("stored polynomials of rows are imprecise")
             if error <= FLOAT_ERROR:
-                spread = float(found[0].std(ddof=1) * problem.likelihood_weight)
+                spread = float(found.sums.std(ddof=1) * problem.likelihood_weight)
                 if spread > _HOPELESS * taylor.max_residual_sd:
                     raise _too_far(problem, taylor, spread, draws, draws)
-                return scan, found, error
+                return found, error
         right = exact.residuals(taylor.order, expansion, few)
         if not np.isfinite(right).all():
             raise NoExpansion(_not_finite("some row"))
         with np.errstate(invalid="ignore"):
-            error = (found[0][: len(few)] - right).std(ddof=1)
+            error = (found.sums[: len(few)] - right).std(ddof=1)
         errors.append(float(error * problem.likelihood_weight))
         spread = float(right.std(ddof=1) * problem.likelihood_weight)
         if errors[-1] <= FLOAT_ERROR:
-            return scan, found, errors[-1]
+            return found, errors[-1]
     if not spread <= _FAR * taylor.max_residual_sd:
         # numbers of this size are rounded, too, but more digits would not help
         raise _too_far(problem, taylor, spread, few, draws)
@@ -719,7 +780,7 @@ def _rounding_of_some(
 
     :param expansion: in double precision.
     :param draws: those of which the first are compared.
-    :param scatter: the standard deviation of each row's residual over all of them.
+    :param scatter: the standard deviation of each row's residual over likely positions.
     """
     few = draws[:IN_DOUBLE]
     samples = [(exact.some, 1.0)]

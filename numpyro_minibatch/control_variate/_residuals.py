@@ -487,6 +487,8 @@ class ResidualScan:
             coefficient[name][rows] = np.where(highest > least, multiple, 0.0)
         return {n: (representative[n], coefficient[n]) for n in found}
 
+    # infinite residuals are refused
+    @np.errstate(divide="ignore", over="ignore", invalid="ignore")
     def scores(self, draws: np.ndarray, far: np.ndarray | None = None) -> Scores:
         """How much each row matters at some draws, and far out.
 
@@ -505,8 +507,7 @@ class ResidualScan:
             likely += _scatter(centred).sum()
             tails += np.abs(outside).sum(0)
         # far out, the noise of a batch counts relative to the whole there
-        with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
-            scales = np.nan_to_num(likely / tails, posinf=0.0).astype(self.dtype)
+        scales = np.nan_to_num(likely / tails, posinf=0.0).astype(self.dtype)
         share = _SHARE_OF_TAILS / max(int(np.count_nonzero(scales)), 1)
         leading = {
             n: np.linalg.eigh(np.nan_to_num(g))[1][:, -1].astype(self.dtype)
@@ -528,21 +529,21 @@ class ResidualScan:
         :return: the sums, ``(K,)``, and for each plate the variance over its rows of
             the difference between the draws of each pair, ``(K // 2,)``.
         """
-        return self._sums(draws, None)
+        return self._sums(draws)
 
-    def sums_and_scatter(
-        self, draws: np.ndarray
-    ) -> tuple[tuple[np.ndarray, dict[str, np.ndarray]], dict[str, np.ndarray]]:
-        """The same in one pass with the standard deviation of each row's residual.
+    def measured(
+        self, draws: np.ndarray, designs: Mapping[str, Design], scheme: Weighted
+    ) -> tuple[np.ndarray, dict[str, np.ndarray], np.ndarray]:
+        """The same and the variances of :meth:`variances` in one pass.
 
-        :return: what :meth:`sums` returns, and the standard deviations over the draws,
-            by plate.
+        :return: the sums, ``(K,)``; the variance over the rows of each plate and that
+            of a batch's estimate, of each pair of draws.
         """
-        scatter = self._of_each_row()
-        return self._sums(draws, scatter), scatter
+        strata = _Strata(designs, self.problem.plates, len(draws) // 2)
+        return *self._sums(draws, strata), strata.variances(scheme)
 
     def _sums(
-        self, draws: np.ndarray, scatter: dict[str, np.ndarray] | None
+        self, draws: np.ndarray, strata: _Strata | None = None
     ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         sums = np.zeros(len(draws))
         parts = {
@@ -551,15 +552,14 @@ class ResidualScan:
         }
         with np.errstate(invalid="ignore", over="ignore"):  # infinite sums are refused
             for name, rows, residual in self._pieces(draws):
-                if scatter is not None:
-                    centred = residual - residual.mean(1, keepdims=True)
-                    scatter[name][rows] = _scatter(centred)
                 wide = residual.astype(np.float64)
                 sums += wide.sum(0)
                 pairs = wide[:, 1::2] - wide[:, :-1:2]
                 whole, square = parts[name]
                 whole += pairs.sum(0)
                 square += np.einsum("nk,nk->k", pairs, pairs)
+                if strata is not None:
+                    strata.add(name, rows, pairs)
             variances = {
                 n: square / size - (whole / size) ** 2
                 for (n, (whole, square)), size in zip(
@@ -615,32 +615,58 @@ class ResidualScan:
         self, draws: np.ndarray, designs: Mapping[str, Design], scheme: Weighted
     ) -> np.ndarray:
         """The exact variance of a batch's estimate, for each pair of draws."""
-        tables, parts = {}, {}
+        strata = _Strata(designs, self.problem.plates, len(draws) // 2)
+        for name, rows, residual in self._pieces(draws):
+            pairs = residual[:, 1::2].astype(np.float64) - residual[:, :-1:2]
+            strata.add(name, rows, pairs)
+        return strata.variances(scheme)
+
+
+class _Strata:
+    """Differences of residuals between the draws of pairs, added up by stratum.
+
+    :param designs: how the rows of a batch are drawn, by plate.
+    :param plates: numbers of rows.
+    :param number: of pairs.
+    """
+
+    def __init__(
+        self, designs: Mapping[str, Design], plates: Mapping[str, int], number: int
+    ) -> None:
+        self._tables, self._parts = {}, {}
         for name, design in designs.items():
-            stratum, probability = stratum_of(design, self.problem.plates[name])
+            stratum, probability = stratum_of(design, plates[name])
             count = design.num_strata
             # the last stratum holds the rows that are always drawn
             stratum = np.where(stratum < 0, count, stratum).astype(np.int32)
-            tables[name] = stratum, probability
-            shape = count + 1, len(draws) // 2
-            parts[name] = np.zeros(shape), np.zeros(shape)
-        for name, rows, residual in self._pieces(draws):
-            stratum, probability = (table[rows] for table in tables[name])
-            pairs = residual[:, 1::2].astype(np.float64) - residual[:, :-1:2]
-            whole, square = parts[name]
-            # a matrix with a one for each row adds them up by stratum
-            number = len(stratum)
-            ones = np.ones(number), stratum, np.arange(number + 1, dtype=np.int32)
-            by_stratum = csc_array(ones, shape=(len(whole), number))
-            whole += by_stratum @ pairs
-            np.square(pairs, out=pairs)
-            pairs /= probability[:, None]
-            square += by_stratum @ pairs
-        variance = np.zeros(len(draws) // 2)
-        for name, (whole, square) in parts.items():
-            among = np.maximum(square - whole**2, 0)[:-1].sum(0)
-            variance += among / scheme.draws_of(name)
-        return variance
+            self._tables[name] = stratum, probability
+            self._parts[name] = np.zeros((2, count + 1, number))
+
+    def add(self, name: str, rows: slice, pairs: np.ndarray) -> None:
+        """Add some rows.
+
+        :param name: their plate.
+        :param rows: which of its rows.
+        :param pairs: their differences, ``(n, K // 2)``, which are overwritten.
+        """
+        stratum, probability = (table[rows] for table in self._tables[name])
+        whole, square = self._parts[name]
+        # a matrix with a one for each row adds them up by stratum
+        number = len(stratum)
+        ones = np.ones(number), stratum, np.arange(number + 1, dtype=np.int32)
+        by_stratum = csc_array(ones, shape=(len(whole), number))
+        whole += by_stratum @ pairs
+        np.square(pairs, out=pairs)
+        pairs /= probability[:, None]
+        square += by_stratum @ pairs
+
+    def variances(self, scheme: Weighted) -> np.ndarray:
+        """The variance of a batch's estimate, for each pair of draws."""
+        found = [
+            np.maximum(square - whole**2, 0)[:-1].sum(0) / scheme.draws_of(name)
+            for name, (whole, square) in self._parts.items()
+        ]
+        return np.asarray(sum(found))
 
 
 class _Parts:
