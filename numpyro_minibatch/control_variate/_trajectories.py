@@ -206,9 +206,10 @@ def _farther(
     momenta = _HOTTER * rng.normal(size=some.shape)
     starts = _Starts.at_rest(problem, posterior, bent, some)
     accepted, z = replace(starts, momenta=momenta).followed(_FAR_STEPS)
-    z = z[accepted > _HELD]
+    held = accepted <= _HELD
+    z = np.where(held[:, None], some, z)  # fewer positions would compile again
     weights = _weights_of_tails(_at_draws(problem, z), sites)
-    weights = np.minimum(weights, draws.weights.max())
+    weights = np.where(held, 0.0, np.fmin(weights, draws.weights.max()))
     return Positions(z, _gradients(problem, posterior, z), weights)
 
 
@@ -483,7 +484,9 @@ def _ranks(draws: np.ndarray, values: np.ndarray) -> np.ndarray:
 def _at_draws(problem: Problem, positions: np.ndarray) -> np.ndarray:
     """The constrained values of the latent sites at some positions, ``(K, d)``."""
     values = problem.compiled(_site_values)
-    return np.asarray(values(jnp.asarray(positions, problem.dtype)), np.float64)
+    blocks = [positions[k : k + _BLOCK] for k in range(0, len(positions), _BLOCK)]
+    found = [values(jnp.asarray(block, problem.dtype)) for block in blocks]
+    return np.concatenate([np.asarray(x, np.float64) for x in found])
 
 
 def _suit(
