@@ -728,15 +728,22 @@ def test_trajectories_that_were_cut_short_are_made_longer(
 
 @pytest.mark.parametrize(
     ("density", "sd", "is_lost"),
-    [(-50.0, 1.0, True), (-50.0, np.exp(40.0), False), (50.0, np.exp(-60.0), True)],
+    [
+        (-50.0, 1.0, True),
+        (-50.0, np.exp(40.0), False),
+        (5.0, np.exp(-30.0), True),
+        (15.0, np.exp(-30.0), False),
+        (50.0, 0.0, True),
+    ],
 )
 def test_chains_are_lost_where_there_is_no_mass(
     monkeypatch: pytest.MonkeyPatch, density: float, sd: float, is_lost: bool
 ) -> None:
     """A low density over a large volume is mass, and a high one in a spike is none.
 
-    A chain that is lost goes on where the others ended. One that is not is another
-    mode, so that the chains disagree.
+    The limit is a difference of 20 in the logarithms. A chain that is lost goes on
+    where the others ended. One that is not is another mode, so that the chains
+    disagree.
     """
     starts = []
 

@@ -26,7 +26,6 @@ __all__ = [
     "MOST_COORDINATES",
     "bent_by",
     "fit_scales",
-    "no_scales",
     "scales_by",
     "straight",
     "used",
@@ -52,10 +51,10 @@ def straight(location: np.ndarray, root: np.ndarray, dtype: Any) -> Bent:
     :param root: transpose of a root of a covariance, ``(D, D)``.
     :param dtype: of all arrays.
     """
-    return bent_by(location, root, no_scales(len(location)), dtype)
+    return bent_by(location, root, _no_scales(len(location)), dtype)
 
 
-def no_scales(dim: int) -> Scales:
+def _no_scales(dim: int) -> Scales:
     """Scales and locations that do not vary, of so many coordinates."""
     none = np.zeros(0)
     return scales_by([], np.ones(dim), np.zeros((3, dim, 2, 0)), none, none)
