@@ -23,12 +23,13 @@ __all__ = ["Preconditioner", "ScaleState", "Scales", "Whitening", "rmsprop"]
 class Scales(NamedTuple):
     """Coordinates whose locations and scales depend on others: funnels and bananas.
 
-    ``x = exp(L(d)) * (r + B(d)) + S(d)`` with ``d = drivers @ r``. Each of the three
+    ``x = exp(L(d)) * (y + B(d)) + S(d)`` with ``d = drivers @ y``. Each of the three
     curves is linear in ``d`` and ``h(d)``, a smooth absolute value, ``sqrt(widths**2 +
     (d - knees)**2)``, less its value at zero. It thus has one slope far to the left and
     another one far to the right. A driver depends on those before it only, so that the
     map has an inverse: in its rows of ``curves``, the columns of itself and of later
-    drivers are zero.
+    drivers are zero. A coordinate can have a wide tail by itself:
+    ``q = r * sqrt(1 + growths * r**2)`` and ``y = q + bends * h(q)``.
 
     :param drivers: selects the coordinates that others depend on, ``(k, D)``.
     :param curves: coefficients of ``d`` and ``h(d)`` in the logarithms of the scales,
@@ -36,17 +37,21 @@ class Scales(NamedTuple):
         ``S``; ``(3, D, 2, k)``.
     :param knees: where slopes change, ``(k,)``.
     :param widths: over which distance of a driver they change, ``(k,)``.
+    :param tails: growths, bends, knees and widths of coordinates by themselves,
+        ``(4, D)``.
     """
 
     drivers: Array
     curves: Array
     knees: Array
     widths: Array
+    tails: Array
 
     def apply(self, r: Array) -> Array:
         """``x``, of ``r``."""
-        log_scale, bend, location = self._at(self.drivers @ r)
-        return jnp.exp(log_scale) * (r + bend) + location
+        y, _ = self._with_tails(r)
+        log_scale, bend, location = self._at(self.drivers @ y)
+        return jnp.exp(log_scale) * (y + bend) + location
 
     def undo(self, x: Array) -> Array:
         """The inverse of :meth:`apply`."""
@@ -58,7 +63,24 @@ class Scales(NamedTuple):
             log_scale, bend, location = self._at(d)
             return jnp.exp(-log_scale) * (x - location) - bend
 
-        return jax.lax.fori_loop(0, len(order), with_driver, x)
+        y = jax.lax.fori_loop(0, len(order), with_driver, x)
+        growths, bends, knees, widths = self.tails
+        free = 1.0 - jnp.square(bends)
+        off = y - knees + bends * jnp.hypot(widths, knees)
+        root = jnp.sqrt(jnp.square(off) + free * jnp.square(widths))
+        q = knees + (off - bends * root) / free
+        return q * jnp.sqrt(2.0 / (1.0 + jnp.sqrt(1.0 + 4.0 * growths * q * q)))
+
+    def _with_tails(self, r: Array) -> tuple[Array, Array]:
+        """``y``, of ``r``, and its derivative."""
+        growths, bends, knees, widths = self.tails
+        part = growths * jnp.square(r)
+        root = jnp.sqrt(1.0 + part)
+        q = r * root
+        distance = jnp.hypot(widths, q - knees)
+        y = q + bends * (distance - jnp.hypot(widths, knees))
+        grows = (1.0 + 2.0 * part) / root
+        return y, (1.0 + bends * (q - knees) / distance) * grows
 
     def _at(self, d: Array) -> Array:
         """The three curves at values of the drivers, ``(3, D)``."""
@@ -68,7 +90,8 @@ class Scales(NamedTuple):
 
     def log_volume(self, r: Array) -> Array:
         """The logarithm of the determinant of the derivative of :meth:`apply`."""
-        return self._at(self.drivers @ r)[0].sum()
+        y, grows = self._with_tails(r)
+        return self._at(self.drivers @ y)[0].sum() + jnp.log(grows).sum()
 
     def pull_back(self, gradient: Array, r: Array) -> Array:
         """The gradient with respect to ``r`` of a log density of ``r``.
@@ -76,14 +99,17 @@ class Scales(NamedTuple):
         :param gradient: that of the log density of ``x`` with respect to ``x``.
         :param r: where it was evaluated.
         """
-        d = self.drivers @ r
+        y, grows = self._with_tails(r)
+        d = self.drivers @ y
         log_scale, bend, _ = self._at(d)
         direct = jnp.exp(log_scale) * gradient
-        of_curves = jnp.stack([direct * (r + bend) + 1.0, direct, gradient])
+        of_curves = jnp.stack([direct * (y + bend) + 1.0, direct, gradient])
         straight, bent = jnp.tensordot(of_curves, self.curves, 2)
         off = d - self.knees
         slope = off / jnp.hypot(self.widths, off)
-        return direct + (straight + slope * bent) @ self.drivers
+        of_y = direct + (straight + slope * bent) @ self.drivers
+        of_volume = jax.grad(lambda r: jnp.log(self._with_tails(r)[1]).sum())(r)
+        return of_y * grows + of_volume
 
 
 class Whitening(NamedTuple):

@@ -106,6 +106,9 @@ SCALES = Scales(
     ),
     knees=jnp.array([0.3, -0.2]),
     widths=jnp.array([0.7, 1.2]),
+    tails=jnp.array(
+        [[0.05, 0.1, 0.0], [0.5, -0.4, 0.0], [-0.4, 0.3, 0.0], [0.5, 0.8, 1.0]]
+    ),
 )
 
 

@@ -66,6 +66,7 @@ def scales_by(
     curves: np.ndarray,
     knees: np.ndarray,
     widths: np.ndarray,
+    tails: np.ndarray | None = None,
 ) -> Scales:
     """Scales and locations that vary, with as many drivers as programs expect.
 
@@ -75,6 +76,8 @@ def scales_by(
     :param curves: those of :class:`~numpyro_minibatch.preconditioner.Scales`.
     :param knees: where they bend.
     :param widths: over which distances.
+    :param tails: growths, bends, knees and widths of the drivers' own curves,
+        ``(4, k)``.
     """
     number = len(drivers)
     select = np.zeros((DRIVERS, len(sd)))
@@ -85,7 +88,10 @@ def scales_by(
     where = np.zeros(DRIVERS), np.ones(DRIVERS)
     for padded, given in zip(where, (knees, widths), strict=True):
         padded[:number] = given
-    return Scales(select, every, *where)  # type: ignore[arg-type]
+    of_tails = np.outer([0.0, 0.0, 0.0, 1.0], sd)
+    if tails is not None:
+        of_tails[:, drivers] = tails * np.stack([sd**-2.0, sd**0.0, sd, sd])[:, drivers]
+    return Scales(select, every, *where, of_tails)  # type: ignore[arg-type]
 
 
 def bent_by(center: np.ndarray, root: np.ndarray, scales: Scales, dtype: Any) -> Bent:
@@ -115,6 +121,7 @@ def used(bent: Bent | None) -> Bent | None:
         scales.curves[..., :number],
         scales.knees[:number],
         scales.widths[:number],
+        scales.tails,
     )
     return bent._replace(whitening=bent.whitening._replace(scales=fewer))
 

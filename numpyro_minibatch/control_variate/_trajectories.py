@@ -67,10 +67,9 @@ _SCREEN = 0.11
 # Correlation of ranks, of a site or of its square, above which coordinates are fitted
 # to gradients, and by how much they must reduce it.
 _CURVED, _LESS = 0.2, 0.1
-# Positions farther out than the draws: their number, the steps of the trajectories that
-# lead there, and the factor of the momenta. With 1.5 instead of 2, squares of the scale
-# of eight hierarchies had 4% fewer effective draws.
-_FAR_DRAWS, _FAR_STEPS, _HOTTER = 500, 32, 2.0
+# Largest share of positions farther out than the draws from which less than half of the
+# trajectories are accepted. If it is larger, steps are shorter.
+_REJECTED_FARTHER = 0.02
 # Acceptance rate of independent draws above which half of the moves are such draws. It
 # is 0.83 and 0.87 for a mixture and a prior in conflict with the data, whose squares
 # then have more effective draws. At 0.77 and 0.79, for Cauchy rows and the degrees of
@@ -151,8 +150,8 @@ def _matched(
 ) -> Trajectories | None:
     """Trajectories in coordinates that are fitted to gradients, if they go farther."""
     sites = _at_draws(problem, posterior.draws)
-    for bent in _by_gradients(problem, posterior, sites):
-        matched = _in_coordinates(problem, posterior, bent, sites, found.cost)
+    for bent, farther in _by_gradients(problem, posterior, sites):
+        matched = _in_coordinates(problem, posterior, bent, sites, farther, found.cost)
         # long trajectories forget more than a quarter of a period keeps
         wanted = found.kept - _LESS if found.long == matched.long else _CURVED
         helps = matched.kept < wanted and matched.cost <= found.cost
@@ -163,54 +162,25 @@ def _matched(
 
 def _by_gradients(
     problem: Problem, posterior: SurrogatePosterior, sites: np.ndarray
-) -> Iterator[Bent]:
+) -> Iterator[tuple[Bent, np.ndarray]]:
     """Coordinates that are fitted to gradients, those to be preferred first.
 
     Trajectories from the draws do not show how coordinates suit places farther out. So
     those that were fitted there, too, come first.
 
     :param sites: the values of the sites at the draws, ``(K, d)``.
+    :return: with each, positions farther out, ``(K, D)``.
     """
-    gradients = _gradients(problem, posterior, posterior.draws)
+    gradients = partial(_gradients, problem, posterior)
+    at_draws = gradients(posterior.draws)
     of_draws = []
     for weights in (_weights_of_tails(sites, sites), np.ones(len(sites))):
-        draws = Positions(posterior.draws, gradients, weights)
-        farther = partial(_farther, problem, posterior, draws, sites)
-        found = fit_gradients(draws, farther, problem.dtype)
+        draws = Positions(posterior.draws, at_draws, weights)
+        found = fit_gradients(draws, gradients, problem.dtype)
         if found is not None:
-            yield found.of_both
-            of_draws.append(found.of_draws)
+            yield found.of_both, found.farther
+            of_draws.append((found.of_draws, found.farther))
     yield from of_draws
-
-
-def _farther(
-    problem: Problem,
-    posterior: SurrogatePosterior,
-    draws: Positions,
-    sites: np.ndarray,
-    bent: Bent,
-) -> Positions:
-    """Positions farther out than the draws.
-
-    A run has more draws than the set-up. Coordinates that suit those of the set-up may
-    be wrong where the run goes: in a hierarchy of five groups, chains at ten standard
-    deviations of a scale stayed for several moves. There lead trajectories in these
-    coordinates whose momenta are larger than those of the distribution.
-
-    :param draws: the draws, from which they start as often as their weights ask for.
-    :param sites: the values of the sites at the draws, ``(K, d)``.
-    :param bent: the coordinates.
-    """
-    rng = np.random.default_rng(42)
-    some = draws.z[draws.spread(_FAR_DRAWS)]
-    momenta = _HOTTER * rng.normal(size=some.shape)
-    starts = _Starts.at_rest(problem, posterior, bent, some)
-    accepted, z = replace(starts, momenta=momenta).followed(_FAR_STEPS)
-    held = accepted <= _HELD
-    z = np.where(held[:, None], some, z)  # fewer positions would compile again
-    weights = _weights_of_tails(_at_draws(problem, z), sites)
-    weights = np.where(held, 0.0, np.fmin(weights, draws.weights.max()))
-    return Positions(z, _gradients(problem, posterior, z), weights)
 
 
 def _gradients(
@@ -271,21 +241,24 @@ def _in_coordinates(
     posterior: SurrogatePosterior,
     bent: Bent,
     sites: np.ndarray | None = None,
+    farther: np.ndarray | None = None,
     most: int = 0,
 ) -> Trajectories:
     """The trajectories that suit some coordinates.
 
     :param sites: the values of the sites at the draws, ``(K, d)``, if steps should also
         be short enough for the tails of sites.
-    :param most: a number of steps up to which twice as many are taken. Farther out than
-        the draws, shorter steps are needed: with those that suit the draws, chains
-        stayed there for twenty moves of a hierarchy.
+    :param farther: positions that a run reaches although they are farther out than the
+        draws, ``(K, D)``. Steps should also be short enough there, if there are then
+        not more than ``most``.
     """
     starts = _starts(problem, posterior, bent)
     num_steps, suits, stuck = _short_enough(starts, sites)
     if not suits:
         return Trajectories(num_steps, False, stuck, kept=1.0)
-    num_steps *= 2 if 2 * num_steps <= most else 1
+    num_steps = _short_enough_farther(
+        problem, posterior, bent, farther, num_steps, most
+    )
     starts = starts.for_steps(num_steps)
     ends = starts.followed(num_steps)
     of_values, of_squares = _kept(starts, *ends)
@@ -453,6 +426,32 @@ def _short_enough(
         if stuck_of_few <= _HARDLY_MORE * stuck:
             return _MANY_STEPS, False, stuck_of_few
     return most, False, stuck
+
+
+def _short_enough_farther(
+    problem: Problem,
+    posterior: SurrogatePosterior,
+    bent: Bent,
+    farther: np.ndarray | None,
+    num_steps: int,
+    most: int,
+) -> int:
+    """A number of steps that also suits positions farther out than the draws.
+
+    It is at least twice the one that suits the draws, if that is not above ``most``:
+    with those, chains stayed far in the tail of a hierarchy for twenty moves.
+    """
+    num_steps *= 2 if 2 * num_steps <= most else 1
+    if farther is not None:
+        starts = _Starts.at_rest(problem, posterior, bent, farther)
+        momenta = np.random.default_rng(42).normal(size=farther.shape)
+        starts = replace(starts, momenta=momenta)
+        while 2 * num_steps <= most:
+            accepted, _ = starts.followed(num_steps)
+            if (~(accepted >= 0.5)).mean() <= _REJECTED_FARTHER:
+                break
+            num_steps *= 2
+    return num_steps
 
 
 def _kept(starts: _Starts, accepted: np.ndarray, z: np.ndarray) -> tuple[float, float]:
