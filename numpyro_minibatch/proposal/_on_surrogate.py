@@ -469,7 +469,8 @@ def surrogate_hmc(
     its draws. It is the non-centred parametrisation [5]. Where trajectories then still
     leave a site or its square correlated, coordinates are fitted to the gradients of
     the surrogate [6]: locations and logarithms of scales are curves in other
-    parameters. They describe bananas, and hierarchies of few groups. In coordinates of
+    parameters, which may have wide tails themselves. They describe bananas, and
+    hierarchies of few groups, centred ones as well. In coordinates of
     both kinds, one of eight trajectories takes steps of a third of the size, to leave
     places where others are too long.
 
