@@ -26,6 +26,7 @@ from benchmarks.coverage.families import FAMILIES, truth
 from numpyro_minibatch import MinibatchMH, batch
 from numpyro_minibatch.control_variate import (
     _bent,
+    _matched,
     _nuts,
     _posterior,
     _problem,
@@ -421,11 +422,13 @@ def test_trajectories_are_longer_where_squares_are_correlated(
 def ending_at(
     draws: np.ndarray, z: np.ndarray
 ) -> Callable[[np.ndarray, int], tuple[np.ndarray, np.ndarray]]:
-    """Trajectories that end at ``z``, all accepted."""
-    index = {x.tobytes(): i for i, x in enumerate(draws.astype(np.float32))}
+    """Trajectories from draws that end at ``z``, all accepted."""
+    end_of = {
+        x.tobytes(): end for x, end in zip(draws.astype(np.float32), z, strict=True)
+    }
 
     def ends(some: np.ndarray, num_steps: int) -> tuple[np.ndarray, np.ndarray]:
-        return np.ones(len(some)), z[[index[x.tobytes()] for x in some]]
+        return np.ones(len(some)), np.stack([end_of.get(x.tobytes(), x) for x in some])
 
     return ends
 
@@ -694,7 +697,8 @@ def test_trajectories_that_move_no_chain_are_found_in_one_block() -> None:
         return np.zeros(len(draws)), draws
 
     assert trajectories(draws, ends).stuck == 1.0
-    of_gradients = len(draws) // _trajectories._BLOCK
+    nearby = 2 * _matched._DRAWS  # for each weighting of the draws
+    of_gradients = (len(draws) + nearby) // _trajectories._BLOCK
     assert len(seen) == len(_trajectories._NUM_STEPS) + 1 + of_gradients
 
 
