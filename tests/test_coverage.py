@@ -91,9 +91,7 @@ def test_the_moves_know_whether_independent_draws_are_accepted(monkeypatch, name
 @slow
 @pytest.mark.filterwarnings("ignore:.*a minibatch does not pay")
 @pytest.mark.parametrize(
-    ("name", "long", "drivers"),
-    # either parameter may drive the other one
-    [("zeros", False, ("gate", "rate")), ("cauchy", True, ("",))],
+    ("name", "long", "drivers"), [("zeros", False, "gate"), ("cauchy", True, "")]
 )
 def test_skewed_posteriors_are_sampled(name, long, drivers):
     """Of 64 chains from the default start, with a tolerance from their scatter."""
@@ -111,7 +109,7 @@ def test_skewed_posteriors_are_sampled(name, long, drivers):
     )
     kernel.init(random.key(0), 0, None, tuple(data), {})
     assert kernel.pilot["surrogate_long"] == long
-    assert kernel.pilot["surrogate_drivers"] in drivers
+    assert kernel.pilot["surrogate_drivers"] == drivers
     for parameter, known in truth(family, family.data(0)).items():
         draws = np.asarray(result.posterior[parameter].values, np.float64)
         white = (draws - known["mean"]) / known["sd"]

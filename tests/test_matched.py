@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from itertools import chain, repeat
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +20,7 @@ from numpyro.infer import MCMC
 
 from benchmarks.coverage.families import FAMILIES, truth
 from numpyro_minibatch import MinibatchMH
-from numpyro_minibatch.control_variate import _bent, _matched, _trajectories
+from numpyro_minibatch.control_variate import _bent, _driven, _matched, _trajectories
 from numpyro_minibatch.proposal import Bent
 
 
@@ -130,16 +130,17 @@ def test_a_hierarchy_of_few_groups_is_driven_by_its_scale_and_then_its_mean() ->
 
 
 def test_coordinates_suit_positions_farther_out_than_the_draws() -> None:
+    """Draws lack a tenth of the posterior, and a run goes where one of 10,000 is."""
     rng = np.random.default_rng(6)
-    draws = hierarchy(log_scales(rng, 300), rng)
-    # of 300 draws, none has a scale that only one of 10,000 exceeds
+    scales = log_scales(rng, 3000)
+    draws = hierarchy(scales[scales <= np.quantile(scales, 0.9)][:300], rng)
     far = hierarchy(np.full(500, np.quantile(log_scales(rng, 50_000), 0.9999)), rng)
-    assert far[0, -1] > draws[:, -1].max()
+    assert far[0, -1] > draws[:, -1].max() + 1
     found = fits_of(draws, log_hierarchy)
     assert found is not None
-    off = np.add(*white(found.of_both, log_hierarchy, far))[:, :5]
-    assert np.square(off).mean() < 0.5
-    assert found.farther[:, -1].max() > far[0, -1]
+    off = [np.add(*white(bent, log_hierarchy, far))[:, :5] for bent in found[:2]]
+    of_draws, of_both = (np.square(x).mean() for x in off)
+    assert of_both < 0.5 * of_draws
 
 
 SIZES = np.array([15.0, 10.0, 16.0, 11.0])  # standard errors of each group
@@ -230,9 +231,8 @@ def test_a_curve_is_found_with_its_driver() -> None:
     found = fit_gradients(draws, log_banana)
     assert found is not None and drivers(found) == [0]
     w, of_w = white(found, log_banana, draws)
-    # the curve of a driver itself does not vanish entirely
-    np.testing.assert_allclose(of_w, -w, atol=0.5)
-    assert np.square(of_w + w).mean() < 5e-3
+    np.testing.assert_allclose(of_w, -w, atol=0.3)
+    assert np.square(of_w + w).mean() < 1e-3
     np.testing.assert_allclose(np.cov(w.T), np.eye(3), atol=0.12)
     # chains follow the same coordinates, without the drivers that do nothing
     of_chains = _bent.used(found)
@@ -261,6 +261,23 @@ def test_coordinates_are_left_alone_where_none_are_better() -> None:
         assert fit_gradients(draws, lambda z: -0.5 * jnp.sum(z**2)) is None
 
 
+@pytest.mark.parametrize("dim", [2, 5])
+def test_independent_heavy_tails_are_described_no_worse(dim: int) -> None:
+    """At draws to which the coordinates were not fitted."""
+
+    def log_density(z: jax.Array) -> jax.Array:
+        return -2.5 * jnp.log1p(jnp.square(z) / 4).sum()
+
+    rng = np.random.default_rng(6)
+    draws, fresh = (rng.standard_t(4.0, size=(n, dim)) for n in (2000, 20_000))
+    root = np.linalg.cholesky(np.cov(draws.T))
+    linear = _bent.straight(draws.mean(0), root.T, np.float64)
+    found = fit_gradients(draws, log_density) or linear
+    off = [np.add(*white(at, log_density, fresh)) for at in (found, linear)]
+    of_found, of_linear = (np.square(x).mean() for x in off)
+    assert of_found <= of_linear
+
+
 def test_what_cannot_be_fitted_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     draws = banana(np.random.default_rng(5), 2000)
     slopes = gradients(log_banana, draws)
@@ -282,7 +299,7 @@ def test_what_cannot_be_fitted_is_left_alone(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_derivatives_are_those_of_all_numbers_and_of_the_root() -> None:
     rng = np.random.default_rng(9)
-    at = _matched._Coordinates.linear(np.eye(3))
+    at = _driven.Coordinates.linear(np.eye(3))
     at = replace(at, center=rng.normal(size=3)).with_driver(1).with_driver(2)
     flat = np.where(at.free(), 0.3 * rng.normal(size=len(at.flat())), 0.0)
     at = at.moved(flat, np.tril(0.2 * rng.normal(size=(3, 3))))
@@ -364,6 +381,12 @@ def test_steps_are_halved_if_that_costs_no_more(
     assert all(2 * number <= most for number in tried)
 
 
+@cache
+def fits_of_banana() -> _matched.Fits | None:
+    """The coordinates of all the cases above, in which they are not looked at."""
+    return fits_of(banana(np.random.default_rng(5), 2000), log_banana)
+
+
 def trajectories_of(*each: Any) -> Any:
     """The choice between trajectories in linear and in other coordinates."""
     draws = banana(np.random.default_rng(5), 2000)
@@ -389,6 +412,7 @@ def trajectories_of(*each: Any) -> Any:
     answers = chain(each, repeat(each[-1]))  # with other weights, they are as good
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_trajectories, "_in_coordinates", lambda *_: next(answers))
+        patch.setattr(_trajectories, "fit_gradients", lambda *_: fits_of_banana())
         return _trajectories.trajectories(problem, posterior)
 
 
@@ -467,3 +491,51 @@ def test_chains_leave_the_wide_tail_of_a_hierarchy() -> None:
         below = (values < known["q95"]).mean(1)
         error = below.std(ddof=1) / np.sqrt(len(below))
         assert abs(below.mean() - 0.95) < 4 * error + 1e-3
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*a minibatch does not pay")
+def test_the_neck_of_eight_schools_is_sampled() -> None:
+    """Centred effects from the default start; NUTS of the set-up lacks the neck [1].
+
+    [1] Donald B. Rubin (1981), *Estimation in parallel randomized experiments*, Journal
+    of Educational Statistics 6(4).
+    """
+    y = np.array([28.0, 8.0, -3.0, 7.0, -1.0, 1.0, 18.0, 12.0])
+    errors = np.array([15.0, 10.0, 16.0, 11.0, 9.0, 11.0, 10.0, 18.0])
+
+    def schools(y: Any, errors: Any) -> None:
+        mu = numpyro.sample("mu", dist.Normal(0, 5))
+        tau = numpyro.sample("tau", dist.HalfCauchy(5))
+        with numpyro.plate("schools", len(y)):
+            theta = numpyro.sample("theta", dist.Normal(mu, tau))
+        with numpyro.plate("data", len(y)) as i:
+            numpyro.sample("y", dist.Normal(theta[i], errors[i]), obs=y[i])
+
+    # the effects and their mean integrated out, in the logarithm of the scale
+    u = np.linspace(-14.0, 6.0, 20_001)
+    variance = np.square(errors) + np.exp(2 * u)[:, None]
+    precision = (1 / variance).sum(1) + 1 / 25
+    logs = u - np.log1p(np.exp(2 * u) / 25) - 0.5 * np.log(variance).sum(1)
+    logs += 0.5 * np.square((y / variance).sum(1)) / precision - 0.5 * np.log(precision)
+    logs -= 0.5 * (np.square(y) / variance).sum(1)
+    mass = np.cumsum(np.exp(logs - logs.max()))
+    level = np.array([0.01, 0.05, 0.5, 0.95])
+    quantiles = np.exp(np.interp(level, mass / mass[-1], u))
+
+    kernel = MinibatchMH(schools, control_variate="taylor2")
+    mcmc = MCMC(
+        kernel,
+        num_warmup=1000,
+        num_samples=1000,
+        num_chains=160,
+        chain_method="vectorized",
+        progress_bar=False,
+    )
+    mcmc.run(random.key(3), jnp.asarray(y), jnp.asarray(errors))
+    assert kernel.pilot["surrogate_drivers"].startswith("tau, mu")
+    tau = np.asarray(mcmc.get_samples(group_by_chain=True)["tau"], np.float64)
+    below = (tau[..., None] < quantiles).mean(1)
+    error = below.std(0, ddof=1) / np.sqrt(len(below))
+    assert (error < 0.01).all()
+    assert (np.abs(below.mean(0) - level) < 4 * error + 0.1 * level).all()

@@ -249,8 +249,8 @@ def _in_coordinates(
     :param sites: the values of the sites at the draws, ``(K, d)``, if steps should also
         be short enough for the tails of sites.
     :param farther: positions that a run reaches although they are farther out than the
-        draws, ``(K, D)``. Steps should also be short enough there, if there are then
-        not more than ``most``.
+        draws, ``(K, D)``. Steps should also be short enough there.
+    :param most: the largest number of steps to which this may lead.
     """
     starts = _starts(problem, posterior, bent)
     num_steps, suits, stuck = _short_enough(starts, sites)
@@ -440,6 +440,10 @@ def _short_enough_farther(
 
     It is at least twice the one that suits the draws, if that is not above ``most``:
     with those, chains stayed far in the tail of a hierarchy for twenty moves.
+
+    :param farther: the positions, ``(K, D)``.
+    :param num_steps: the number that suits the draws.
+    :param most: the largest number to try.
     """
     num_steps *= 2 if 2 * num_steps <= most else 1
     if farther is not None:
