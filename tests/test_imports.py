@@ -65,7 +65,8 @@ ALLOWED: dict[str, set[str]] = {
     # marginal: kernels marginalize discrete sites of the rows, as NUTS does
     "kernels": PARTS | {"_internal", "_model", "host_rows", "marginal"},
     # analyses of a result read plain attributes of the kernel that made it
-    "inference_data": {"_model", "_version", "host_rows"},
+    # _internal: log densities of a result in double precision
+    "inference_data": {"_internal", "_model", "_version", "host_rows"},
     "diagnostics": {
         "_internal",
         "_model",

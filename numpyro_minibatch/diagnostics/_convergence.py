@@ -194,10 +194,29 @@ def mixes(run: Run) -> bool:
     return least >= _ESS_PER_CHAIN * chains and not d.max_rhat > _MAX_RHAT
 
 
+def _advise_rounding(run: Run) -> Iterator[str]:
+    found = run.rounding
+    if not found:
+        return
+    precision, remedy = "double", "Give"
+    if not found["double"]:
+        precision = "single"
+        remedy = (
+            "Use double precision, numpyro.enable_x64(). If that is too little, give"
+        )
+    yield (
+        f"rounding errors change the log density by {found['error']:.2g} at draws such "
+        f"as {found['name']} = {found['value']:.2g}, in {precision} precision. The "
+        f"chains follow these errors. {remedy} parameters that the data hardly "
+        "determine priors with lighter tails, or write the likelihood without "
+        "differences of large numbers."
+    )
+
+
 def _advise_still(run: Run) -> Iterator[str]:
     d, setup = run.measured(Convergence), run.measured(Setup)
-    if not d.still_chains or is_frozen(run):
-        return  # the advice on the noise covers it
+    if not d.still_chains or is_frozen(run) or run.rounding:
+        return  # the advice on the noise, or on rounding errors, covers it
     never = f"{d.still_chains} of {setup.num_chains} chains never moved"
     if run.pilot and run.flag("start_given"):
         yield (
@@ -230,7 +249,7 @@ def _advise_constant(run: Run) -> Iterator[str]:
 
 def _is_measurable(run: Run) -> bool:
     d = run.measured(Convergence)
-    return not d.still_chains and d.min_ess_bulk != 0
+    return not (d.still_chains or run.rounding) and d.min_ess_bulk != 0
 
 
 def _advise_rhat(run: Run) -> Iterator[str]:
@@ -313,6 +332,13 @@ def _note_heavy_tails(run: Run) -> Iterator[str]:
 FAMILY = Family(
     Convergence,
     (
+        Rule(
+            "rounding errors change the log density by",
+            "digits are lost there, such as by log-gamma functions of very large "
+            "numbers, and chains stay where the error is positive",
+            "double precision, priors with lighter tails",
+            _advise_rounding,
+        ),
         Rule(
             "n of N chains never moved",
             "these chains stayed at one position",

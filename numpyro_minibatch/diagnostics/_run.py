@@ -39,6 +39,7 @@ _TRANSFORM = (
     "sample the logarithm of a ratio, subtract means from columns of data, or give "
     "parameters that the data hardly determine priors with lighter tails."
 )
+_ROUNDING = 0.3  # of a log density, above which chains sample the errors
 _READ_ALL = 2048  # rows up to which a surrogate evaluates all of them, if all are read
 
 
@@ -163,6 +164,12 @@ class Run:
     def quadrature(self) -> Mapping[str, Any]:
         """The error of the quadrature of a marginalized model, wherever measured."""
         return self.facts.get("quadrature", self.pilot)
+
+    @property
+    def rounding(self) -> Mapping[str, Any]:
+        """The rounding error of the log density, if it explains that chains stay."""
+        found = self.facts.get("rounding", {})
+        return found if found.get("error", 0.0) > _ROUNDING else {}
 
     @property
     def decides_on_batches(self) -> bool:

@@ -295,7 +295,8 @@ def _largest_share(stays: _Stays, z: np.ndarray, ess: np.ndarray) -> float:
 
 def _advise_stays(run: Run) -> Iterator[str]:
     d = run.measured(Stays)
-    if run.measured(Convergence).still_chains or not d.stay_share > _MAX_SHARE:
+    explained = run.measured(Convergence).still_chains or run.rounding
+    if explained or not d.stay_share > _MAX_SHARE:
         return
     seen = []
     much_longer = d.longest_stay > _MIN_LONGEST * d.usual_stay

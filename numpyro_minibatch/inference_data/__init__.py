@@ -6,17 +6,17 @@ from numpyro_minibatch.inference_data._collected import (
     collected_groups as collected_groups,
 )
 from numpyro_minibatch.inference_data._convert import to_inference_data
+from numpyro_minibatch.inference_data._errors import (
+    errors_of_kernel as errors_of_kernel,
+)
+from numpyro_minibatch.inference_data._errors import (
+    with_errors as with_errors,
+)
 from numpyro_minibatch.inference_data._groups import (
     as_inference_data as as_inference_data,
 )
 from numpyro_minibatch.inference_data._groups import get_group as get_group
 from numpyro_minibatch.inference_data._groups import samples_of as samples_of
-from numpyro_minibatch.inference_data._quadrature import (
-    quadrature_of_kernel as quadrature_of_kernel,
-)
-from numpyro_minibatch.inference_data._quadrature import (
-    with_quadrature as with_quadrature,
-)
 
 if TYPE_CHECKING:
     from numpyro_minibatch.inference_data._groups import InferenceData as InferenceData

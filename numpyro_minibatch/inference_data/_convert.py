@@ -23,12 +23,12 @@ from numpyro_minibatch._model.replay import (
 from numpyro_minibatch.host_rows import find_rows
 from numpyro_minibatch.inference_data._attributes import attributes_of, created
 from numpyro_minibatch.inference_data._collected import collected_groups
+from numpyro_minibatch.inference_data._errors import (
+    measured_errors,
+    with_errors,
+)
 from numpyro_minibatch.inference_data._groups import as_inference_data, get_group
 from numpyro_minibatch.inference_data._labels import Labels
-from numpyro_minibatch.inference_data._quadrature import (
-    measured_quadrature,
-    with_quadrature,
-)
 
 if TYPE_CHECKING:
     from numpyro_minibatch.inference_data._groups import InferenceData
@@ -136,8 +136,8 @@ def to_inference_data(
     labels = Labels.make(
         [*samples, *run.observed, *arguments, *predicted, *before], run, dims, coords
     )
-    error = measured_quadrature(run, samples)
-    attrs = with_quadrature(attributes_of(mcmc, run, labels), error)
+    errors = measured_errors(run, samples)
+    attrs = with_errors(attributes_of(mcmc, run, labels), errors)
     groups = {
         "posterior": labels.draws(samples, attrs | labels.listed("of_rows", of_rows)),
         "sample_stats": labels.draws(stats, attrs),

@@ -24,9 +24,9 @@ from numpyro_minibatch._version import __version__
 from numpyro_minibatch.host_rows import find_rows
 from numpyro_minibatch.inference_data import (
     as_inference_data,
+    errors_of_kernel,
     get_group,
-    quadrature_of_kernel,
-    with_quadrature,
+    with_errors,
 )
 from numpyro_minibatch.sampling._devices import Share
 from numpyro_minibatch.sampling._pace import Pace, interruptible, reported
@@ -302,14 +302,14 @@ class Run:
             if dataset is not None:
                 found[group] = dataset
         now = datetime.datetime.now(datetime.UTC).isoformat()
-        error = quadrature_of_kernel(
+        errors = errors_of_kernel(
             self.program.kernel,
             self.program.args,
             self.program.kwargs,
             {str(name): x.data for name, x in found["posterior"].items()},
         )
         for dataset in found.values():
-            dataset.attrs = with_quadrature(dataset.attrs, error) | {"created_at": now}
+            dataset.attrs = with_errors(dataset.attrs, errors) | {"created_at": now}
         return as_inference_data(found, dict(found["posterior"].attrs))
 
     def _in_memory(self, name: str, chunks: list[dict[str, np.ndarray]]) -> xr.Dataset:

@@ -1,4 +1,4 @@
-"""The error of a marginalized model's quadrature, at the draws of a run."""
+"""Errors of a model's log density, measured at the draws of a run."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import numpy as np
 
 from numpyro_minibatch._model.replay import Run
 from numpyro_minibatch.host_rows import find_rows
+from numpyro_minibatch.inference_data._rounding import are_suspicious, measured_rounding
 
-__all__ = ["measured_quadrature", "quadrature_of_kernel", "with_quadrature"]
+__all__ = ["errors_of_kernel", "measured_errors", "with_errors"]
 
 _DRAWS = 8
 
@@ -46,30 +47,42 @@ def measured_quadrature(run: Run, samples: Mapping[str, Any]) -> dict[str, Any]:
         return {"quadrature_refused": str(refused)}
 
 
-def quadrature_of_kernel(
+def measured_errors(run: Run, samples: Mapping[str, Any]) -> dict[str, Any]:
+    """Errors of the log density that show at the draws of a run.
+
+    :param run: the run.
+    :param samples: its draws by site, with axes of chains and draws first.
+    :return: the facts ``quadrature`` and ``rounding``, where they were measured.
+    """
+    found = {
+        "quadrature": measured_quadrature(run, samples),
+        "rounding": measured_rounding(run, samples),
+    }
+    return {name: error for name, error in found.items() if error}
+
+
+def errors_of_kernel(
     kernel: Any, args: tuple, kwargs: Mapping[str, Any], samples: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The same, from the kernel of a run; other models are not replayed.
+    """The same, from the kernel of a run; it is replayed only where it may be wrong.
 
     :param kernel: the kernel.
     :param args: positional arguments of its model.
     :param kwargs: keyword arguments of its model.
     :param samples: its draws by site, with axes of chains and draws first.
     """
-    if not getattr(getattr(kernel, "model", None), "marginalizes", False):
+    marginalizes = getattr(getattr(kernel, "model", None), "marginalizes", False)
+    if not (marginalizes or are_suspicious(samples)):
         return {}
-    return measured_quadrature(Run.of_kernel(kernel, args, kwargs), samples)
+    return measured_errors(Run.of_kernel(kernel, args, kwargs), samples)
 
 
-def with_quadrature(
-    attrs: Mapping[str, Any], error: Mapping[str, Any]
-) -> dict[str, Any]:
-    """The attributes of a run with the error of its quadrature among its facts.
+def with_errors(attrs: Mapping[str, Any], errors: Mapping[str, Any]) -> dict[str, Any]:
+    """The attributes of a run with errors among its facts.
 
     :param attrs: the attributes.
-    :param error: what :func:`measured_quadrature` returned.
+    :param errors: what :func:`measured_errors` returned.
     """
-    if not error or "facts" not in attrs:
+    if not errors or "facts" not in attrs:
         return dict(attrs)
-    facts = json.loads(attrs["facts"]) | {"quadrature": dict(error)}
-    return {**attrs, "facts": json.dumps(facts)}
+    return {**attrs, "facts": json.dumps(json.loads(attrs["facts"]) | dict(errors))}
