@@ -24,12 +24,14 @@ class Scales(NamedTuple):
     """Coordinates whose locations and scales depend on others: funnels and bananas.
 
     ``x = exp(L(d)) * (y + B(d)) + S(d)`` with ``d = drivers @ y``. Each of the three
-    curves is linear in ``d`` and ``h(d)``, a smooth absolute value, ``sqrt(widths**2 +
-    (d - knees)**2)``, less its value at zero. It thus has one slope far to the left and
-    another one far to the right. A driver depends on those before it only, so that the
-    map has an inverse: in its rows of ``curves``, the columns of itself and of later
-    drivers are zero. A coordinate can have a wide tail by itself:
-    ``q = r * sqrt(1 + growths * r**2)`` and ``y = q + bends * h(q)``.
+    curves is linear in ``d`` and ``h(d) = widths * log(cosh((d - knees) / widths))``,
+    less its value at zero. It thus has one slope far to the left and another one far to
+    the right, and approaches them like the shrinkage of group effects by their scale. A
+    driver depends on those before it only, so that the map has an inverse: in its rows
+    of ``curves``, the columns of itself and of later drivers are zero. A coordinate can
+    have a wide tail by itself: ``q = r * sqrt(1 + growths * r**2)`` and ``y = q + bends
+    * g(q)`` with ``g(q) = sqrt(widths**2 + (q - knees)**2)``, less its value at zero,
+    whose inverse has a closed form.
 
     :param drivers: selects the coordinates that others depend on, ``(k, D)``.
     :param curves: coefficients of ``d`` and ``h(d)`` in the logarithms of the scales,
@@ -84,9 +86,10 @@ class Scales(NamedTuple):
 
     def _at(self, d: Array) -> Array:
         """The three curves at values of the drivers, ``(3, D)``."""
-        at_zero = jnp.hypot(self.widths, self.knees)
-        h = jnp.hypot(self.widths, d - self.knees) - at_zero
-        return jnp.tensordot(self.curves, jnp.stack([d, h]), 2)
+        from_knee, at_zero = (d - self.knees) / self.widths, self.knees / self.widths
+        # the logarithm of the hyperbolic cosine, up to a constant that cancels
+        h = jnp.logaddexp(from_knee, -from_knee) - jnp.logaddexp(at_zero, -at_zero)
+        return jnp.tensordot(self.curves, jnp.stack([d, self.widths * h]), 2)
 
     def log_volume(self, r: Array) -> Array:
         """The logarithm of the determinant of the derivative of :meth:`apply`."""
@@ -105,8 +108,7 @@ class Scales(NamedTuple):
         direct = jnp.exp(log_scale) * gradient
         of_curves = jnp.stack([direct * (y + bend) + 1.0, direct, gradient])
         straight, bent = jnp.tensordot(of_curves, self.curves, 2)
-        off = d - self.knees
-        slope = off / jnp.hypot(self.widths, off)
+        slope = jnp.tanh((d - self.knees) / self.widths)
         of_y = direct + (straight + slope * bent) @ self.drivers
         of_volume = jax.grad(lambda r: jnp.log(self._with_tails(r)[1]).sum())(r)
         return of_y * grows + of_volume

@@ -186,7 +186,9 @@ def test_a_coordinate_that_couples_all_others_is_found() -> None:
     rng = np.random.default_rng(8)
     draws = centred(np.log(rng.uniform(0.4, 12.0, 300)), rng)
     of_density = partial(gradients, log_centred)
-    found = _matched._couplings(draws, of_density(draws), of_density)
+    found = _matched._couplings(
+        draws, of_density(draws), lambda at: (at, of_density(at))
+    )
     np.testing.assert_allclose(found, found.T)
     effects = found[2:, 2:]
     assert effects.max() < 1e-3  # they are independent, given the others
@@ -215,14 +217,14 @@ def test_a_driver_may_have_a_wide_tail_itself() -> None:
 def log_banana(z: jax.Array) -> jax.Array:
     """A location that is a curve in another parameter, and one apart from them."""
     along = (z[0] + 2) / 3
-    curve = 0.5 * along + jnp.sqrt(1 + along**2) - 1
+    curve = 0.5 * along + jnp.logaddexp(along, -along) - jnp.log(2.0)
     return -0.5 * (along**2 + ((z[1] - curve) / 0.2) ** 2 + z[2] ** 2)
 
 
 def banana(rng: np.random.Generator, number: int) -> np.ndarray:
     """Its draws."""
     along, across, other = rng.normal(size=(3, number))
-    curve = np.sqrt(1 + along**2) - 1
+    curve = np.logaddexp(along, -along) - np.log(2.0)
     return np.column_stack([3 * along - 2, 0.2 * across + 0.5 * along + curve, other])
 
 
@@ -352,24 +354,27 @@ def test_they_are_used_where_trajectories_then_go_farther() -> None:
 @pytest.mark.parametrize(
     ("rejected", "most", "expected"),
     [
-        (0.0, 7, 4),  # the draws' number of steps
-        (0.0, 8, 8),
-        (0.0, 64, 8),
-        (0.021, 64, 32),  # until farther positions suit, too
-        (0.019, 64, 8),
-        (1.0, 64, 64),
-        (1.0, 63, 32),
+        ([0.0], 7, 4),  # the draws' number of steps
+        ([0.0], 8, 8),
+        ([0.0], 64, 8),
+        ([0.021, 0.021, 0.0], 64, 32),  # until farther positions suit, too
+        ([0.019], 64, 8),
+        ([1.0, 1.0, 1.0, 0.02], 64, 64),
+        ([1.0, 1.0, 0.5], 63, 32),  # as short as allowed
+        ([1.0, 1.0, 1.0, 1.0], 64, 8),  # steps are not the reason
+        ([0.2, 0.06, 0.05, 0.05], 64, 16),
+        ([0.2, 0.07, 0.05, 0.05], 64, 32),
     ],
 )
 def test_steps_are_halved_if_that_costs_no_more(
-    monkeypatch: pytest.MonkeyPatch, rejected: float, most: int, expected: int
+    monkeypatch: pytest.MonkeyPatch, rejected: list[float], most: int, expected: int
 ) -> None:
     """And until trajectories are accepted farther out than the draws."""
     tried = []
 
     def followed(number: int) -> Any:
+        share = rejected[len(tried)]
         tried.append(number)
-        share = rejected if number < 32 or rejected == 1.0 else 0.0
         return np.where(np.arange(1000) < 1000 * share, np.nan, 0.6), None
 
     far: Any = SimpleNamespace(followed=followed)
@@ -378,7 +383,7 @@ def test_steps_are_halved_if_that_costs_no_more(
     monkeypatch.setattr(_trajectories, "replace", lambda *_, **__: far)
     given: Any = None, None, None, np.zeros((3, 2))
     assert _trajectories._short_enough_farther(*given, 4, most) == expected
-    assert all(2 * number <= most for number in tried)
+    assert tried == [expected if most == 7 else 8 * 2**k for k in range(len(rejected))]
 
 
 @cache

@@ -16,15 +16,15 @@ import numpy as np
 from numpyro_minibatch.control_variate._bent import bent_by, scales_by
 from numpyro_minibatch.proposal import Bent
 
-__all__ = ["Coordinates", "Gradients", "Tails"]
+__all__ = ["Coordinates", "GradientsAt", "Tails"]
 
-#: gradients of a log density at positions, ``(K, D)``
-Gradients = Callable[[np.ndarray], np.ndarray]
+#: positions, ``(K, D)``, as a program rounds them, and gradients of a log density there
+GradientsAt = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 
 _PENALTY = 1e-3  # of squares of slopes, for those that draws do not determine
 # No run goes so many standard deviations away, or farther. Where coordinates stretch
 # tails, multiples of draws could be absurd positions.
-_FAR = 6.0
+_FAR = 5.0
 # Their weights. With more, coordinates suited the draws of a hierarchy less.
 _OF_FARTHER = 1 / 15
 # Positions are left out where the divergence is so many times that of a constant
@@ -40,16 +40,16 @@ def _h(
     d: np.ndarray, knees: np.ndarray, widths: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """The smooth absolute value of drivers, zero at zero, and its derivative."""
-    squares, off = np.square(widths), d - knees
-    distance = np.sqrt(squares + np.square(off))
-    return distance - np.sqrt(squares + np.square(knees)), off / distance
+    from_knee, at_zero = (d - knees) / widths, knees / widths
+    h = np.logaddexp(from_knee, -from_knee) - np.logaddexp(at_zero, -at_zero)
+    return widths * h, np.tanh(from_knee)
 
 
 class Tails(NamedTuple):
     """Curves of drivers by themselves, as unconstrained numbers.
 
     They are those of :class:`~numpyro_minibatch.preconditioner.Scales`: with ``q = r *
-    sqrt(1 + growth * r**2)``, ``y = q + bend * h(q)``.
+    sqrt(1 + growth * r**2)``, ``y = q + bend * g(q)``.
 
     :param growths: roots of the growths, ``(k,)``. A fit does not leave zero.
     :param bends: their inverse hyperbolic tangents, ``(k,)``.
@@ -71,7 +71,8 @@ class Tails(NamedTuple):
         """``y``, of ``r``, ``(K, k)``."""
         growths, bends, knees, widths = self.numbers()[..., None, :]
         q = r * np.sqrt(1.0 + growths * np.square(r))
-        return np.asarray(q + bends * _h(q, knees, widths)[0])
+        g = np.hypot(widths, q - knees) - np.hypot(widths, knees)
+        return np.asarray(q + bends * g)
 
     def undo(self, y: np.ndarray) -> tuple[np.ndarray, ...]:
         """``r``, the derivative of ``y``, and that of its logarithm, ``(K, k)``."""
@@ -218,47 +219,46 @@ class Coordinates:
             derivatives.append(np.sqrt(wandering) * padded)
         return np.concatenate(found), np.concatenate(derivatives)
 
-    def stretched(self, x: np.ndarray, g: np.ndarray, factor: float) -> np.ndarray:
+    def stretched(
+        self, x: np.ndarray, g: np.ndarray, factor: float, most: float = _FAR
+    ) -> np.ndarray:
         """Positions whose drivers are farther out, ``(K, D)``.
 
         :param x: draws.
         :param g: gradients there.
-        :param factor: by which the drivers of draws are multiplied, up to ``_FAR``.
+        :param factor: by which the drivers of draws are multiplied.
+        :param most: the size up to which they are, in standard deviations.
         """
         slopes, shifts, bows, curves, bends = self.curves
         r = self.undriven(x, g)[0]
         of_drivers = r[:, self.drivers]
-        limit = np.maximum(np.abs(of_drivers), _FAR)
+        sd = np.sqrt(np.square(self.lower[self.drivers]).sum(1))
+        limit = np.maximum(np.abs(of_drivers), most * sd)
         d = self.tails.apply(np.clip(factor * of_drivers, -limit, limit))
         r[:, self.drivers] = d
         bend, _ = _h(d, self.knees, np.exp(self.log_widths))
         scaled = (r + bend @ bends.T) * np.exp(d @ slopes.T + bend @ bows.T)
         return np.asarray(scaled + d @ shifts.T + bend @ curves.T + self.center)
 
-    def with_stretched(
+    def farther(
         self,
         x: np.ndarray,
         g: np.ndarray,
         factors: tuple[float, ...],
-        gradients_at: Gradients,
+        gradients_at: GradientsAt,
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Draws and such positions, with gradients and weights.
+        """Such positions, with gradients and weights, but for those that are hopeless.
 
         :param x: draws.
         :param g: gradients there.
         :param factors: those of the drivers.
         :param gradients_at: gradients at other positions.
         """
-        at, gradients, weights = [x], [g], [np.ones(len(x))]
-        for factor in factors:
-            far = self.stretched(x, g, factor)
-            of_far = gradients_at(far)
-            off = np.square(np.add(*self.white(far, of_far))).sum(1)
-            near = off < _HOPELESS * x.shape[1]
-            at.append(far[near])
-            gradients.append(of_far[near])
-            weights.append(np.full(near.sum(), _OF_FARTHER))
-        return tuple(map(np.concatenate, (at, gradients, weights)))  # type: ignore[return-value]
+        stretched = np.concatenate([self.stretched(x, g, factor) for factor in factors])
+        far, of_far = gradients_at(stretched)
+        off = np.square(np.add(*self.white(far, of_far))).sum(1)
+        near = off < _HOPELESS * x.shape[1]
+        return far[near], of_far[near], np.full(near.sum(), _OF_FARTHER)
 
     # the divergence ------------------------------------------------------------------
 

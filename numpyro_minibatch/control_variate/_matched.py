@@ -17,13 +17,14 @@ References:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from numpyro_minibatch.control_variate._bent import DRIVERS
-from numpyro_minibatch.control_variate._driven import Coordinates, Gradients
+from numpyro_minibatch.control_variate._driven import Coordinates, GradientsAt
 from numpyro_minibatch.proposal import Bent
 
 __all__ = ["MOST_MATCHED", "Positions", "fit_gradients"]
@@ -57,9 +58,11 @@ _STRETCHES = (
     ((1.5,), _WANDERING),
     ((2.0,), _WANDERING),
     ((1.5, 2.0, 3.0), np.sqrt(_WANDERING * _STILL)),
-    ((1.5, 2.0, 3.0), _STILL),
+    *[((1.5, 2.0, 3.0), _STILL)] * 7,
 )
-_FARTHEST = 3.0
+# The last fits are made only if positions were left out, which each fit brings nearer.
+_AT_LEAST = 4
+_FARTHEST, _REACHED = 3.0, 4.0  # up to so many standard deviations
 
 
 class Positions(NamedTuple):
@@ -93,7 +96,9 @@ class Fits(NamedTuple):
     farther: np.ndarray
 
 
-def fit_gradients(draws: Positions, gradients: Gradients, dtype: Any) -> Fits | None:
+def fit_gradients(
+    draws: Positions, gradients: Callable[[np.ndarray], np.ndarray], dtype: Any
+) -> Fits | None:
     """Coordinates with drivers, fitted to the gradients of a log density.
 
     A run has more draws than a set-up. So once coordinates suit the draws, the fit goes
@@ -104,30 +109,48 @@ def fit_gradients(draws: Positions, gradients: Gradients, dtype: Any) -> Fits | 
     :param dtype: of the result.
     :return: ``None`` if no driver removes much of the divergence.
     """
+    from threadpoolctl import threadpool_limits  # few models need it
+
     mean, sd = draws.z.mean(0), draws.z.std(0)
     if not (1 < len(sd) <= MOST_MATCHED and (sd > 0).all()):
         return None
 
-    def gradients_at(x: np.ndarray) -> np.ndarray:
-        return gradients(mean + sd * x) * sd
+    def gradients_at(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        # Where the scale of some parameters is small, rounded positions are others.
+        z = np.asarray(mean + sd * x, dtype).astype(np.float64)
+        return (z - mean) / sd, gradients(z) * sd
 
-    some = draws.spread(_DRAWS)
-    x, g = (draws.z[some] - mean) / sd, draws.gradients[some] * sd
-    if not np.isfinite(g).all():
+    every, slopes = (draws.z - mean) / sd, draws.gradients * sd
+    if not np.isfinite(slopes).all():
         return None
+    some = draws.spread(_DRAWS)
+    x, g = every[some], slopes[some]
+    at_draws = x, g, np.ones(_DRAWS)
+    # a tail that contributes little to squares is as far away as the other one
+    both_tails = draws._replace(weights=draws.weights + draws.weights.mean())
+    others = both_tails.spread(_DRAWS)
+    evenly = every[others], slopes[others]
     try:
-        with np.errstate(all="ignore"):  # where steps are too long
-            every = (draws.z - mean) / sd
+        # Matrices are small: if another process has work, threads that wait for each
+        # other make a fit ten times as slow.
+        with np.errstate(all="ignore"), threadpool_limits(1, "blas"):
             linear = Coordinates.linear(np.linalg.cholesky(np.cov(every.T)))
             found = _fit(linear, x, g, _couplings(x, g, gradients_at))
             if not found.drivers:
                 return None
             of_draws = found.bent(mean, sd, dtype)
-            for stretches, wandering in _STRETCHES:
+            for fit, (stretches, wandering) in enumerate(_STRETCHES):
                 found = found.with_growing_tails()
-                both = found.with_stretched(x, g, stretches, gradients_at)
-                found, _ = _least_squares(found, *both, wandering=wandering)
-            farther = mean + sd * found.stretched(x, g, _FARTHEST)
+                far = found.farther(*evenly, stretches, gradients_at)
+                at, slopes_of_all, weights = map(
+                    np.concatenate, zip(at_draws, far, strict=True)
+                )
+                found, _ = _least_squares(
+                    found, at, slopes_of_all, weights, wandering=wandering
+                )
+                if fit >= _AT_LEAST - 1 and len(far[0]) == _DRAWS * len(stretches):
+                    break
+            farther = mean + sd * found.stretched(*evenly, _FARTHEST, _REACHED)
             fits = Fits(of_draws, found.bent(mean, sd, dtype), farther)
     except np.linalg.LinAlgError:  # nearly all of the weight is that of a few draws
         return None
@@ -135,7 +158,7 @@ def fit_gradients(draws: Positions, gradients: Gradients, dtype: Any) -> Fits | 
     return fits if finite else None
 
 
-def _couplings(x: np.ndarray, g: np.ndarray, gradients_at: Gradients) -> np.ndarray:
+def _couplings(x: np.ndarray, g: np.ndarray, gradients_at: GradientsAt) -> np.ndarray:
     """How strongly the density couples each pair of coordinates, ``(D, D)``.
 
     :param x: draws.
@@ -145,7 +168,7 @@ def _couplings(x: np.ndarray, g: np.ndarray, gradients_at: Gradients) -> np.ndar
     number, dim = x.shape
     moved = x.copy()
     moved[np.arange(number), np.arange(number) % dim] += _NEARBY  # one coordinate each
-    changes = gradients_at(moved) - g
+    changes = gradients_at(moved)[1] - g
     rows = [np.median(np.abs(changes[j::dim]), axis=0) for j in range(dim)]
     size = np.stack(rows)
     size = np.maximum(size, size.T) / np.sqrt(np.outer(np.diag(size), np.diag(size)))

@@ -46,7 +46,9 @@ _NUM_STEPS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 # More are tried from few draws only. If none suits, this number is preferred unless
 # chains stick at more than so many times as many draws.
 _MANY_STEPS, _HARDLY_MORE = 64, 2.0
-_SHORT = 0.01  # a step that measures a gradient
+# A step that measures a gradient. Where the scale of effects was 0.007, a step of 0.01
+# ended in places with gradients ten times as large.
+_SHORT = 1e-6
 _BLOCK = 100  # draws from which trajectories are followed at once
 # share of a block at which chains stick, however short their steps, above which no
 # further draws are looked at
@@ -70,6 +72,8 @@ _CURVED, _LESS = 0.2, 0.1
 # Largest share of positions farther out than the draws from which less than half of the
 # trajectories are accepted. If it is larger, steps are shorter.
 _REJECTED_FARTHER = 0.02
+# If none are short enough, this multiple of the smallest share is as good as it.
+_AS_GOOD = 1.25
 # Acceptance rate of independent draws above which half of the moves are such draws. It
 # is 0.83 and 0.87 for a mixture and a prior in conflict with the data, whose squares
 # then have more effective draws. At 0.77 and 0.79, for Cauchy rows and the degrees of
@@ -174,7 +178,8 @@ def _by_gradients(
     gradients = partial(_gradients, problem, posterior)
     at_draws = gradients(posterior.draws)
     of_draws = []
-    for weights in (_weights_of_tails(sites, sites), np.ones(len(sites))):
+    of_tails = _weights_of_tails(sites, sites)
+    for weights in (of_tails + of_tails.mean(), np.ones(len(sites))):
         draws = Positions(posterior.draws, at_draws, weights)
         found = fit_gradients(draws, gradients, problem.dtype)
         if found is not None:
@@ -439,23 +444,33 @@ def _short_enough_farther(
     """A number of steps that also suits positions farther out than the draws.
 
     It is at least twice the one that suits the draws, if that is not above ``most``:
-    with those, chains stayed far in the tail of a hierarchy for twenty moves.
+    with those, chains stayed far in the tail of a hierarchy for twenty moves. If no
+    number suits the positions, it is the smallest one that is about as good as others:
+    the steps are not the reason for what is then rejected.
 
     :param farther: the positions, ``(K, D)``.
     :param num_steps: the number that suits the draws.
     :param most: the largest number to try.
     """
     num_steps *= 2 if 2 * num_steps <= most else 1
-    if farther is not None:
-        starts = _Starts.at_rest(problem, posterior, bent, farther)
-        momenta = np.random.default_rng(42).normal(size=farther.shape)
-        starts = replace(starts, momenta=momenta)
-        while 2 * num_steps <= most:
-            accepted, _ = starts.followed(num_steps)
-            if (~(accepted >= 0.5)).mean() <= _REJECTED_FARTHER:
-                break
-            num_steps *= 2
-    return num_steps
+    if farther is None:
+        return num_steps
+    starts = _Starts.at_rest(problem, posterior, bent, farther)
+    momenta = np.random.default_rng(42).normal(size=farther.shape)
+    starts = replace(starts, momenta=momenta)
+
+    def rejected(number: int) -> float:
+        accepted, _ = starts.followed(number)
+        return float((~(accepted >= 0.5)).mean())
+
+    shares: dict[int, float] = {}
+    while num_steps <= most or not shares:
+        shares[num_steps] = rejected(num_steps)
+        if shares[num_steps] <= _REJECTED_FARTHER:
+            break
+        num_steps *= 2
+    least = max(_REJECTED_FARTHER, _AS_GOOD * min(shares.values()))
+    return next(number for number, share in shares.items() if share <= least)
 
 
 def _kept(starts: _Starts, accepted: np.ndarray, z: np.ndarray) -> tuple[float, float]:
