@@ -500,7 +500,7 @@ def test_chains_leave_the_wide_tail_of_a_hierarchy() -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*a minibatch does not pay")
-def test_the_neck_of_eight_schools_is_sampled() -> None:
+def test_the_neck_of_eight_schools_is_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Centred effects from the default start; NUTS of the set-up lacks the neck [1].
 
     [1] Donald B. Rubin (1981), *Estimation in parallel randomized experiments*, Journal
@@ -528,12 +528,19 @@ def test_the_neck_of_eight_schools_is_sampled() -> None:
     level = np.array([0.01, 0.05, 0.5, 0.95])
     quantiles = np.exp(np.interp(level, mass / mass[-1], u))
 
+    measured: list[Callable] = []
+
+    def spied(draws: Any, gradients: Callable, dtype: Any) -> Any:
+        measured.append(gradients)
+        return _matched.fit_gradients(draws, gradients, dtype)
+
+    monkeypatch.setattr(_trajectories, "fit_gradients", spied)
     kernel = MinibatchMH(schools, control_variate="taylor2")
     mcmc = MCMC(
         kernel,
-        num_warmup=1000,
+        num_warmup=300,
         num_samples=1000,
-        num_chains=160,
+        num_chains=60,
         chain_method="vectorized",
         progress_bar=False,
     )
@@ -542,5 +549,16 @@ def test_the_neck_of_eight_schools_is_sampled() -> None:
     tau = np.asarray(mcmc.get_samples(group_by_chain=True)["tau"], np.float64)
     below = (tau[..., None] < quantiles).mean(1)
     error = below.std(0, ddof=1) / np.sqrt(len(below))
-    assert (error < 0.01).all()
+    assert (error < 0.015).all()
     assert (np.abs(below.mean(0) - level) < 4 * error + 0.1 * level).all()
+
+    # a step of 0.01 left the neck: gradients were wrong by many times their size
+    rng = np.random.default_rng(0)
+    scale, mean = np.exp(-5.0), 5 + rng.normal(size=50)
+    at = np.column_stack(
+        [mean, np.full(50, -5.0), mean[:, None] + scale * rng.normal(size=(50, 8))]
+    ).astype(np.float32)
+    off = (at[:, 2:].astype(float) - at[:, :1]) / scale
+    known = (y - at[:, 2:]) / np.square(errors) - off / scale
+    found = measured[0](at.astype(float))[:, 2:]
+    assert np.abs(found - known).max() < 1e-3 * np.abs(known).max()

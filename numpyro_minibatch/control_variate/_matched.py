@@ -34,7 +34,7 @@ MOST_MATCHED = 20
 _DRAWS = 300  # that coordinates are fitted to
 # Share of the divergence that a driver must remove; and a divergence, relative to that
 # of a constant density, below which no more are needed.
-_GAIN, _ENOUGH = 0.1, 0.01
+_GAIN, _ENOUGH = 0.1, 0.02
 # Candidates for a driver, of which the first rounds of a fit are made, and those of
 # them of which more are made: a regression does not order them reliably. It must remove
 # this share of the divergence. (That of the mean of few groups was 0.07 to 0.1, and the
