@@ -351,6 +351,23 @@ def test_they_are_used_where_trajectories_then_go_farther() -> None:
         assert trajectories_of(of_banana, good).bent is None
 
 
+def test_of_two_fits_the_one_that_costs_less_is_used() -> None:
+    """Unless the first one takes few steps."""
+    linear = _trajectories.Trajectories(64, False, 0.0, None, 0.5)
+    for first, second, chosen in (
+        ((32, 0.15), (32, 0.1), 1),
+        ((32, 0.1), (32, 0.15), 0),
+        ((64, 0.0), (32, 0.2), 1),
+        ((32, 0.1), (64, 0.0), 0),
+        ((32, 0.1), (8, 0.6), 0),  # which does not go far enough
+        ((16, 0.15), (8, 0.0), 0),
+    ):
+        each = [linear._replace(num_steps=n, kept=k) for n, k in (first, second)]
+        found = trajectories_of(linear, *each)
+        assert found[:2] == each[chosen][:2] and found.kept == each[chosen].kept
+        assert found.bent is not None
+
+
 @pytest.mark.parametrize(
     ("rejected", "most", "expected"),
     [

@@ -69,6 +69,8 @@ _SCREEN = 0.11
 # Correlation of ranks, of a site or of its square, above which coordinates are fitted
 # to gradients, and by how much they must reduce it.
 _CURVED, _LESS = 0.2, 0.1
+# A number of steps up to which no other coordinates are looked for.
+_FEW_STEPS = 16
 # Largest share of positions farther out than the draws from which less than half of the
 # trajectories are accepted. If it is larger, steps are shorter.
 _REJECTED_FARTHER = 0.02
@@ -107,6 +109,11 @@ class Trajectories(NamedTuple):
     def cost(self) -> int:
         """Evaluations of the surrogate's gradient."""
         return self.num_steps * (LONGER if self.long else 1)
+
+    @property
+    def cost_of_effective(self) -> float:
+        """Evaluations for each effective draw, if correlations fall geometrically."""
+        return self.cost * (1.0 + self.kept) / max(1.0 - self.kept, 1e-3)
 
 
 def trajectories(
@@ -154,37 +161,44 @@ def _matched(
 ) -> Trajectories | None:
     """Trajectories in coordinates that are fitted to gradients, if they go farther."""
     sites = _at_draws(problem, posterior.draws)
-    for bent, farther in _by_gradients(problem, posterior, sites):
+    best: Trajectories | None = None
+    for bent, farther, reaches in _by_gradients(problem, posterior, sites):
+        if best is not None and not reaches:
+            break
         matched = _in_coordinates(problem, posterior, bent, sites, farther, found.cost)
         # long trajectories forget more than a quarter of a period keeps
         wanted = found.kept - _LESS if found.long == matched.long else _CURVED
         helps = matched.kept < wanted and matched.cost <= found.cost
         if helps and matched.stuck <= max(found.stuck, _STUCK):
-            return matched._replace(bent=bent)
-    return None
+            if best is None or matched.cost_of_effective < best.cost_of_effective:
+                best = matched._replace(bent=bent)
+            if matched.cost <= _FEW_STEPS:
+                break
+    return best
 
 
 def _by_gradients(
     problem: Problem, posterior: SurrogatePosterior, sites: np.ndarray
-) -> Iterator[tuple[Bent, np.ndarray]]:
+) -> Iterator[tuple[Bent, np.ndarray, bool]]:
     """Coordinates that are fitted to gradients, those to be preferred first.
 
     Trajectories from the draws do not show how coordinates suit places farther out. So
     those that were fitted there, too, come first.
 
     :param sites: the values of the sites at the draws, ``(K, d)``.
-    :return: with each, positions farther out, ``(K, D)``.
+    :return: with each, positions farther out, ``(K, D)``, and whether the fit reached
+        them.
     """
     gradients = partial(_gradients, problem, posterior)
     at_draws = gradients(posterior.draws)
     of_draws = []
     of_tails = _weights_of_tails(sites, sites)
-    for weights in (of_tails + of_tails.mean(), np.ones(len(sites))):
+    for weights in (np.ones(len(sites)), of_tails + of_tails.mean()):
         draws = Positions(posterior.draws, at_draws, weights)
         found = fit_gradients(draws, gradients, problem.dtype)
         if found is not None:
-            yield found.of_both, found.farther
-            of_draws.append((found.of_draws, found.farther))
+            yield found.of_both, found.farther, True
+            of_draws.append((found.of_draws, found.farther, False))
     yield from of_draws
 
 
