@@ -82,10 +82,15 @@ def log_scales(rng: np.random.Generator, number: int) -> np.ndarray:
     return rng.choice(u, number, p=mass / mass.sum())
 
 
+@cache
+def _program(log_density: Callable) -> Callable:
+    return jax.jit(jax.vmap(jax.grad(log_density)))
+
+
 def gradients(log_density: Callable, draws: np.ndarray) -> np.ndarray:
     """Those of a log density at draws."""
     with jax.enable_x64(True):
-        return np.asarray(jax.vmap(jax.grad(log_density))(jnp.asarray(draws)))
+        return np.asarray(_program(log_density)(jnp.asarray(draws)))
 
 
 def white(bent: Bent, log_density: Callable, draws: np.ndarray) -> tuple[Any, Any]:
@@ -487,6 +492,7 @@ def test_a_saturating_curve_is_sampled() -> None:
         assert abs(below.mean() - known) < 4 * below.std() / np.sqrt(60) + 2e-3
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*a minibatch does not pay")
 def test_chains_leave_the_wide_tail_of_a_hierarchy() -> None:
     """The mean of few groups and their scale, far from the bulk."""
