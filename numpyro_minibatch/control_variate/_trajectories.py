@@ -159,7 +159,10 @@ def trajectories(
 def _matched(
     problem: Problem, posterior: SurrogatePosterior, found: Trajectories
 ) -> Trajectories | None:
-    """Trajectories in coordinates that are fitted to gradients, if they go farther."""
+    """Trajectories in coordinates that are fitted to gradients, if they go farther.
+
+    If they take many steps, those with other weights are compared with them.
+    """
     sites = _at_draws(problem, posterior.draws)
     best: Trajectories | None = None
     for bent, farther, reaches in _by_gradients(problem, posterior, sites):
@@ -183,7 +186,8 @@ def _by_gradients(
     """Coordinates that are fitted to gradients, those to be preferred first.
 
     Trajectories from the draws do not show how coordinates suit places farther out. So
-    those that were fitted there, too, come first.
+    those that were fitted there, too, come first. With equal weights, a fit finds the
+    structure of a hierarchy; tails alone can lead it to other drivers.
 
     :param sites: the values of the sites at the draws, ``(K, d)``.
     :return: with each, positions farther out, ``(K, D)``, and whether the fit reached
@@ -213,10 +217,9 @@ def _gradients(
 def _weights_of_tails(sites: np.ndarray, of_draws: np.ndarray) -> np.ndarray:
     """What positions contribute to the variance of the squares of some site, ``(K,)``.
 
-    Weighted by it, the tails of sites matter as much as their bulk. With equal weights,
-    the effective sample size of squares in a hierarchy of five groups was half as
-    large. A tail may also be far from a bend that equal weights follow: the small rate
-    constants of a saturating curve.
+    Weighted by it, the tails of sites matter as much as their bulk. They may be far
+    from a bend that equal weights follow: the small rate constants of a saturating
+    curve.
 
     :param sites: the values of the sites at the positions, ``(K, d)``.
     :param of_draws: those at the draws.
