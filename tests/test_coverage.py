@@ -91,9 +91,9 @@ def test_the_moves_know_whether_independent_draws_are_accepted(monkeypatch, name
 @slow
 @pytest.mark.filterwarnings("ignore:.*a minibatch does not pay")
 @pytest.mark.parametrize(
-    ("name", "long", "drivers"), [("zeros", False, "gate"), ("cauchy", True, "")]
+    ("name", "long", "driven"), [("zeros", False, True), ("cauchy", True, False)]
 )
-def test_skewed_posteriors_are_sampled(name, long, drivers):
+def test_skewed_posteriors_are_sampled(name, long, driven):
     """Of 64 chains from the default start, with a tolerance from their scatter."""
     family = FAMILIES[name]
     data = [jnp.asarray(x) for x in family.data(0)]
@@ -109,7 +109,8 @@ def test_skewed_posteriors_are_sampled(name, long, drivers):
     )
     kernel.init(random.key(0), 0, None, tuple(data), {})
     assert kernel.pilot["surrogate_long"] == long
-    assert kernel.pilot["surrogate_drivers"] == drivers
+    # either parameter of structural zeros may drive the other
+    assert bool(kernel.pilot["surrogate_drivers"]) == driven
     for parameter, known in truth(family, family.data(0)).items():
         draws = np.asarray(result.posterior[parameter].values, np.float64)
         white = (draws - known["mean"]) / known["sd"]
