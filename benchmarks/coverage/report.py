@@ -182,7 +182,8 @@ of three data sets. Of the 276 single shares, one is above 8%, with 8.5%. With 2
 about four would be by chance if every share were 5%. At most 1.5% of the runs of a
 family give advice. Reported effective sample sizes are at most 1.25 times the true
 ones, with one exception: 1.40 for squares of a slope with heavy-tailed covariates, on
-the third data set, where few excursions decide on the true number. Since coordinates are fitted to gradients, and also where no draw is (decisions
+the third data set, where few excursions decide on the true number. Since coordinates
+are fitted to gradients, and also where no draw is (decisions
 [58](decisions/0058-coordinates-that-hold-where-no-draw-is.md) and
 [59](decisions/0059-gradients-where-scales-vanish.md)), this includes the hierarchy of
 five groups, whose standard deviation between groups has draws up to 29 standard
@@ -211,17 +212,18 @@ errors included what draws beyond the largest one would contribute, and 8% after
 Errors of means allow for such a tail as well. Of 200 runs on the first data, 10.5% of
 the intervals for the mean of this scale missed before, and 7% do now.
 
-At these lengths the hierarchy is too hard for AMAGOLD and NUTS, and nearly all of their
-runs give advice: large standard deviations of the groups are visited too rarely. On the
-other families at most 10% of AMAGOLD's intervals miss, and 11% for the standard
-deviations of the Cauchy location and of the five normal rows, where the ratios are 2.0
-and 3.9; it is 2.5 for structural zeros and up to 1.5 elsewhere. In one of
-eight draws its steps are a third of the adapted size ([decision
-34](decisions/0034-some-trajectories-take-shorter-steps.md)). Without these draws, 14%
-of the intervals for a quantile of the gamma family missed, and reported effective
-sample sizes of squares were 2.4 times the true ones. Chains share the random lengths of
-AMAGOLD's trajectories, so its true ESS is conditional on them. In all runs of
-NUTS on the Poisson regression some trajectories diverge; its intervals are right."""
+At these lengths the hierarchy is too hard for AMAGOLD and NUTS, and nearly all of
+their runs give advice: large standard deviations of the groups are visited too
+rarely. On the other families at most 10% of AMAGOLD's intervals miss, and 11% for
+the standard deviations of the Cauchy location and of the five normal rows, where the
+ratios are 2.0 and 3.9; it is 2.5 for structural zeros and up to 1.5 elsewhere. In
+one of eight draws its steps are a third of the adapted size ([decision
+34](decisions/0034-some-trajectories-take-shorter-steps.md)). Without these draws,
+14% of the intervals for a quantile of the gamma family missed, and reported
+effective sample sizes of squares were 2.4 times the true ones. Chains share the
+random lengths of AMAGOLD's trajectories, so its true ESS is conditional on them. In
+all runs of NUTS on the Poisson regression some trajectories diverge; its intervals
+are right."""
 
 CALIBRATION = """## Simulation-based calibration
 
