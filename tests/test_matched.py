@@ -191,9 +191,8 @@ def test_a_coordinate_that_couples_all_others_is_found() -> None:
     rng = np.random.default_rng(8)
     draws = centred(np.log(rng.uniform(0.4, 12.0, 300)), rng)
     of_density = partial(gradients, log_centred)
-    found = _matched._couplings(
-        draws, of_density(draws), lambda at: (at, of_density(at))
-    )
+    changes = _matched._changes(draws, of_density(draws), of_density)
+    found = _matched._couplings(changes)
     np.testing.assert_allclose(found, found.T)
     effects = found[2:, 2:]
     assert effects.max() < 1e-3  # they are independent, given the others

@@ -16,10 +16,10 @@ import numpy as np
 from numpyro_minibatch.control_variate._bent import bent_by, scales_by
 from numpyro_minibatch.proposal import Bent
 
-__all__ = ["Coordinates", "GradientsAt", "Tails"]
+__all__ = ["Coordinates", "Gradients", "Tails", "loss"]
 
-#: positions, ``(K, D)``, as a program rounds them, and gradients of a log density there
-GradientsAt = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
+#: gradients of a log density at positions, ``(K, D)``
+Gradients = Callable[[np.ndarray], np.ndarray]
 
 _PENALTY = 1e-3  # of squares of slopes, for those that draws do not determine
 # No run goes so many standard deviations away, or farther. Where coordinates stretch
@@ -27,9 +27,9 @@ _PENALTY = 1e-3  # of squares of slopes, for those that draws do not determine
 _FAR = 5.0
 # Their weights. With more, coordinates suited the draws of a hierarchy less.
 _OF_FARTHER = 1 / 15
-# Positions are left out where the divergence is so many times that of a constant
+# A position counts half where its divergence is so many times that of a constant
 # density.
-_HOPELESS = 100.0
+_HALF = 3.0
 # The largest bend of a driver's own curve, whose slopes far to both sides are one more
 # and one less than it, and the root of the growth with which a fit begins.
 _MOST_BENT, _GROWTH = 0.9, 0.15
@@ -43,6 +43,16 @@ def _h(
     from_knee, at_zero = (d - knees) / widths, knees / widths
     h = np.logaddexp(from_knee, -from_knee) - np.logaddexp(at_zero, -at_zero)
     return widths * h, np.tanh(from_knee)
+
+
+def loss(off: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The Cauchy loss of the divergence at each position, and its derivative, ``(K,)``.
+
+    :param off: the sums of white coordinates and gradients, ``(K, D)``.
+    """
+    half = _HALF * off.shape[1]
+    far = np.square(off).sum(1) / half
+    return half * np.log1p(far), 1 / (1 + far)
 
 
 class Tails(NamedTuple):
@@ -245,20 +255,19 @@ class Coordinates:
         x: np.ndarray,
         g: np.ndarray,
         factors: tuple[float, ...],
-        gradients_at: GradientsAt,
+        gradients_at: Gradients,
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Such positions, with gradients and weights, but for those that are hopeless.
+        """Such positions, with gradients and weights, where these are finite.
 
         :param x: draws.
         :param g: gradients there.
         :param factors: those of the drivers.
         :param gradients_at: gradients at other positions.
         """
-        stretched = np.concatenate([self.stretched(x, g, factor) for factor in factors])
-        far, of_far = gradients_at(stretched)
-        off = np.square(np.add(*self.white(far, of_far))).sum(1)
-        near = off < _HOPELESS * x.shape[1]
-        return far[near], of_far[near], np.full(near.sum(), _OF_FARTHER)
+        far = np.concatenate([self.stretched(x, g, factor) for factor in factors])
+        of_far = gradients_at(far)
+        finite = np.isfinite(np.square(np.add(*self.white(far, of_far))).sum(1))
+        return far[finite], of_far[finite], np.full(finite.sum(), _OF_FARTHER)
 
     # the divergence ------------------------------------------------------------------
 
@@ -306,14 +315,14 @@ class Coordinates:
         return r @ np.linalg.inv(self.lower).T, of_r @ self.lower
 
     def size(self, off: np.ndarray, weights: np.ndarray, wandering: float) -> float:
-        """The divergence with the penalty.
+        """The robust divergence with the penalty.
 
         :param off: the sums of both, ``(K, D)``.
         :param weights: how much each position counts, ``(K,)``.
         :param wandering: that of locations that vary while scales vanish.
         """
         penalties, _ = self.penalties(wandering)
-        divergence = weights @ np.square(off).sum(1) / weights.sum()
+        divergence = weights @ loss(off)[0] / weights.sum()
         return float(divergence + penalties @ penalties)
 
     def derivatives(self, x: np.ndarray, g: np.ndarray) -> np.ndarray:

@@ -17,14 +17,14 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from numpyro_minibatch.control_variate._bent import DRIVERS
-from numpyro_minibatch.control_variate._driven import Coordinates, GradientsAt
+from numpyro_minibatch.control_variate._driven import Coordinates, Gradients, loss
 from numpyro_minibatch.proposal import Bent
 
 __all__ = ["MOST_MATCHED", "Positions", "fit_gradients"]
@@ -44,6 +44,8 @@ _CANDIDATES, _FINALISTS, _PROMISING = 8, 2, 0.02
 # another driver leaves so many times less. Its couplings, which are found by moving
 # draws so far, are together so many times the median of the others'.
 _OF_HUB, _NEARBY, _CLEAR = 2.0, 0.02, 1.5
+# Slopes and shifts from which a fit begins are at most so large.
+_MOST_SLOPE, _MOST_SHIFT = 3.0, 5.0
 # Rounds of damped least squares, and of the first of them on one of three draws.
 _ROUNDS, _FIRST, _NEXT, _SCREENED = 20, 5, 10, 3
 _DAMPING, _LEAST_DAMPING, _MOST_DAMPING = 0.01, 1e-6, 1e4
@@ -60,8 +62,9 @@ _STRETCHES = (
     ((1.5, 2.0, 3.0), np.sqrt(_WANDERING * _STILL)),
     *[((1.5, 2.0, 3.0), _STILL)] * 7,
 )
-# The last fits are made only if positions were left out, which each fit brings nearer.
-_AT_LEAST = 4
+# The last fits are made only while more than this share of the positions count less
+# than half.
+_AT_LEAST, _FAR_OFF = 4, 0.01
 _FARTHEST, _REACHED = 3.0, 4.0  # up to so many standard deviations
 
 
@@ -96,9 +99,7 @@ class Fits(NamedTuple):
     farther: np.ndarray
 
 
-def fit_gradients(
-    draws: Positions, gradients: Callable[[np.ndarray], np.ndarray], dtype: Any
-) -> Fits | None:
+def fit_gradients(draws: Positions, gradients: Gradients, dtype: Any) -> Fits | None:
     """Coordinates with drivers, fitted to the gradients of a log density.
 
     A run has more draws than a set-up. So once coordinates suit the draws, the fit goes
@@ -115,10 +116,8 @@ def fit_gradients(
     if not (1 < len(sd) <= MOST_MATCHED and (sd > 0).all()):
         return None
 
-    def gradients_at(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        # Where the scale of some parameters is small, rounded positions are others.
-        z = np.asarray(mean + sd * x, dtype).astype(np.float64)
-        return (z - mean) / sd, gradients(z) * sd
+    def gradients_at(x: np.ndarray) -> np.ndarray:
+        return gradients(mean + sd * x) * sd
 
     every, slopes = (draws.z - mean) / sd, draws.gradients * sd
     if not np.isfinite(slopes).all():
@@ -126,31 +125,28 @@ def fit_gradients(
     some = draws.spread(_DRAWS)
     x, g = every[some], slopes[some]
     at_draws = x, g, np.ones(_DRAWS)
-    # a tail that contributes little to squares is as far away as the other one
-    both_tails = draws._replace(weights=draws.weights + draws.weights.mean())
-    others = both_tails.spread(_DRAWS)
-    evenly = every[others], slopes[others]
     try:
         # Matrices are small: if another process has work, threads that wait for each
         # other make a fit ten times as slow.
         with np.errstate(all="ignore"), threadpool_limits(1, "blas"):
             linear = Coordinates.linear(np.linalg.cholesky(np.cov(every.T)))
-            found = _fit(linear, x, g, _couplings(x, g, gradients_at))
+            found = _fit(linear, x, g, _changes(x, g, gradients_at))
             if not found.drivers:
                 return None
             of_draws = found.bent(mean, sd, dtype)
             for fit, (stretches, wandering) in enumerate(_STRETCHES):
                 found = found.with_growing_tails()
-                far = found.farther(*evenly, stretches, gradients_at)
+                far = found.farther(x, g, stretches, gradients_at)
+                far_off = loss(np.add(*found.white(*far[:2])))[1] < 0.5
+                if fit >= _AT_LEAST and far_off.mean() < _FAR_OFF:
+                    break
                 at, slopes_of_all, weights = map(
                     np.concatenate, zip(at_draws, far, strict=True)
                 )
                 found, _ = _least_squares(
                     found, at, slopes_of_all, weights, wandering=wandering
                 )
-                if fit >= _AT_LEAST - 1 and len(far[0]) == _DRAWS * len(stretches):
-                    break
-            farther = mean + sd * found.stretched(*evenly, _FARTHEST, _REACHED)
+            farther = mean + sd * found.stretched(x, g, _FARTHEST, _REACHED)
             fits = Fits(of_draws, found.bent(mean, sd, dtype), farther)
     except np.linalg.LinAlgError:  # nearly all of the weight is that of a few draws
         return None
@@ -158,8 +154,8 @@ def fit_gradients(
     return fits if finite else None
 
 
-def _couplings(x: np.ndarray, g: np.ndarray, gradients_at: GradientsAt) -> np.ndarray:
-    """How strongly the density couples each pair of coordinates, ``(D, D)``.
+def _changes(x: np.ndarray, g: np.ndarray, gradients_at: Gradients) -> np.ndarray:
+    """Second derivatives, one coordinate's at each draw, ``(K, D)``.
 
     :param x: draws.
     :param g: gradients there.
@@ -167,8 +163,16 @@ def _couplings(x: np.ndarray, g: np.ndarray, gradients_at: GradientsAt) -> np.nd
     """
     number, dim = x.shape
     moved = x.copy()
-    moved[np.arange(number), np.arange(number) % dim] += _NEARBY  # one coordinate each
-    changes = gradients_at(moved)[1] - g
+    moved[np.arange(number), np.arange(number) % dim] += _NEARBY
+    return (gradients_at(moved) - g) / _NEARBY
+
+
+def _couplings(changes: np.ndarray) -> np.ndarray:
+    """How strongly the density couples each pair of coordinates, ``(D, D)``.
+
+    :param changes: the result of :func:`_changes`.
+    """
+    dim = changes.shape[1]
     rows = [np.median(np.abs(changes[j::dim]), axis=0) for j in range(dim)]
     size = np.stack(rows)
     size = np.maximum(size, size.T) / np.sqrt(np.outer(np.diag(size), np.diag(size)))
@@ -188,20 +192,19 @@ def _hub(couplings: np.ndarray, rest: np.ndarray) -> int | None:
 
 
 def _fit(
-    start: Coordinates, x: np.ndarray, g: np.ndarray, couplings: np.ndarray
+    start: Coordinates, x: np.ndarray, g: np.ndarray, changes: np.ndarray
 ) -> Coordinates:
     """The coordinates, whose further drivers are found one after the other.
 
     :param start: those without drivers.
     :param x: draws.
     :param g: gradients there.
-    :param couplings: the result of :func:`_couplings`. Where the coordinates that are
-        not drivers would be independent given these, the driver that couples many of
-        them is the cause of the others' dependence.
+    :param changes: the result of :func:`_changes`. Where the coordinates that are not
+        drivers would be independent given these, the driver that couples many of them
+        is the cause of the others' dependence.
     """
-    dim = x.shape[1]
+    dim, couplings = x.shape[1], _couplings(changes)
     found, size = _least_squares(start, x, g)
-    linear = found
     while len(found.drivers) < min(DRIVERS, dim - 1) and size > _ENOUGH * dim:
         candidates = _candidates(found, x, g)
         if not candidates:
@@ -215,7 +218,7 @@ def _fit(
         if hub is not None and all(hub not in other.drivers for other in others):
             others.append(found.with_driver(hub))
         # what fewer drivers made of the draws can be a place that no step leaves
-        others += [_with_drivers(linear, other.drivers) for other in others]
+        others += [_with_drivers(start, o.drivers, x, g, changes) for o in others]
         fits = [_least_squares(other, x, g, rounds=_NEXT) for other in others]
         best, _ = min(
             fits, key=lambda f: f[1] / (_OF_HUB if f[0].drivers[-1] == hub else 1.0)
@@ -227,11 +230,45 @@ def _fit(
     return found
 
 
-def _with_drivers(linear: Coordinates, drivers: list[int]) -> Coordinates:
-    """Coordinates with some drivers, on which nothing depends yet."""
+def _with_drivers(
+    linear: Coordinates,
+    drivers: list[int],
+    x: np.ndarray,
+    g: np.ndarray,
+    changes: np.ndarray,
+) -> Coordinates:
+    """Coordinates with some drivers from which a fit can begin.
+
+    Given the drivers, the variance of a gradient is the inverse square of a conditional
+    scale. So the logarithm of its square, whose outliers are small, is regressed on the
+    drivers. Second derivatives tell how the location follows them. From slopes of zero,
+    fits of hierarchies ended in places that no step leaves.
+
+    :param linear: coordinates without drivers.
+    :param drivers: those that others depend on.
+    :param x: draws.
+    :param g: gradients there.
+    :param changes: the result of :func:`_changes`.
+    """
+    dim = x.shape[1]
     for driver in drivers:
         linear = linear.with_driver(driver)
-    return linear
+    rest = np.setdiff1d(range(dim), drivers)
+    terms = np.column_stack([np.ones(len(x)), x[:, drivers]])
+    logs = np.log(np.maximum(np.square(g), np.finfo(float).tiny))
+    slopes, shifts, *_ = curves = np.zeros_like(linear.curves)
+    of_logs = np.linalg.lstsq(terms, logs[:, rest], rcond=None)[0][1:].T
+    slopes[rest] = np.clip(-of_logs / 2, -_MOST_SLOPE, _MOST_SLOPE)
+    scales = np.exp(x[:, drivers] @ slopes.T)
+    scaled = changes * np.square(scales)  # as if the scales were one
+    for i in rest:
+        curvature = -np.median(scaled[i::dim, i])
+        if curvature > 0:
+            follows = [np.median(scaled[j::dim, i]) / curvature for j in drivers]
+            shifts[i] = np.clip(follows, -_MOST_SHIFT, _MOST_SHIFT)
+    sizes = 1 / np.maximum(np.sqrt(np.square(scales * g).mean(0)), 1e-6)
+    sizes[drivers] = 1.0
+    return replace(linear, curves=curves, lower=np.diag(sizes))
 
 
 def _least_squares(
@@ -242,7 +279,11 @@ def _least_squares(
     rounds: int = _ROUNDS,
     wandering: float = _WANDERING,
 ) -> tuple[Coordinates, float]:
-    """Minimise the divergence by the method of Levenberg and Marquardt.
+    """Minimise a robust divergence by the method of Levenberg and Marquardt.
+
+    Each position has a Cauchy loss, and a weight that makes it one of squares nearby.
+    Squares would be those of few positions far out: a fit that began with draws in the
+    neck of a hierarchy did not find its scale.
 
     :param found: where to start.
     :param x: draws.
@@ -257,14 +298,14 @@ def _least_squares(
     below = np.tril_indices(dim)
     off = np.add(*found.white(x, g))
     weights = np.ones(len(x)) if weights is None else weights
-    of_each = np.repeat(weights / weights.sum(), dim)
     now, damping = found.size(off, weights, wandering), _DAMPING
     for _ in range(rounds):
         slope = found.derivatives(x, g)
         flat = found.flat()
         penalties, of_penalties = found.penalties(wandering)
         of_penalties = np.pad(of_penalties[:, free], ((0, 0), (0, len(below[0]))))
-        weighted = slope.T * of_each
+        of_each = weights / weights.sum() * loss(off)[1]
+        weighted = slope.T * np.repeat(of_each, dim)
         matrix = weighted @ slope + of_penalties.T @ of_penalties
         down = weighted @ off.ravel() + of_penalties.T @ penalties
         before = now
