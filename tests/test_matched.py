@@ -420,6 +420,25 @@ def test_what_cannot_be_fitted_is_left_alone(monkeypatch: pytest.MonkeyPatch) ->
     assert fitted(draws, slopes) is None
 
 
+@pytest.mark.parametrize("limit", [12.0, 0.0])
+def test_positions_whose_gradients_are_not_finite_are_left_out(limit: float) -> None:
+    """Those at which a program overflows, and all that are farther out."""
+    draws = banana(np.random.default_rng(5), 2000)
+    calls = []
+
+    def partly(at: np.ndarray) -> np.ndarray:
+        calls.append(len(at))  # the first ones are near the draws
+        finite = (len(calls) == 1) | (np.abs(at[:, [0]]) < limit)
+        return np.where(finite, gradients(log_banana, at), np.nan)
+
+    at = _matched.Positions(draws, gradients(log_banana, draws), np.ones(2000))
+    found = _matched.fit_gradients(at, partly, np.float64)
+    assert found is not None and drivers(found.of_both) == [0]
+    assert len(calls) > 4
+    w, of_w = white(found.of_both, log_banana, draws)
+    assert np.square(of_w + w).mean() < 0.02
+
+
 def test_derivatives_are_those_of_all_numbers_and_of_the_root() -> None:
     rng = np.random.default_rng(9)
     at = _driven.Coordinates.linear(np.eye(3))

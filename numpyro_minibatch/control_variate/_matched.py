@@ -44,8 +44,9 @@ _CANDIDATES, _FINALISTS, _PROMISING = 8, 2, 0.02
 # another driver leaves so many times less. Its couplings, which are found by moving
 # draws so far, are together so many times the median of the others'.
 _OF_HUB, _NEARBY, _CLEAR = 2.0, 0.02, 1.5
-# Slopes and shifts from which a fit begins are at most so large.
-_MOST_SLOPE, _MOST_SHIFT = 3.0, 5.0
+# Slopes and shifts from which a fit begins are at most so large; and the least square
+# of a gradient for them.
+_MOST_SLOPE, _MOST_SHIFT, _LEAST_SQUARE = 3.0, 5.0, 1e-12
 # Rounds of damped least squares, and of the first of them on one of three draws.
 _ROUNDS, _FIRST, _NEXT, _SCREENED = 20, 5, 10, 3
 _DAMPING, _LEAST_DAMPING, _MOST_DAMPING = 0.01, 1e-6, 1e4
@@ -138,7 +139,7 @@ def fit_gradients(draws: Positions, gradients: Gradients, dtype: Any) -> Fits | 
                 found = found.with_growing_tails()
                 far = found.farther(x, g, stretches, gradients_at)
                 far_off = loss(np.add(*found.white(*far[:2])))[1] < 0.5
-                if fit >= _AT_LEAST and far_off.mean() < _FAR_OFF:
+                if fit >= _AT_LEAST and far_off.sum() < _FAR_OFF * len(far_off):
                     break
                 at, slopes_of_all, weights = map(
                     np.concatenate, zip(at_draws, far, strict=True)
@@ -255,7 +256,7 @@ def _with_drivers(
         linear = linear.with_driver(driver)
     rest = np.setdiff1d(range(dim), drivers)
     terms = np.column_stack([np.ones(len(x)), x[:, drivers]])
-    logs = np.log(np.maximum(np.square(g), np.finfo(float).tiny))
+    logs = np.log(np.maximum(np.square(g), _LEAST_SQUARE))
     slopes, shifts, *_ = curves = np.zeros_like(linear.curves)
     of_logs = np.linalg.lstsq(terms, logs[:, rest], rcond=None)[0][1:].T
     slopes[rest] = np.clip(-of_logs / 2, -_MOST_SLOPE, _MOST_SLOPE)
